@@ -29,7 +29,8 @@ class SamplingParams:
         ValueError: a field is out of its range.
     """
 
-    max_tokens: int = 128
+    max_tokens: int | None = 128
+    """None: as many as the engine's `max_length` leaves."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -39,7 +40,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
         if not 0.0 <= self.temperature <= 100.0:
             raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
