@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pagewood.engine.batch import Int32
+from pagewood.engine.arrays import Int32
 from pagewood.engine.state import Request
 
 
@@ -236,37 +236,35 @@ class KVSpace:
             return 0
         match = self._cache.match(self._reusable(request), request.namespace)
         lease = self._cache.lock(match.node)
-        num_matched = match.num_tokens
-        whole = -(-request.num_known // self.page_size) - len(match.pages)
-        count = min(max_tokens, request.num_known - num_matched)
-        fresh = self._take(-(-(num_matched + count) // self.page_size) - len(match.pages), keep=num_reserved, of=whole)
-        if fresh is None:
+        count = min(max_tokens, request.num_known - match.num_tokens)
+        num_matched_pages = len(match.pages)
+        to_complete = -(-request.num_known // self.page_size) - num_matched_pages
+        if self.num_available < to_complete + num_reserved:
             self._cache.unlock(lease)
             return 0
-        if request.row == -1 and not request.answered and request.num_generated == 0 and request.num_cached == 0:
-            request.num_cached = num_matched
+        fresh = self._take(-(-(match.num_tokens + count) // self.page_size) - num_matched_pages)
+        if request.num_cached < 0:
+            request.num_cached = match.num_tokens
         capacity = -(-request.max_length // self.page_size)
         if len(request.pages) != capacity:
             request.pages = np.empty(capacity, np.int32)
             request.private = np.empty(capacity, np.bool_)
         request.row = self._free_rows.pop()
         request.lease = lease
-        request.num_matched = num_matched
-        request.num_published = request.num_pages = len(match.pages)
-        request.pages[: request.num_pages] = match.pages
-        request.private[: request.num_pages] = False
+        request.num_matched = request.num_computed = match.num_tokens
+        request.num_published = request.num_pages = num_matched_pages
+        request.pages[:num_matched_pages] = match.pages
+        request.private[:num_matched_pages] = False
         self._append(request, fresh)
         return count
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Give a running request pages for its first `num_tokens` positions, or decline and change nothing."""
-        missing = -(-num_tokens // self.page_size) - request.num_pages
-        if missing <= 0:
-            return True
-        fresh = self._take(missing, keep=0, of=missing)
-        if fresh is None:
+        num_missing = -(-num_tokens // self.page_size) - request.num_pages
+        if num_missing > self.num_available:
             return False
-        self._append(request, fresh)
+        if num_missing > 0:
+            self._append(request, self._take(num_missing))
         return True
 
     def publish(self, request: Request) -> None:
@@ -332,12 +330,10 @@ class KVSpace:
         request.private[request.num_pages : end] = True
         request.num_pages = end
 
-    def _take(self, n: int, *, keep: int, of: int) -> Int32 | None:
-        """Allocate n pages if `of` pages and `keep` more are available, evicting cached ones as needed."""
-        num_free = self._allocator.num_free
-        if num_free < of + keep and num_free + self._cache.num_evictable < of + keep:
-            return None
-        if num_free < n:
-            self._allocator.free(self._cache.evict(n - num_free))
+    def _take(self, n: int) -> Int32:
+        """Allocate n available pages, evicting cached ones as needed."""
+        num_lacking = n - self._allocator.num_free
+        if num_lacking > 0:
+            self._allocator.free(self._cache.evict(num_lacking))
             self.epoch += 1
         return self._allocator.alloc(n)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import FinishReason, SamplingParams
-from pagewood.engine.batch import Int32
+from pagewood.engine.arrays import Int32
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class Request:
     """[max_length], known up to num_known."""  # written by: retire
     num_known: int  # written by: retire
     num_computed: int = 0
-    """Positions whose KV is written and may be read by others."""  # written by: retire
+    """Positions whose KV is written and may be read by others."""  # written by: retire, kv
     finish: FinishReason | None = None  # written by: retire
     answered: bool = False
     """Whether its first Delta is out."""  # written by: retire
@@ -57,8 +57,8 @@ class Request:
     """Cached prefix tokens, as last probed or taken."""  # written by: kv
     matched_epoch: int = -1
     """State of the cache when num_matched was probed."""  # written by: kv
-    num_cached: int = 0
-    """Prompt tokens that its first admission found in the cache."""  # written by: kv
+    num_cached: int = -1
+    """Prompt tokens that its first admission found in the cache; -1: not admitted yet."""  # written by: kv
     row: int = -1
     """Its line in the device tables; -1: none."""  # written by: kv
     pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
