@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,10 +87,6 @@ class PrefixCache(Protocol):
         """Disown up to num_pages unlocked pages and return them."""
         ...
 
-    def clear(self) -> Int32:
-        """Disown all unlocked pages and return them."""
-        ...
-
 
 class PageAllocator(Protocol):
     """Hands out page ids."""
@@ -113,8 +109,8 @@ class PageAllocator(Protocol):
         """Take pages back."""
         ...
 
-    def reset(self) -> None:
-        """Take all pages back."""
+    def held_pages(self) -> Int32:
+        """[num_pages - num_free] page ids that are not free."""
         ...
 
 
@@ -160,10 +156,6 @@ class NoPrefixCache:
         """Return nothing."""
         return np.empty(0, np.int32)
 
-    def clear(self) -> Int32:
-        """Return nothing."""
-        return np.empty(0, np.int32)
-
 
 class KVSpace:
     """Gives requests rows and pages, and takes them back.
@@ -172,16 +164,19 @@ class KVSpace:
     held by exactly the requests with a row, and covers their published pages.
 
     Args:
-        cache: where finished pages are kept for others.
+        make_cache: makes an empty cache, where computed pages are kept for others.
         allocator: where fresh pages come from.
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.
     """
 
-    __slots__ = ("_allocator", "_cache", "_free_rows", "epoch", "page_size")
+    __slots__ = ("_allocator", "_cache", "_free_rows", "_make_cache", "epoch", "page_size")
 
-    def __init__(self, *, cache: PrefixCache, allocator: PageAllocator, page_size: int, num_rows: int) -> None:
-        self._cache = cache
+    def __init__(
+        self, *, make_cache: Callable[[], PrefixCache], allocator: PageAllocator, page_size: int, num_rows: int
+    ) -> None:
+        self._make_cache = make_cache
+        self._cache = make_cache()  # written by: kv
         self._allocator = allocator
         self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
         self.page_size = page_size
@@ -298,6 +293,10 @@ class KVSpace:
         request.num_pages = 0
         request.num_published = 0
 
+    def held_pages(self) -> Int32:
+        """[num_pages - num_free] ids of the pages that somebody owns, for audits: reads the whole pool."""
+        return self._allocator.held_pages()
+
     def violation(self, holders: Iterable[Request]) -> str | None:
         """Say how the invariant is broken, given all requests with a row; None: it holds."""
         holders = list(holders)
@@ -317,8 +316,8 @@ class KVSpace:
 
     def heal(self) -> None:
         """Forget all cached prefixes and make every page free. No request may hold a row."""
-        self._cache.clear()
-        self._allocator.reset()
+        self._cache = self._make_cache()
+        self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
 
     def _reusable(self, request: Request) -> Int32:

@@ -20,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
 """How long an idle engine waits for commands before it asks again whether to stop."""
-_BLOCKED_WAIT_S = 0.005
 
 
 class StepHandle(Protocol):
@@ -160,6 +159,10 @@ class Engine:
             num_free_pages=self._kv.num_free,
             num_cached_pages=self._kv.num_cached,
         )
+
+    def violation(self) -> str | None:
+        """Say how the accounting of KV memory is wrong now, for tests and diagnosis: reads the whole pool."""
+        return self._kv.violation([*self._state.running, *self._state.draining])
 
     def close(self) -> None:
         """Give back the runner's threads and memory."""
