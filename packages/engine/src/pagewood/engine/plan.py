@@ -63,8 +63,8 @@ class StepBudget(Protocol):
         """Return how many of the wanted prompt tokens may be computed; takes nothing."""
         ...
 
-    def take_prefill(self, count: int) -> None:
-        """Take prompt tokens that were offered."""
+    def take_prefill(self, wanted: int) -> int:
+        """Take what would be offered, and return it."""
         ...
 
     @property
@@ -96,8 +96,8 @@ class Reserve(Protocol):
         """A request had to give up its pages."""
         ...
 
-    def reserved_tokens(self, requests: Iterable[Request]) -> int:
-        """Estimate how many tokens these requests will still generate."""
+    def reserved_tokens(self, running: Iterable[Request], *, page_size: int) -> int:
+        """Estimate what these requests will need beyond the pages of their known tokens, in tokens of whole pages."""
         ...
 
 
@@ -112,8 +112,8 @@ class Victim(Protocol):
 class SkipAhead(Protocol):
     """How far admission may look past a request that does not fit."""
 
-    def open(self) -> None:
-        """Begin a step."""
+    def begin_step(self, waiting: Iterable[Request]) -> None:
+        """Allow as many requests as ever to be passed over."""
         ...
 
     def pass_over(self, request: Request) -> bool:
@@ -121,7 +121,7 @@ class SkipAhead(Protocol):
         ...
 
     def admitted(self, request: Request) -> None:
-        """Forget how often it was passed over."""
+        """It runs, and got past those who were passed over before it."""
         ...
 
 
@@ -212,7 +212,7 @@ class Planner:
         if self._order.needs_match:
             for request in state.waiting:
                 kv.probe(request)
-        self._skip_ahead.open()
+        self._skip_ahead.begin_step(state.waiting)
         num_admitted = 0
         for request in self._order(state.waiting, now_s)[:_MAX_EXAMINED]:
             kv.probe(request)
@@ -243,7 +243,7 @@ class Planner:
             return 0
         page_size = self._kv.page_size
         to_complete = sum(max(0, -(-request.num_known // page_size) - request.num_pages) for request in running)
-        return to_complete + -(-self._reserve.reserved_tokens([*running, candidate]) // page_size)
+        return to_complete + self._reserve.reserved_tokens([*running, candidate], page_size=page_size) // page_size
 
     def _repeats_a_prompt_in_progress(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether waiting for a running request's prompt to be published would save a good part of the prefill.

@@ -146,7 +146,7 @@ class _EchoStep:
     def __init__(self, runner: EchoRunner, batch: Batch) -> None:
         self._runner = runner
         self.batch = batch
-        self.tokens: Int32 | None = None
+        self.tokens: Int32 | None = None  # written by: echo
         self.waited = False
 
     def wait(self) -> Int32:
