@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pagewood.schedpolicy.requests import Waiting
 
@@ -35,7 +35,10 @@ class FirstComeFirstServed:
     Within a priority nobody is overtaken, and a preempted request comes back to its old place.
     """
 
-    needs_match: ClassVar[bool] = False
+    @property
+    def needs_match(self) -> bool:
+        """False: the cache does not matter here."""
+        return False
 
     def __call__(self, waiting: Sequence[W], now_s: float) -> list[W]:
         """Return `waiting`, first to be admitted first."""
@@ -61,11 +64,15 @@ class LongestPrefixMatch:
     """
 
     age_weight: float = 1000.0
-    needs_match: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.age_weight < math.inf:
             raise ValueError(f"age_weight must be > 0 and finite, got {self.age_weight}")
+
+    @property
+    def needs_match(self) -> bool:
+        """True."""
+        return True
 
     def __call__(self, waiting: Sequence[W], now_s: float) -> list[W]:
         """Return `waiting`, first to be admitted first."""

@@ -9,7 +9,7 @@ R = TypeVar("R", bound=Running)
 
 
 def choose_victim(running: Sequence[R]) -> R | None:
-    """Return the request to preempt when memory has run out: of the lowest priority the newest, or None of none.
+    """Return the request to preempt when memory has run out: of the lowest priority the newest; None if none runs.
 
     The oldest of the highest priority is thus never chosen before all others, so somebody always comes to an end.
     """
