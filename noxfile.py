@@ -47,7 +47,9 @@ def alone(session: nox.Session, package: str) -> None:
     if [line.split("==")[0] for line in ours] != [f"pagewood-{package}"]:
         session.error(f"{package} must stand alone, but these are installed: {ours}")
     session.chdir(session.create_tmp())  # so that nothing is imported from the tree
-    session.run("python", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "packages" / package / "tests"))
+    session.run(
+        "python", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "packages" / package / "tests")
+    )
 
 
 @nox.session
@@ -67,7 +69,7 @@ def bench(session: nox.Session, package: str) -> None:
     """Run the microbenchmarks of one package; arguments after -- go to pytest."""
     install_everything(session, *TEST_TOOLS)
     session.run(
-        "python", "-m", "pytest", "-o", "python_files=bench_*.py", "-o", "python_functions=bench_*",
+        "python", "-m", "pytest", "-o", "python_files=bench_*.py",
         "--benchmark-enable", f"packages/{package}/benchmarks", *session.posargs,
     )  # fmt: skip
 
@@ -86,7 +88,9 @@ def build(session: nox.Session) -> None:
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for package in PACKAGES:
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), f"packages/{package}", silent=True)
+        session.run(
+            "python", "-m", "build", "--no-isolation", "--outdir", str(dist), f"packages/{package}", silent=True
+        )
         if len(list(dist.glob(f"pagewood_{package}-*"))) != 2:
             session.error(f"{package} must build one wheel and one sdist")
     empty = Path(session.create_tmp()) / "empty"

@@ -16,7 +16,7 @@ import pytest
 
 PACKAGES = sorted((Path(__file__).parents[1] / "packages").iterdir())
 MUTATORS = frozenset(
-    "add append appendleft clear discard extend insert pop popleft popitem remove reverse setdefault sort update".split()
+    ["add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft", "popitem", "remove", "reverse", "setdefault", "sort", "update"]
 )
 DECLARATION = re.compile(r"^\s*(?:self\.)?(\w+)\s*(?::[^#]*|=[^#]*)(?:#.*)?$")
 WRITERS = re.compile(r"#.*\bwritten by: ([\w., ]+)")

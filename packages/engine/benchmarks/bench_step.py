@@ -1,16 +1,18 @@
+# pyright: basic
 """Host time of one decode step: commands, plan, batch, retire, answers; the device is a no-op."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
 from pagewood.engine.build import assemble
 from pagewood.engine.loop import Engine, EngineInfo
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
-from pytest_benchmark.fixture import BenchmarkFixture
 
 
 class NoStep:
@@ -63,7 +65,7 @@ def decoding_engine(*, num_requests: int, page_size: int) -> tuple[Engine, Memor
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("num_requests", [1, 32, 256])
-def bench_decode_step(benchmark: BenchmarkFixture, num_requests: int, page_size: int) -> None:
+def test_decode_step(benchmark: BenchmarkFixture, num_requests: int, page_size: int) -> None:
     engine, outbox = decoding_engine(num_requests=num_requests, page_size=page_size)
 
     def step() -> None:

@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from pagewood.engine import batch, kv, loop, plan, retire
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.testing import Arrival, Scenario, random_scenario, run_scenario
@@ -125,9 +126,7 @@ FAULTS: dict[str, list[Edit]] = {
     "whole prompt from cache": [
         (kv.KVSpace, "_reusable", "request.tokens[: request.num_known - 1]", "request.tokens[: request.num_known]")
     ],
-    "page rounded down": [
-        (kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")
-    ],
+    "page rounded down": [(kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")],
     "pages not announced": [
         (
             plan.Planner,

@@ -155,6 +155,8 @@ class EngineConfig:
     """Requests that may run at the same time."""
     page_size: int = 16
     schedule_policy: str = "fcfs"
+    schedule_conservativeness: float = 1.0
+    """Scales how much memory is kept for the outputs of running requests; less admits more and preempts more."""
     chunked_prefill_size: int = 512
     """Prompt tokens computed in one step, over all requests."""
     max_prefills: int = 8
@@ -169,6 +171,8 @@ class EngineConfig:
         for name in ("page_size", "max_running", "chunked_prefill_size", "max_prefills"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.schedule_conservativeness <= 0:
+            raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
         for name in ("num_threads", "max_total_tokens", "max_length"):
             value = getattr(self, name)
             if value is not None and value < 1:

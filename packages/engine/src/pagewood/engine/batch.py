@@ -112,7 +112,7 @@ class BatchBuilder:
             token_ids=tokens.values,
             rows=rows,
             starts=np.array([grant.start for grant in grants], np.int32),
-            counts=np.array([grant.count for grant in grants], np.int32),
+            counts=np.array([grant.num_tokens for grant in grants], np.int32),
             sampled=sampled,
             temperatures=self._temperatures[sampled_rows],
             top_ks=self._top_ks[sampled_rows],

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
@@ -59,7 +57,7 @@ def assemble(
             max_running=config.max_running,
             max_prefills=config.max_prefills,
         ),
-        reserve=NewTokenRatio(),
+        reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         defer_repeats=config.prefix_cache,

@@ -17,11 +17,11 @@ _MAX_EXAMINED = 256
 
 
 class Grant(NamedTuple):
-    """Compute positions [start, start + count) of a request in this step; a tuple because a step makes hundreds."""
+    """Compute positions [start, start + num_tokens) of a request in this step; a tuple because a step makes hundreds."""
 
     request: Request
     start: int
-    count: int
+    num_tokens: int
     samples: bool
     """Whether the token after them is sampled."""
     first_page: int
@@ -172,9 +172,7 @@ class Planner:
             num_admitted = self._admit(state, now_s, budget, grants)
         return StepPlan(grants=tuple(grants), num_admitted=num_admitted, num_preempted=len(shortage.preempted))
 
-    def _plan_decodes(
-        self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: _Shortage
-    ) -> None:
+    def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: _Shortage) -> None:
         """Grant the next position of every request that has computed all others."""
         page_size = self._kv.page_size
         for request in state.running:
@@ -189,9 +187,7 @@ class Planner:
                 continue
             grants.append(Grant(request, start, 1, True, first_page, False))
 
-    def _plan_prompts(
-        self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: _Shortage
-    ) -> None:
+    def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: _Shortage) -> None:
         """Continue the prompts in progress."""
         for request in state.running:
             start = request.num_launched

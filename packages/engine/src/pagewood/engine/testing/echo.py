@@ -29,7 +29,7 @@ def oracle_tokens(
     output: list[int] = []
     while len(output) < limit:
         kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32))
-        token = _next_token(int(kv.sum(dtype=np.uint64)), len(tokens), sampling.temperature, sampling.seed or 0, vocab_size)
+        token = _next_token(_sum(kv), len(tokens), sampling.temperature, sampling.seed or 0, vocab_size)
         if token in stop_ids:
             break
         tokens.append(token)
@@ -110,7 +110,7 @@ class EchoRunner:
         self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
         earlier = [
-            int(self._kv[self._slots(row, 0, start)].sum(dtype=np.uint64))
+            _sum(self._kv[self._slots(row, 0, start)])
             for row, start in zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)
         ]
         sums: list[int] = []
@@ -121,7 +121,7 @@ class EchoRunner:
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
             kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
             self._kv[self._slots(row, start, start + count)] = kv
-            sums.append((total + int(kv.sum(dtype=np.uint64))) % 2**64)
+            sums.append((total + _sum(kv)) % 2**64)
         sampled: list[int] = []
         for index, grant in enumerate(batch.sampled.tolist()):
             position = int(batch.starts[grant] + batch.counts[grant])
@@ -164,6 +164,10 @@ def _mix(x: _UInt64) -> _UInt64:
 
 def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:
     return _mix((tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1))
+
+
+def _sum(kv: _UInt64) -> int:
+    return int(np.sum(kv, dtype=np.uint64))
 
 
 def _next_token(kv_sum: int, position: int, temperature: float, seed: int, vocab_size: int) -> int:

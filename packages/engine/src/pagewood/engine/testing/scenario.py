@@ -91,6 +91,7 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
             chunked_prefill_size=rng.choice((1, 3, 16, 64)),
             max_prefills=rng.randint(1, 3),
             schedule_policy=rng.choice(("fcfs", "lpm")),
+            schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
             overlap=overlap,
             prefix_cache=rng.random() < 0.9,
         ),
