@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 PACKAGES = sorted((Path(__file__).parents[1] / "packages").iterdir())
-MUTATORS = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft", "popitem"}
-MUTATORS |= {"remove", "reverse", "setdefault", "sort", "update"}
+MUTATORS = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft", "popitem", "remove"),
+    *("reverse", "setdefault", "sort", "update"),
+}
 DECLARATION = re.compile(r"^\s*(?:self\.)?(\w+)\s*(?::[^#]*|=[^#]*)(?:#.*)?$")
 WRITERS = re.compile(r"#.*\bwritten by: ([\w., ]+)")
 CLASS = re.compile(r"^class (\w+)", re.MULTILINE)

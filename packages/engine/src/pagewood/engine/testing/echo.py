@@ -123,7 +123,7 @@ class EchoRunner:
             self._kv[self._slots(row, start, start + count)] = kv
             sums.append((total + _sum(kv)) % 2**64)
         sampled: list[int] = []
-        for index, grant in enumerate(batch.sampled.tolist()):
+        for index, grant in enumerate(map(int, batch.sampled)):
             position = int(batch.starts[grant] + batch.counts[grant])
             token = _next_token(
                 sums[grant], position, float(batch.temperatures[index]), int(batch.seeds[index]), self._vocab_size
