@@ -1,0 +1,9 @@
+"""Paged KV memory: which pages are free, and what a page looks like.
+
+The memory itself is `pagewood.kvpool.storage`, which needs torch; nothing else here does.
+"""
+
+from pagewood.kvpool.allocator import OutOfPages, PageAllocator
+from pagewood.kvpool.layout import KVLayout, MultiHeadLayout
+
+__all__ = ["KVLayout", "MultiHeadLayout", "OutOfPages", "PageAllocator"]
