@@ -187,9 +187,7 @@ def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _pump(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, frontend: Frontend, console: Console
-) -> None:
+async def _pump(context: zmq.Context[zmq.Socket[bytes]], address: str, frontend: Frontend, console: Console) -> None:
     """Take in what the detokenizer sends."""
     asynchronous = zmq.asyncio.Context.shadow(context)
     with asynchronous.socket(zmq.PULL) as socket:
