@@ -29,7 +29,8 @@ class SamplingParams:
         ValueError: a field is out of its range.
     """
 
-    max_tokens: int = 128
+    max_tokens: int | None = 128
+    """None: as many as the engine's `max_length` leaves."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -39,7 +40,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
         if not 0.0 <= self.temperature <= 100.0:
             raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
@@ -154,6 +155,8 @@ class EngineConfig:
     """Requests that may run at the same time."""
     page_size: int = 16
     schedule_policy: str = "fcfs"
+    schedule_conservativeness: float = 1.0
+    """Scales how much memory is kept for the outputs of running requests; less admits more and preempts more."""
     chunked_prefill_size: int = 512
     """Prompt tokens computed in one step, over all requests."""
     max_prefills: int = 8
@@ -168,6 +171,8 @@ class EngineConfig:
         for name in ("page_size", "max_running", "chunked_prefill_size", "max_prefills"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.schedule_conservativeness <= 0:
+            raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
         for name in ("num_threads", "max_total_tokens", "max_length"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,6 +1,6 @@
 """The free list: hands out page ids and takes them back."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,9 +22,6 @@ class OutOfPages(Exception):
         super().__init__(f"requested {requested} pages, {available} are free")
         self.requested = requested
         self.available = available
-
-    def __reduce__(self) -> tuple[type["OutOfPages"], tuple[int, int]]:
-        return OutOfPages, (self.requested, self.available)
 
 
 class PageAllocator:
@@ -101,9 +98,8 @@ class PageAllocator:
         if not len(pages):
             return
         index = np.sort(pages).astype(np.intp)
-        if index[0] < 0 or index[-1] >= self._num_pages or not self._is_held[index].all():
-            raise ValueError(self._complaint(index))
-        if (index[1:] == index[:-1]).any():
+        is_in_range = index[0] >= 0 and index[-1] < self._num_pages
+        if not is_in_range or not self._is_held[index].all() or (index[1:] == index[:-1]).any():
             raise ValueError(self._complaint(index))
         self._is_held[index] = False
         if self._batch_depth:
@@ -112,7 +108,7 @@ class PageAllocator:
             self._push(pages)
 
     @contextmanager
-    def batched_frees(self) -> Iterator[None]:
+    def batched_frees(self) -> Generator[None]:
         """Keep the pages that are freed inside the block from being handed out before it ends.
 
         They are checked at once as ever, and become free at the end of the block, also when it ends by an exception. A

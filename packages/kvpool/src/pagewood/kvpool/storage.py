@@ -1,16 +1,23 @@
 """The memory of a pool: one layout on one device, as torch tensors."""
 
+import math
+
+import numpy as np
 import torch
 
 from pagewood.kvpool.layout import MultiHeadLayout
+
+# A cache line: rows that start on one are read with the fewest loads.
+_ALIGNMENT_BYTES = 64
 
 
 class KVStorage:
     """The keys and values of all layers, for every page of a pool.
 
-    Invariant: memory is only read and written here; which page is whose is the caller's business. It starts as zeros,
-    which the CPU allocator hands out untouched, so that a page costs memory when it is first written. All calls are
-    queued on the device's current stream and none waits for it.
+    Invariant: a page's contents change only by `write`, `copy_pages` and writes through `layer`; whose page it is, is
+    the caller's business. Memory starts as zeros, so that a kernel which multiplies masked positions by zero meets no
+    NaN; on a CPU the system provides these zeros at the first touch, so that a pool costs memory only as it fills. All
+    calls are queued on the device's current stream and none waits for it.
     """
 
     __slots__ = ("_layers", "layout", "num_pages")
@@ -26,7 +33,7 @@ class KVStorage:
         self.layout = layout
         self.num_pages = num_pages
         dtype: torch.dtype = getattr(torch, layout.dtype)
-        memory = torch.zeros((layout.num_layers, *layout.shape(num_pages)), dtype=dtype, device=device)
+        memory = _zeros((layout.num_layers, *layout.shape(num_pages)), dtype, torch.device(device))
         self._layers = memory.unbind(0)  # contents written by: write, copy_pages
 
     @property
@@ -91,3 +98,13 @@ class KVStorage:
         first_heads = slots + pages * (page_size * (2 * num_heads - 1))  # page * 2HP + offset
         heads = torch.arange(0, num_heads * page_size, page_size, device=slots.device)
         return (first_heads[:, None] + heads).flatten()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Like `torch.zeros`, but leave a CPU's memory untouched: numpy zeroes by calloc, torch by writing it all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    buffer = np.zeros(num_bytes + _ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT_BYTES
+    return torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=start).view(shape)

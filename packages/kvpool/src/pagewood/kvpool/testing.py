@@ -1,0 +1,204 @@
+"""A brute-force allocator oracle, and a state machine that holds any allocator to it; needs hypothesis.
+
+An allocator of your own passes when this test does:
+
+    TestMyAllocator = allocator_conformance(MyAllocator).TestCase
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
+
+from pagewood.kvpool.allocator import OutOfPages
+
+
+class Allocator(Protocol):
+    """What an allocator of pages does; `PageAllocator` documents each member."""
+
+    @property
+    def num_pages(self) -> int:
+        """All pages."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be handed out now."""
+        ...
+
+    def alloc(self, n: int) -> NDArray[np.int32]:
+        """Hand out `n` pages, or raise OutOfPages."""
+        ...
+
+    def free(self, pages: NDArray[np.int32]) -> None:
+        """Take pages back, or raise ValueError."""
+        ...
+
+    def batched_frees(self) -> AbstractContextManager[None]:
+        """Keep pages freed inside the block from being handed out before it ends."""
+        ...
+
+
+class AllocatorOracle:
+    """Knows which pages are free, held and parked (freed within an open batch), from what an allocator was told.
+
+    It does not choose pages: an allocator may hand out free pages in any order.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.free = set(range(num_pages))  # written by: on_alloc, on_free, end_batch
+        self.held: set[int] = set()  # written by: on_alloc, on_free
+        self.parked: set[int] = set()  # written by: on_free, end_batch
+
+    def on_alloc(self, n: int, pages: NDArray[np.int32]) -> None:
+        """Take note of pages handed out, `[n] int32`; fail unless they are `n` distinct free pages."""
+        assert pages.dtype == np.int32, f"pages must be int32, got {pages.dtype}"
+        assert pages.shape == (n,), f"alloc({n}) must return {n} pages in one dimension, got shape {pages.shape}"
+        ids = set(pages.tolist())
+        assert len(ids) == n, f"pages must be distinct, got {pages}"
+        assert ids <= self.free, f"pages must be free, got {ids - self.free}"
+        self.free -= ids
+        self.held |= ids
+
+    def on_free(self, pages: set[int], *, is_batched: bool) -> None:
+        """Take note of held pages given back."""
+        assert pages <= self.held, f"pages must be held, got {pages - self.held}"
+        self.held -= pages
+        (self.parked if is_batched else self.free).update(pages)
+
+    def end_batch(self) -> None:
+        """Take note that the pages given back in a batch are free now."""
+        self.free |= self.parked
+        self.parked.clear()
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Drives an allocator and the oracle through the same random calls; made by `allocator_conformance`."""
+
+    make_allocator: Callable[[int], Allocator]
+
+    @initialize(num_pages=st.integers(1, 40))
+    def make(self, num_pages: int) -> None:
+        """Start with a pool of any small size."""
+        self.allocator = self.make_allocator(num_pages)
+        self.oracle = AllocatorOracle(num_pages)
+        self.batches: list[AbstractContextManager[None]] = []
+
+    @rule(n=st.integers(0, 42))
+    def alloc(self, n: int) -> None:
+        """Ask for up to more than the pool."""
+        available = len(self.oracle.free)
+        refusal: OutOfPages | None = None
+        try:
+            pages = self.allocator.alloc(n)
+        except OutOfPages as error:
+            refusal = error
+        else:
+            self.oracle.on_alloc(n, pages)
+            pages.fill(-1)  # the array is the caller's own: writing to it may not change the allocator
+        if refusal is not None:
+            assert n > available, f"alloc({n}) must succeed with {available} pages free"
+            assert (refusal.requested, refusal.available) == (n, available)
+
+    @rule(n=st.integers(-3, -1))
+    def alloc_negative(self, n: int) -> None:
+        """Ask for a negative number of pages."""
+        try:
+            self.allocator.alloc(n)
+        except ValueError:
+            return
+        raise AssertionError(f"alloc({n}) must raise ValueError")
+
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        """Give back some held pages, in any order."""
+        pages = self._draw_held(data)
+        array = np.array(pages, dtype=np.int32)
+        self.allocator.free(array)
+        self.oracle.on_free(set(pages), is_batched=bool(self.batches))
+        array.fill(-1)  # the array stays the caller's
+
+    @rule(data=st.data())
+    def free_twice(self, data: st.DataObject) -> None:
+        """Give back held pages and one that is not held."""
+        not_held = sorted(self.oracle.free | self.oracle.parked)
+        if not_held:
+            self._free_with_wrong(data, data.draw(st.sampled_from(not_held), label="free page"))
+
+    @rule(data=st.data(), is_negative=st.booleans())
+    def free_foreign(self, data: st.DataObject, is_negative: bool) -> None:
+        """Give back held pages and one that does not exist."""
+        ids = st.integers(-(2**31), -1) if is_negative else st.integers(self.oracle.num_pages, 2**31 - 1)
+        self._free_with_wrong(data, data.draw(ids | st.sampled_from([-1, self.oracle.num_pages]), label="foreign page"))
+
+    @precondition(lambda self: self.oracle.held)
+    @rule(data=st.data())
+    def free_duplicate(self, data: st.DataObject) -> None:
+        """Give back a held page twice in one call."""
+        page = data.draw(st.sampled_from(sorted(self.oracle.held)), label="page")
+        others = [other for other in self._draw_held(data) if other != page]
+        self._free_refused(data.draw(st.permutations([page, page, *others])), wrong=page)
+
+    @precondition(lambda self: len(self.batches) < 3)
+    @rule()
+    def begin_batch(self) -> None:
+        """Open a block of batched frees, perhaps within another."""
+        batch = self.allocator.batched_frees()
+        batch.__enter__()
+        self.batches.append(batch)
+
+    @precondition(lambda self: self.batches)
+    @rule()
+    def end_batch(self) -> None:
+        """Close the innermost block."""
+        self.batches.pop().__exit__(None, None, None)
+        if not self.batches:
+            self.oracle.end_batch()
+
+    @invariant()
+    def counts_agree(self) -> None:
+        """Both sides count the same pages."""
+        assert self.allocator.num_pages == self.oracle.num_pages
+        assert self.allocator.num_free == len(self.oracle.free)
+
+    def teardown(self) -> None:
+        """Give everything back; the pool is whole again."""
+        if not hasattr(self, "oracle"):
+            return  # the run failed in `make`
+        while self.batches:
+            self.end_batch()
+        held = sorted(self.oracle.held)
+        self.allocator.free(np.array(held, dtype=np.int32))
+        self.oracle.on_free(set(held), is_batched=False)
+        self.alloc(self.oracle.num_pages)
+
+    def _draw_held(self, data: st.DataObject) -> list[int]:
+        held = sorted(self.oracle.held)
+        return data.draw(st.lists(st.sampled_from(held), unique=True) if held else st.just([]), label="held pages")
+
+    def _free_with_wrong(self, data: st.DataObject, wrong: int) -> None:
+        self._free_refused(data.draw(st.permutations([wrong, *self._draw_held(data)])), wrong=wrong)
+
+    def _free_refused(self, pages: list[int], *, wrong: int) -> None:
+        message: str | None = None
+        try:
+            self.allocator.free(np.array(pages, dtype=np.int32))
+        except ValueError as error:
+            message = str(error)
+        assert message is not None, f"free({pages}) must raise ValueError for page {wrong}"
+        assert str(wrong) in message, f"the error must name page {wrong}, got {message}"
+
+
+def allocator_conformance(make_allocator: Callable[[int], Allocator]) -> type[AllocatorMachine]:
+    """Return a hypothesis state machine for the allocators that `make_allocator(num_pages)` makes.
+
+    Its `TestCase` attribute is a test class for pytest or unittest.
+    """
+
+    members = {"make_allocator": staticmethod(make_allocator)}
+    return type("Conformance", (AllocatorMachine,), members)

@@ -1,0 +1,131 @@
+import re
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pagewood.kvpool import OutOfPages, PageAllocator
+from pagewood.kvpool.testing import allocator_conformance
+
+TestConformance = allocator_conformance(PageAllocator).TestCase
+
+
+def pages(*ids: int) -> NDArray[np.int32]:
+    return np.array(ids, dtype=np.int32)
+
+
+def test_first_pages_come_in_ascending_order():
+    assert PageAllocator(10).alloc(4).tolist() == [0, 1, 2, 3]
+
+
+def test_pages_freed_last_come_first_and_in_the_order_of_their_freeing():
+    allocator = PageAllocator(6)
+    allocator.alloc(6)
+    allocator.free(pages(1, 2))
+    allocator.free(pages(5, 3))
+    assert allocator.alloc(4).tolist() == [5, 3, 1, 2]
+
+
+def test_out_of_pages_carries_both_numbers_and_allocates_nothing():
+    allocator = PageAllocator(4)
+    allocator.alloc(1)
+    with pytest.raises(OutOfPages, match="requested 4 pages, 3 are free") as caught:
+        allocator.alloc(4)
+    assert (caught.value.requested, caught.value.available) == (4, 3)
+    assert allocator.num_free == 3
+    assert allocator.held_pages().tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (pages(0, 1, 4), "pages must be held, got page 4, which is free"),
+        (pages(0, 9), "pages must be in [0, 8), got page 9"),
+        (pages(-1, 2), "pages must be in [0, 8), got page -1"),
+        (pages(2, 0, 2), "pages must be distinct, got page 2 twice"),
+    ],
+)
+def test_a_wrong_free_names_the_page_and_frees_nothing(wrong: NDArray[np.int32], message: str):
+    allocator = PageAllocator(8)
+    allocator.alloc(4)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        allocator.free(wrong)
+    assert allocator.held_pages().tolist() == [0, 1, 2, 3]
+    assert allocator.num_free == 4
+
+
+@pytest.mark.parametrize("wrong", [np.array([0]), np.zeros((1, 1), dtype=np.int32), np.array([0.0], dtype=np.float32)])
+def test_only_one_dimensional_int32_arrays_are_freed(wrong: NDArray[np.int32]):
+    allocator = PageAllocator(2)
+    allocator.alloc(1)
+    with pytest.raises(ValueError, match="pages must be a one-dimensional int32 array"):
+        allocator.free(wrong)
+    assert allocator.num_free == 1
+
+
+@pytest.mark.parametrize("num_pages", [-1, 0, 2**31])
+def test_num_pages_is_checked(num_pages: int):
+    with pytest.raises(ValueError, match=f"num_pages must be in .*got {num_pages}"):
+        PageAllocator(num_pages)
+
+
+def test_pages_freed_in_a_batch_come_back_when_it_ends():
+    allocator = PageAllocator(4)
+    held = allocator.alloc(4)
+    with allocator.batched_frees():
+        allocator.free(held[:2])
+        assert allocator.num_free == 0
+        assert allocator.held_pages().tolist() == [2, 3]
+        with pytest.raises(ValueError, match="got page 1, which is free"):
+            allocator.free(held[1:])
+    assert allocator.num_free == 2
+
+
+def fail_in_a_batch(allocator: PageAllocator, held: NDArray[np.int32]) -> None:
+    with allocator.batched_frees():
+        allocator.free(held)
+        raise KeyError
+
+
+def test_pages_freed_in_a_batch_come_back_when_it_fails():
+    allocator = PageAllocator(4)
+    with pytest.raises(KeyError):
+        fail_in_a_batch(allocator, allocator.alloc(4))
+    assert allocator.num_free == 4
+
+
+def test_an_outer_batch_holds_back_what_an_inner_one_freed():
+    allocator = PageAllocator(4)
+    held = allocator.alloc(4)
+    with allocator.batched_frees():
+        with allocator.batched_frees():
+            allocator.free(held)
+        assert allocator.num_free == 0
+    assert allocator.num_free == 4
+
+
+@given(st.lists(st.integers(0, 19), unique=True))
+def test_held_pages_are_those_handed_out_and_not_freed(freed: list[int]):
+    allocator = PageAllocator(20)
+    allocator.alloc(20)
+    allocator.free(pages(*freed))
+    held = allocator.held_pages()
+    assert held.dtype == np.int32
+    assert held.tolist() == sorted(set(range(20)) - set(freed))
+
+
+def test_a_strided_array_of_pages_is_freed():
+    allocator = PageAllocator(8)
+    allocator.free(allocator.alloc(8)[::-3])
+    assert allocator.held_pages().tolist() == [0, 2, 3, 5, 6]
+
+
+def test_importing_the_package_imports_no_torch():
+    # A fresh interpreter: other tests of this process import torch.
+    import subprocess
+
+    code = "import sys, pagewood.kvpool, pagewood.kvpool.testing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,111 @@
+"""How much memory to leave for the tokens that requests have yet to generate."""
+
+import math
+from collections.abc import Iterable
+
+from pagewood.schedpolicy.requests import Running, Waiting
+
+# Of longer allowances only this much is reserved: hardly any request uses them up.
+_MAX_RESERVED_TOKENS = 4096
+# How far every survivor of a preemption should come before the next.
+_HEADROOM_TOKENS = 20
+
+
+class NewTokenRatio:
+    """Estimates which part of the tokens that requests may generate they will generate.
+
+    Reserving all of them leaves memory idle, reserving none preempts too often. The ratio decays a little in every step
+    and jumps up when memory has run out and somebody was preempted. After that it holds still for `hold_steps`, so
+    that the memory just freed is not at once filled with new requests that bring about the next preemption.
+
+    Invariant: `min_factor * init <= ratio <= 1`.
+
+    There is no reset when the engine falls idle. The ratio is what was learned of the requests; an idle spell does not
+    make that wrong, only steps do, by decay. Should the next requests differ, a ratio too high decays and a ratio too
+    low costs one preemption.
+
+    Source: `new_token_ratio` of SGLang, to which the hold is added.
+    """
+
+    __slots__ = ("_decay", "_min_ratio", "_num_held", "_ratio", "hold_steps")
+
+    def __init__(
+        self, *, init: float = 0.7, min_factor: float = 0.14, decay_steps: int = 600, hold_steps: int = 60
+    ) -> None:
+        """Start at `init`.
+
+        Args:
+            init: Ratio before anything is known, in (0, 1].
+            min_factor: The least ratio, as a part of `init`, in [0, 1].
+            decay_steps: Steps from `init` to the least ratio, >= 1.
+            hold_steps: Steps without decay after a preemption, >= 0.
+
+        Raises:
+            ValueError: One of them is out of range.
+        """
+        if not 0 < init <= 1:
+            raise ValueError(f"init must be in (0, 1], got {init}")
+        if not 0 <= min_factor <= 1:
+            raise ValueError(f"min_factor must be in [0, 1], got {min_factor}")
+        if decay_steps < 1:
+            raise ValueError(f"decay_steps must be >= 1, got {decay_steps}")
+        if hold_steps < 0:
+            raise ValueError(f"hold_steps must be >= 0, got {hold_steps}")
+        self.hold_steps = hold_steps
+        self._min_ratio = init * min_factor
+        self._decay = (init - self._min_ratio) / decay_steps
+        self._ratio = init  # written by: on_step, on_preempt
+        self._num_held = 0  # steps still to hold; written by: on_step, on_preempt
+
+    @property
+    def ratio(self) -> float:
+        """The estimate, in (0, 1] (0 only where `min_factor` is)."""
+        return self._ratio
+
+    def on_step(self) -> None:
+        """Take note of a step in which memory sufficed."""
+        if self._num_held:
+            self._num_held -= 1
+        else:
+            self._ratio = max(self._min_ratio, self._ratio - self._decay)
+
+    def on_preempt(self, survivors: Iterable[Running]) -> None:
+        """Take note that memory ran out and requests were preempted.
+
+        The ratio becomes the part that the survivors have generated so far plus some headroom, if that is more.
+        """
+        num_expected = num_allowed = 0
+        for request in survivors:
+            num_expected += request.num_generated + _HEADROOM_TOKENS
+            num_allowed += request.max_new_tokens
+        if num_allowed:
+            self._ratio = max(self._ratio, min(1.0, num_expected / num_allowed))
+        self._num_held = self.hold_steps
+
+    def reserved_tokens(self, running: Iterable[Running], *, page_size: int) -> int:
+        """Estimate what running requests still need beyond the pages that hold their `num_tokens`.
+
+        Returns:
+            Tokens, a multiple of `page_size`.
+        """
+        num_pages = 0
+        for request in running:
+            num_new = self._estimate(request.max_new_tokens - request.num_generated)
+            num_pages += _pages(request.num_tokens + num_new, page_size) - _pages(request.num_tokens, page_size)
+        return num_pages * page_size
+
+    def wanted_tokens(self, waiting: Waiting, *, page_size: int) -> int:
+        """Estimate what a waiting request needs from admission to its end, beyond its cached prefix.
+
+        Returns:
+            Tokens, a multiple of `page_size`.
+        """
+        num_tokens = waiting.num_tokens + self._estimate(waiting.max_new_tokens - waiting.num_generated)
+        return (_pages(num_tokens, page_size) - waiting.num_matched // page_size) * page_size
+
+    def _estimate(self, num_allowed: int) -> int:
+        return math.ceil(self._ratio * min(max(num_allowed, 0), _MAX_RESERVED_TOKENS))
+
+
+def _pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)

@@ -1,0 +1,129 @@
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewood.schedpolicy import Budget
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> Budget:
+    max_running = draw(st.integers(1, 8))
+    return Budget(
+        max_step_tokens=draw(st.integers(max_running, 40)),
+        max_chunk_tokens=draw(st.none() | st.integers(1, 50)),
+        max_running=max_running,
+        max_prefills=draw(st.integers(1, 4)),
+    )
+
+
+@given(budgets(), st.data())
+def test_every_running_request_decodes_and_no_limit_is_ever_exceeded(budget: Budget, data: st.DataObject):
+    num_running = data.draw(st.integers(0, budget.max_running))
+    num_decoding = data.draw(st.integers(0, num_running))
+    step = budget.open(num_running)
+    assert all(step.take_decode() for _ in range(num_decoding))
+
+    prompts = data.draw(st.lists(st.integers(1, 60), max_size=12))
+    continuing = num_running - num_decoding
+    grants: list[int] = []
+    for number, wanted in enumerate(prompts):
+        if number >= continuing:
+            if not step.can_admit:
+                break
+            step.admit()
+        num_before = step.num_left
+        granted = step.take_prefill(wanted)
+        grants.append(granted)
+        assert granted == num_before - step.num_left
+        assert granted <= wanted
+        if budget.max_chunk_tokens is not None:
+            assert granted <= budget.max_chunk_tokens
+        if number >= continuing:
+            assert granted > 0, "whoever can be admitted gets tokens"
+
+    assert num_decoding + sum(grants) + step.num_left == budget.max_step_tokens
+    assert step.num_left >= 0
+    assert sum(granted > 0 for granted in grants) <= budget.max_prefills
+    assert step.num_running <= budget.max_running
+
+
+@given(budgets(), st.integers(1, 60))
+def test_a_prompt_gets_the_least_of_what_it_wants_its_chunk_and_what_is_left(budget: Budget, wanted: int):
+    limits = [wanted, budget.max_step_tokens]
+    if budget.max_chunk_tokens is not None:
+        limits.append(budget.max_chunk_tokens)
+    assert budget.open(0).take_prefill(wanted) == min(limits)
+
+
+@given(budgets(), st.lists(st.integers(1, 20), max_size=30))
+def test_a_decode_takes_all_of_its_tokens_or_none(budget: Budget, wanted: list[int]):
+    step = budget.open(0)
+    for n in wanted:
+        num_before = step.num_left
+        was_taken = step.take_decode(n)
+        assert was_taken == (n <= num_before)
+        assert step.num_left == (num_before - n if was_taken else num_before)
+
+
+def test_several_prompts_share_a_step_beside_the_decodes():
+    step = Budget(max_step_tokens=100, max_chunk_tokens=40, max_running=16, max_prefills=3).open(10)
+    assert all(step.take_decode() for _ in range(10))
+    assert [step.take_prefill(1000), step.take_prefill(30), step.take_prefill(1000)] == [40, 30, 20]
+    assert step.num_left == 0
+    assert not step.can_admit
+
+
+def test_no_more_than_max_prefills_prompts_are_computed_in_a_step():
+    step = Budget(max_step_tokens=100, max_chunk_tokens=10, max_running=16, max_prefills=2).open(0)
+    assert [step.take_prefill(50) for _ in range(3)] == [10, 10, 0]
+    assert not step.can_admit
+    assert step.num_left == 80
+
+
+def test_a_prompt_that_gets_nothing_uses_up_no_prefill():
+    step = Budget(max_step_tokens=4, max_chunk_tokens=None, max_running=4, max_prefills=2).open(0)
+    assert step.take_decode(4)
+    assert [step.take_prefill(5), step.num_prefills] == [0, 0]
+
+
+def test_places_run_out():
+    step = Budget(max_step_tokens=100, max_chunk_tokens=None, max_running=2, max_prefills=9).open(1)
+    assert step.can_admit
+    step.admit()
+    assert not step.can_admit
+    with pytest.raises(RuntimeError, match=r"num_running must stay <= max_running \(2\)"):
+        step.admit()
+
+
+def test_steps_of_one_budget_are_independent():
+    budget = Budget(max_step_tokens=8, max_chunk_tokens=None, max_running=8, max_prefills=1)
+    budget.open(0).take_prefill(8)
+    assert budget.open(0).num_left == 8
+    with pytest.raises(FrozenInstanceError):
+        budget.max_running = 9  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", ["max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills"])
+def test_limits_are_at_least_one(name: str):
+    limits = {"max_step_tokens": 8, "max_chunk_tokens": 8, "max_running": 8, "max_prefills": 8, name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+        Budget(**limits)
+
+
+def test_a_step_must_hold_a_decode_of_every_running_request():
+    with pytest.raises(ValueError, match=r"max_step_tokens must be >= max_running \(9\), got 8"):
+        Budget(max_step_tokens=8, max_chunk_tokens=None, max_running=9, max_prefills=1)
+
+
+def test_arguments_of_a_step_are_checked():
+    budget = Budget(max_step_tokens=8, max_chunk_tokens=None, max_running=8, max_prefills=1)
+    with pytest.raises(ValueError, match=r"num_running must be in \[0, 8\], got 9"):
+        budget.open(9)
+    with pytest.raises(ValueError, match=r"num_running must be in \[0, 8\], got -1"):
+        budget.open(-1)
+    with pytest.raises(ValueError, match="n must be >= 1, got 0"):
+        budget.open(0).take_decode(0)
+    with pytest.raises(ValueError, match="wanted must be >= 1, got 0"):
+        budget.open(0).take_prefill(0)
