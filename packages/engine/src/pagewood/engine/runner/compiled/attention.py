@@ -223,7 +223,8 @@ def _add_values(scores: Any, values: Any, sums: Any, r: Any, dim: Any) -> None:
 
 @inlined
 def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any, size: Any,
-                head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any) -> None:  # fmt: skip
+                 head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any,
+                 scale: Any) -> None:  # fmt: skip
     """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
     num_rows = size * group
     padded = (num_rows + _ROWS - 1) // _ROWS * _ROWS
@@ -274,7 +275,8 @@ def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token
 
 @inlined
 def _attend_items(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
-                 kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any, first: Any, last: Any) -> None:  # fmt: skip
+                  kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any, first: Any,
+                  last: Any) -> None:  # fmt: skip
     group = q.shape[1] // (kv_heads * dim)
     for item in range(first, last):
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
