@@ -152,7 +152,7 @@ def assemble(
         intake=intake,
         planner=planner,
         kv=kv,
-        builder=BatchBuilder(config.max_running),
+        builder=BatchBuilder(num_rows=config.max_running, page_size=page_size),
         runner=make_runner(kv),
         inbox=inbox,
         outbox=outbox,
