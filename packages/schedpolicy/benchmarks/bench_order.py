@@ -19,6 +19,7 @@ class Queued:
     num_tokens: int
     num_matched: int
     max_new_tokens: int
+    num_generated: int = 0
 
 
 @pytest.mark.parametrize("name", ["fcfs", "lpm"])

@@ -17,6 +17,7 @@ class Queued:
     priority: int = 0
     num_tokens: int = 100
     num_matched: int = 0
+    num_generated: int = 0
     max_new_tokens: int = 16
 
 

@@ -23,6 +23,7 @@ class Queued:
     num_tokens: int
     num_matched: int
     max_new_tokens: int
+    num_generated: int = 0
     arrival: int = 0
     arrived_s: float = 0.0
     priority: int = 0

@@ -15,12 +15,13 @@ class Queued:
     arrived_s: float = 0.0
     priority: int = 0
     num_matched: int = 0
+    num_generated: int = 0
     max_new_tokens: int = 1
 
 
 def admit(skip_ahead: SkipAhead, waiting: list[Queued], num_free: int) -> list[int]:
     """Run one step of admission: take out of `waiting` who fits, and return their arrivals."""
-    skip_ahead.begin_step()
+    skip_ahead.begin_step(waiting)
     admitted: list[Queued] = []
     for request in waiting:
         if request.num_tokens <= num_free:
@@ -85,9 +86,9 @@ def test_a_request_that_left_is_forgotten():
     skip_ahead = SkipAhead(max_skipped=1, max_passes=1)
     large = Queued(0, 100)
     assert admit(skip_ahead, [large, Queued(1, 1)], 10) == [1]
-    skip_ahead.forget(large)
-    assert admit(skip_ahead, [large, Queued(2, 1)], 10) == [2]
-    skip_ahead.forget(Queued(9, 1))  # never passed over
+    assert admit(skip_ahead, [large, Queued(2, 1)], 10) == []
+    assert admit(skip_ahead, [], 10) == []
+    assert admit(skip_ahead, [large, Queued(3, 1)], 10) == [3]
 
 
 @given(

@@ -23,6 +23,7 @@ class Candidate:
     arrived_s: float = 0.0
     num_tokens: int = 10
     num_matched: int = 0
+    num_generated: int = 0
     max_new_tokens: int = 10
 
 

@@ -76,14 +76,11 @@ class StepBudget:
         self.num_left -= n
         return True
 
-    def take_prefill(self, wanted: int) -> int:
-        """Take prompt tokens for one request; call it once per request and step.
-
-        Args:
-            wanted: Tokens of its prompt that are still to compute, >= 1.
+    def offer_prefill(self, wanted: int) -> int:
+        """Return how many prompt tokens one request may take now, of those it has still to compute; takes nothing.
 
         Returns:
-            How many of them may be computed in this step: 0 when no tokens or no prefills are left.
+            At most `wanted`; 0 when no tokens or no prefills are left.
 
         Raises:
             ValueError: `wanted` is less than 1.
@@ -93,7 +90,15 @@ class StepBudget:
         if self.num_prefills == self.budget.max_prefills:
             return 0
         chunk = wanted if self.budget.max_chunk_tokens is None else min(wanted, self.budget.max_chunk_tokens)
-        num_taken = min(chunk, self.num_left)
+        return min(chunk, self.num_left)
+
+    def take_prefill(self, wanted: int) -> int:
+        """Take what `offer_prefill` offers one request, and return it; call it once per request and step.
+
+        Raises:
+            ValueError: `wanted` is less than 1.
+        """
+        num_taken = self.offer_prefill(wanted)
         if num_taken:
             self.num_left -= num_taken
             self.num_prefills += 1

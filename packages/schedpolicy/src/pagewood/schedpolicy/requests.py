@@ -32,8 +32,13 @@ class Waiting(Protocol):
         ...
 
     @property
+    def num_generated(self) -> int:
+        """Tokens generated before a preemption."""
+        ...
+
+    @property
     def max_new_tokens(self) -> int:
-        """Tokens that it may still generate."""
+        """Tokens that it may generate in all."""
         ...
 
 

@@ -100,7 +100,7 @@ class NewTokenRatio:
         Returns:
             Tokens, a multiple of `page_size`.
         """
-        num_tokens = waiting.num_tokens + self._estimate(waiting.max_new_tokens)
+        num_tokens = waiting.num_tokens + self._estimate(waiting.max_new_tokens - waiting.num_generated)
         return (_pages(num_tokens, page_size) - waiting.num_matched // page_size) * page_size
 
     def _estimate(self, num_allowed: int) -> int:

@@ -1,5 +1,7 @@
 """How far admission may go past waiting requests that do not fit."""
 
+from collections.abc import Iterable
+
 from pagewood.schedpolicy.requests import Waiting
 
 
@@ -33,12 +35,15 @@ class SkipAhead:
         self.max_passes = max_passes
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over
         self._skipped: list[int] = []  # arrivals, since the last admission; written by: begin_step, pass_over, admitted
-        self._num_passes: dict[int, int] = {}  # by arrival, where not 0; written by: admitted, forget
+        self._num_passes: dict[int, int] = {}  # by arrival, where not 0; written by: begin_step, admitted
 
-    def begin_step(self) -> None:
-        """Allow `max_skipped` requests to be passed over again."""
+    def begin_step(self, waiting: Iterable[Waiting]) -> None:
+        """Allow `max_skipped` requests to be passed over again; forget those that are no longer waiting."""
         self._num_skipped = 0
         self._skipped.clear()
+        if self._num_passes:
+            alive = {request.arrival for request in waiting}
+            self._num_passes = {arrival: n for arrival, n in self._num_passes.items() if arrival in alive}
 
     def pass_over(self, request: Waiting) -> bool:
         """Decide whether admission may go on past `request`, which does not fit; False ends it for this step."""
@@ -53,8 +58,4 @@ class SkipAhead:
         for arrival in self._skipped:
             self._num_passes[arrival] = self._num_passes.get(arrival, 0) + 1
         self._skipped.clear()
-        self.forget(request)
-
-    def forget(self, request: Waiting) -> None:
-        """Take note that `request` has left the line without running."""
         self._num_passes.pop(request.arrival, None)

@@ -1,0 +1,114 @@
+"""What a developer types, and what CI runs: `nox -l` lists it."""
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.default_venv_backend = "virtualenv"  # uv would resolve torch to the CUDA build on hosts without a GPU
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_external_run = True
+
+LEAVES = ("radixcache", "kvpool", "schedpolicy")
+PACKAGES = (*LEAVES, "engine", "server")
+TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "hypothesis")
+ROOT = Path(__file__).parent
+
+
+def install_everything(session: nox.Session, *more: str) -> None:
+    """Install all five packages from the tree, editable, with the versions of constraints.txt."""
+    editable = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
+    session.install("-c", "constraints.txt", *editable, *more)
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """Start the server with the model that ships inside; arguments after -- go to `pagewood serve`."""
+    install_everything(session)
+    session.run("pagewood", "serve", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests in one environment; arguments after -- go to pytest."""
+    install_everything(session, *TEST_TOOLS, "openai")
+    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu and not slow"]))
+
+
+@nox.session
+@nox.parametrize("package", LEAVES)
+def alone(session: nox.Session, package: str) -> None:
+    """Install one leaf and nothing else of ours, and run its tests: no hidden import, no torch."""
+    session.install("-c", "constraints.txt", f"./packages/{package}", *TEST_TOOLS)
+    names = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
+    ours = [line for line in names.lower().splitlines() if line.startswith(("pagewood", "torch"))]
+    if [line.split("==")[0] for line in ours] != [f"pagewood-{package}"]:
+        session.error(f"{package} must stand alone, but these are installed: {ours}")
+    session.chdir(session.create_tmp())  # so that nothing is imported from the tree
+    session.run(
+        "python", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "packages" / package / "tests")
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format, style, types, import direction and single writers."""
+    install_everything(session, *TEST_TOOLS, "openai", "nox", "ruff", "pyright", "import-linter")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("pyright")
+    session.run("lint-imports")
+    session.run("python", "-m", "pytest", "-q", "tests/test_single_writer.py")
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES)
+def bench(session: nox.Session, package: str) -> None:
+    """Run the microbenchmarks of one package; arguments after -- go to pytest."""
+    install_everything(session, *TEST_TOOLS)
+    session.run(
+        "python", "-m", "pytest", "-o", "python_files=bench_*.py",
+        "--benchmark-enable", f"packages/{package}/benchmarks", *session.posargs,
+    )  # fmt: skip
+
+
+@nox.session
+def bench_end_to_end(session: nox.Session) -> None:
+    """Run us and `transformers` side by side on this CPU; arguments after -- go to the script."""
+    install_everything(session)
+    session.run("python", "benchmarks/cpu_end_to_end.py", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build wheel and sdist of each package, install the wheels into an empty environment and import them."""
+    session.install("-c", "constraints.txt", "build", "hatchling")
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for package in PACKAGES:
+        session.run(
+            "python", "-m", "build", "--no-isolation", "--outdir", str(dist), f"packages/{package}", silent=True
+        )
+        if len(list(dist.glob(f"pagewood_{package}-*"))) != 2:
+            session.error(f"{package} must build one wheel and one sdist")
+    empty = Path(session.create_tmp()) / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    session.run("python", "-m", "venv", str(empty))
+    python = str(empty / "bin" / "python")
+    wheels = [str(wheel) for wheel in dist.glob("*.whl")]
+    session.run(python, "-m", "pip", "install", "-q", "-c", "constraints.txt", *wheels, external=True)
+    session.chdir(empty)
+    imports = "; ".join(f"import pagewood.{package} as p; print(p.__name__, p.__version__)" for package in PACKAGES)
+    session.run(python, "-W", "error", "-c", imports, external=True)
+    session.run(str(empty / "bin" / "pagewood"), "generate", "What is 12 + 7?", external=True)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a CUDA device; says so where there is none."""
+    if shutil.which("nvidia-smi") is None and not os.path.exists("/dev/nvidia0"):
+        session.skip("there is no GPU on this host: no nvidia-smi and no /dev/nvidia0")
+    install_everything(session, *TEST_TOOLS, "openai")
+    session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs, success_codes=[0])

@@ -1,0 +1,183 @@
+"""What an engine is told and what it answers: the whole vocabulary between the engine and its users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+
+class FinishReason(Enum):
+    """Why a request ended; the values are the words of OpenAI's API where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    REFUSED = "refused"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when they end.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. Filters apply in the
+    order temperature, top_k, top_p, min_p. With a `seed`, the tokens are a function of (weights, prompt, seed) only.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    max_tokens: int | None = 128
+    """None: as many as the engine's `max_length` leaves."""
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0, got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit in 64 signed bits, got {self.seed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request is refused: text for a person, the name of the offending parameter, a code for a program."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Generate from `tokens` (int32 little-endian bytes, so that no link turns them into Python lists).
+
+    Requests share cached prefixes only inside one `namespace`. Higher `priority` goes first. `carry` is not read by
+    the engine: it comes back unchanged in the first `Delta` of this request.
+    """
+
+    request_id: str
+    tokens: bytes
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    namespace: str | None = None
+    carry: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """End a request now, wherever it is. An unknown or finished `request_id` is not an error."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """A request that failed before it reached the engine; it is answered with a refusing `Delta`, in its order."""
+
+    request_id: str
+    refusal: Refusal
+    carry: bytes = b""
+
+
+Command = Submit | Abort | Refuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step did for one request.
+
+    The last Delta of a request has a `finish`; every request gets exactly one such Delta. `first` marks the first
+    Delta of a request, the only one that has a `carry`. The token that stopped a request (end of sequence or a stop
+    token) is not among `tokens`; `num_output_tokens` counts it.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    refusal: Refusal | None = None
+    first: bool = False
+    carry: bytes = b""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class Inbox(Protocol):
+    """Where an engine takes its commands from."""
+
+    def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
+        """Return the commands that arrived, in order; wait up to `timeout_s` (0: do not wait, None: no limit)."""
+        ...
+
+
+class Outbox(Protocol):
+    """Where an engine puts its answers."""
+
+    def send(self, deltas: Sequence[Delta]) -> None:
+        """Hand on the answers of one step, in order; must not block for long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that decides how an engine is built. None means: choose for this model and machine, and log it.
+
+    Raises:
+        ValueError: a field is out of its range, or two fields contradict each other.
+    """
+
+    model: str | None = None
+    """Folder of a Hugging Face model; None: the model that ships inside pagewood-engine."""
+    device: Literal["auto", "cpu"] = "auto"
+    num_threads: int | None = None
+    """Compute threads of the CPU runner; None: one per physical core."""
+    max_total_tokens: int | None = None
+    """Token positions of KV memory, over all requests and the prefix cache."""
+    max_length: int | None = None
+    """Longest prompt plus output of one request; None: what the model and the KV memory allow."""
+    max_running: int = 64
+    """Requests that may run at the same time."""
+    page_size: int = 16
+    schedule_policy: str = "fcfs"
+    schedule_conservativeness: float = 1.0
+    """Scales how much memory is kept for the outputs of running requests; less admits more and preempts more."""
+    chunked_prefill_size: int = 512
+    """Prompt tokens computed in one step, over all requests."""
+    max_prefills: int = 8
+    """Prompts that may be in progress in one step."""
+    overlap: bool = True
+    """Plan step N+1 while step N computes."""
+    prefix_cache: bool = True
+    seed: int = 0
+    """Seed of the requests that name none."""
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_running", "chunked_prefill_size", "max_prefills"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.schedule_conservativeness <= 0:
+            raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
+        for name in ("num_threads", "max_total_tokens", "max_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
+            raise ValueError(
+                f"max_total_tokens must hold at least one page of {self.page_size}, got {self.max_total_tokens}"
+            )

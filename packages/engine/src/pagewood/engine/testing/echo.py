@@ -1,0 +1,176 @@
+"""An echo model: a runner whose tokens are a hash of all the KV that they can read, and its sequential oracle.
+
+It has no weights, but it has everything else that a runner has: a token table, page rows and KV memory. So a wrong
+page, a page reused too early, a token at the wrong position or KV read before it is written changes the output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.arrays import Int32
+from pagewood.engine.batch import Batch
+
+_UInt64 = NDArray[np.uint64]
+_GARBAGE = np.uint64(0xDEADBEEF)
+
+
+def oracle_tokens(
+    prompt: Sequence[int], sampling: SamplingParams, *, vocab_size: int, stop_ids: frozenset[int], max_length: int
+) -> list[int]:
+    """Generate one request alone, without cache, pages, batch or loop; a stopping token is not part of the output."""
+    limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
+    tokens = list(prompt)
+    output: list[int] = []
+    while len(output) < limit:
+        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32))
+        token = _next_token(_sum(kv), len(tokens), sampling.temperature, sampling.seed or 0, vocab_size)
+        if token in stop_ids:
+            break
+        tokens.append(token)
+        output.append(token)
+    return output
+
+
+class EchoRunner:
+    """Runs the echo model; satisfies the `Runner` of the loop.
+
+    A launched step is computed as late as possible: when it or a later one is waited for, or when `catch_up` is
+    called. In a step, all KV of earlier steps is read before any is written.
+
+    Args:
+        num_rows: rows of the tables.
+        max_length: longest prompt plus output.
+        num_pages: pages of KV memory.
+        page_size: positions per page.
+        vocab_size: tokens are below it.
+        held_pages: if given, returns the pages that are not free; a step that touches another page is an error.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_length: int,
+        num_pages: int,
+        page_size: int,
+        vocab_size: int,
+        held_pages: Callable[[], Int32] | None = None,
+    ) -> None:
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._held_pages = held_pages
+        self._tokens = np.full((num_rows, max_length + 1), -1, np.int32)
+        self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
+        self._kv = np.full(num_pages * page_size, _GARBAGE, np.uint64)
+        self._queue: deque[_EchoStep] = deque()
+        self.num_launched = 0
+        self.num_launched_ahead = 0
+        """Steps launched while another was in flight."""
+        self.closed = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps that were not waited for."""
+        return len(self._queue)
+
+    def launch(self, batch: Batch) -> _EchoStep:
+        """Queue a step."""
+        self.num_launched += 1
+        self.num_launched_ahead += any(not step.waited for step in self._queue)
+        step = _EchoStep(self, batch)
+        self._queue.append(step)
+        return step
+
+    def catch_up(self) -> None:
+        """Compute all launched steps."""
+        for step in self._queue:
+            if step.tokens is None:
+                step.tokens = self._compute(step.batch)
+
+    def close(self) -> None:
+        """Refuse further use."""
+        self.closed = True
+
+    def finish(self, step: _EchoStep) -> Int32:
+        """Compute steps in order up to this one; return its tokens."""
+        while True:
+            head = self._queue.popleft()
+            if head.tokens is None:
+                head.tokens = self._compute(head.batch)
+            if head is step:
+                return head.tokens
+
+    def _compute(self, batch: Batch) -> Int32:
+        self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
+        self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
+        earlier: list[int] = [
+            _sum(self._kv[self._slots(row, 0, start)])
+            for row, start in zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)
+        ]
+        sums: list[int] = []  # of all KV up to the end of each grant
+        for row, start, count, total in zip(
+            batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), earlier, strict=True
+        ):
+            tokens = self._tokens[row, start : start + count]
+            assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
+            kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
+            self._kv[self._slots(row, start, start + count)] = kv
+            sums.append((total + _sum(kv)) % 2**64)
+        sampled: list[int] = []
+        for index, grant in enumerate(map(int, batch.sampled)):
+            position = int(batch.starts[grant] + batch.counts[grant])
+            token = _next_token(
+                sums[grant], position, float(batch.temperatures[index]), int(batch.seeds[index]), self._vocab_size
+            )
+            self._tokens[batch.rows[grant], position] = token
+            sampled.append(token)
+        return np.array(sampled, np.int32)
+
+    def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
+        positions = np.arange(start, end)
+        pages = self._pages[row, positions // self._page_size].astype(np.int64)
+        if self._held_pages is not None:
+            assert np.isin(pages, self._held_pages()).all(), f"row {row} touches a free page"
+        return pages * self._page_size + positions % self._page_size
+
+
+class _EchoStep:
+    """A launched step; satisfies the `StepHandle` of the loop."""
+
+    def __init__(self, runner: EchoRunner, batch: Batch) -> None:
+        self._runner = runner
+        self.batch = batch
+        self.tokens: Int32 | None = None  # written by: echo
+        self.waited = False
+
+    def wait(self) -> Int32:
+        """Return the sampled tokens."""
+        self.waited = True
+        return self._runner.finish(self)
+
+
+def _mix(x: _UInt64) -> _UInt64:
+    """Scramble 64 bits. Source: the finaliser of SplitMix64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:
+    return _mix((tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1))
+
+
+def _sum(kv: _UInt64) -> int:
+    return int(np.add.reduce(kv))
+
+
+def _next_token(kv_sum: int, position: int, temperature: float, seed: int, vocab_size: int) -> int:
+    salt = seed % 2**64 if temperature > 0 else 0
+    word = np.array([(kv_sum + salt * 3 + position) % 2**64], np.uint64)
+    return int(_mix(_mix(word))[0] % np.uint64(vocab_size))

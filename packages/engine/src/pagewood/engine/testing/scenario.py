@@ -1,0 +1,241 @@
+"""Random traffic for an engine with an echo model, and the checks that hold after every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, Submit
+from pagewood.engine.build import assemble
+from pagewood.engine.kv import KVSpace
+from pagewood.engine.loop import Engine, EngineInfo, Pending
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
+
+_VOCAB_SIZE = 40
+_EOS = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request of a scenario, and when it comes and perhaps goes; times are step numbers."""
+
+    at_step: int
+    abort_at_step: int | None
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int
+    namespace: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Traffic and the limits of the engine that it meets."""
+
+    config: EngineConfig
+    num_pages: int
+    max_length: int
+    arrivals: tuple[Arrival, ...]
+    eager_steps: frozenset[int]
+    """After these steps the device catches up at once; otherwise it computes as late as it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a scenario took."""
+
+    num_steps: int
+    num_launched_ahead: int
+    num_preempted: int
+    num_cached_tokens: int
+    num_aborted: int
+    num_refused: int
+
+
+def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
+    """Draw a scenario: shared prefixes, tiny pools, chunks, priorities, namespaces, aborts and hopeless requests."""
+    page_size = rng.choice((1, 4, 16))
+    max_length = rng.randint(8, 90)
+    fewest_pages = -(-max_length // page_size)
+    num_pages = rng.randint(fewest_pages, fewest_pages * 3)
+    stems = [[rng.randrange(1, _VOCAB_SIZE) for _ in range(rng.randint(1, max_length))] for _ in range(3)]
+    arrivals: list[Arrival] = []
+    for _ in range(rng.randint(1, 12)):
+        stem = rng.choice(stems)
+        tail = [rng.randrange(1, _VOCAB_SIZE) for _ in range(rng.randint(0, 6))]
+        prompt = (stem[: rng.randint(0, len(stem))] + tail) or [1]
+        at_step = rng.randint(0, 25)
+        arrivals.append(
+            Arrival(
+                at_step=at_step,
+                abort_at_step=at_step + rng.randint(0, 20) if rng.random() < 0.2 else None,
+                prompt=tuple(prompt),
+                sampling=SamplingParams(
+                    max_tokens=rng.choice((None, rng.randint(1, 40))),
+                    temperature=rng.choice((0.0, 1.0)),
+                    seed=rng.randrange(1000),
+                    ignore_eos=rng.random() < 0.5,
+                    stop_token_ids=(7,) if rng.random() < 0.2 else (),
+                ),
+                priority=rng.choice((0, 0, 1)),
+                namespace=rng.choice((None, None, "tenant")),
+            )
+        )
+    return Scenario(
+        config=EngineConfig(
+            page_size=page_size,
+            max_running=rng.randint(1, 6),
+            chunked_prefill_size=rng.choice((1, 3, 16, 64)),
+            max_prefills=rng.randint(1, 3),
+            schedule_policy=rng.choice(("fcfs", "lpm")),
+            schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
+            overlap=overlap,
+            prefix_cache=rng.random() < 0.9,
+        ),
+        num_pages=num_pages,
+        max_length=max_length,
+        arrivals=tuple(arrivals),
+        eager_steps=frozenset(rng.sample(range(60), rng.randint(0, 30))),
+    )
+
+
+def run_scenario(scenario: Scenario, *, after_step: Callable[[Engine], None] | None = None) -> Report:
+    """Run a scenario to its end; every answer must be the sequential oracle's.
+
+    Args:
+        scenario: the traffic.
+        after_step: a further check.
+
+    Raises:
+        AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
+    """
+    return _Run(scenario).to_the_end(after_step)
+
+
+class _Run:
+    """One scenario under way."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._inbox = MemoryInbox()
+        self._outbox = MemoryOutbox()
+        self._runner: EchoRunner | None = None
+        self._step = 0
+        self._outputs: dict[str, list[int]] = {}
+        self._ends: dict[str, Delta] = {}
+        self._aborted: set[str] = set()
+        self._engine = assemble(
+            scenario.config,
+            info=EngineInfo(
+                model_name="echo",
+                max_length=scenario.max_length,
+                vocab_size=_VOCAB_SIZE,
+                eos_token_ids=(_EOS,),
+                num_pages=scenario.num_pages,
+                page_size=scenario.config.page_size,
+            ),
+            make_runner=self._make_runner,
+            inbox=self._inbox,
+            outbox=self._outbox,
+            clock=lambda: float(self._step),
+        )
+
+    def to_the_end(self, after_step: Callable[[Engine], None] | None) -> Report:
+        scenario, engine = self._scenario, self._engine
+        last_event = max(max(a.at_step, a.abort_at_step or 0) for a in scenario.arrivals)
+        num_positions = sum(len(a.prompt) + (a.sampling.max_tokens or scenario.max_length) for a in scenario.arrivals)
+        deadline = last_event + 20 * num_positions + 100
+        pending: Pending | None = None
+        while self._step <= last_event or len(self._ends) < len(scenario.arrivals) or pending is not None:
+            assert self._step < deadline, f"no progress: {engine.counters()}"
+            self._arrive()
+            pending = engine.advance(pending)
+            self._collect()
+            violation = engine.violation()
+            assert violation is None, violation
+            if after_step is not None:
+                after_step(engine)
+            if self._step in scenario.eager_steps and self._runner is not None:
+                self._runner.catch_up()
+            self._step += 1
+        engine.step()  # idle: checks the invariant once more
+        self._check_ends()
+        counters = engine.counters()
+        assert counters.num_violations == 0
+        assert counters.num_free_pages + counters.num_cached_pages == scenario.num_pages
+        assert self._runner is not None
+        assert self._runner.num_in_flight == 0
+        return Report(
+            num_steps=counters.num_steps,
+            num_launched_ahead=self._runner.num_launched_ahead,
+            num_preempted=counters.num_preempted,
+            num_cached_tokens=sum(delta.num_cached_tokens for delta in self._ends.values()),
+            num_aborted=sum(delta.finish is FinishReason.ABORT for delta in self._ends.values()),
+            num_refused=sum(delta.finish is FinishReason.REFUSED for delta in self._ends.values()),
+        )
+
+    def _make_runner(self, kv: KVSpace) -> EchoRunner:
+        self._runner = EchoRunner(
+            num_rows=self._scenario.config.max_running,
+            max_length=self._scenario.max_length,
+            num_pages=self._scenario.num_pages,
+            page_size=self._scenario.config.page_size,
+            vocab_size=_VOCAB_SIZE,
+            held_pages=kv.held_pages,
+        )
+        return self._runner
+
+    def _arrive(self) -> None:
+        for index, arrival in enumerate(self._scenario.arrivals):
+            if arrival.at_step == self._step:
+                self._inbox.put(
+                    Submit(
+                        request_id=str(index),
+                        tokens=np.array(arrival.prompt, "<i4").tobytes(),
+                        sampling=arrival.sampling,
+                        priority=arrival.priority,
+                        namespace=arrival.namespace,
+                        carry=str(index).encode(),
+                    )
+                )
+            if arrival.abort_at_step == self._step:
+                self._inbox.put(Abort(request_id=str(index)))
+                self._aborted.add(str(index))
+
+    def _collect(self) -> None:
+        for delta in self._outbox.take():
+            assert delta.request_id not in self._ends, f"request {delta.request_id} was answered after its end"
+            assert delta.first == (delta.request_id not in self._outputs)
+            assert delta.carry == (delta.request_id.encode() if delta.first else b"")
+            self._outputs.setdefault(delta.request_id, []).extend(delta.tokens)
+            if delta.finish is not None:
+                self._ends[delta.request_id] = delta
+
+    def _check_ends(self) -> None:
+        for index, arrival in enumerate(self._scenario.arrivals):
+            name = str(index)
+            output, last = self._outputs[name], self._ends[name]
+            if len(arrival.prompt) + (arrival.sampling.max_tokens or 1) > self._scenario.max_length:
+                assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was let in"
+                continue
+            stop_ids = frozenset(arrival.sampling.stop_token_ids + (() if arrival.sampling.ignore_eos else (_EOS,)))
+            expected = oracle_tokens(
+                arrival.prompt,
+                arrival.sampling,
+                vocab_size=_VOCAB_SIZE,
+                stop_ids=stop_ids,
+                max_length=self._scenario.max_length,
+            )
+            if last.finish is FinishReason.ABORT:
+                assert name in self._aborted
+                assert output == expected[: len(output)], f"request {name}: {output} is no prefix of {expected}"
+                continue
+            assert output == expected, f"request {name}: {output} is not {expected}"
+            limit = arrival.sampling.max_tokens or self._scenario.max_length - len(arrival.prompt)
+            stopped = len(expected) < limit
+            assert last.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            assert last.num_output_tokens == len(expected) + stopped
+            assert last.num_prompt_tokens == len(arrival.prompt)

@@ -1,0 +1,38 @@
+"""Tokens of one request to the text that its client may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagewood.engine.text.stop import StopStrings
+from pagewood.engine.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """Text of one growing sequence of tokens, up to its first stop string.
+
+    Invariant: what `push` and `finish` returned, joined, is `tokenizer.decode` of all tokens, cut before the first stop
+    string. The cost of a token does not depend on how many came before it.
+
+    Raises:
+        ValueError: a stop string is empty.
+    """
+
+    __slots__ = ("_decoder", "_stops")
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+        self._decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens)
+        self._stops = StopStrings(stop)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text; tokens that come later have no effect."""
+        return self._stops.matched
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Return the new text: whole characters, and nothing that may yet turn out to be a stop string."""
+        return self._stops.push(self._decoder.push(tokens))
+
+    def finish(self) -> str:
+        """Return the rest of the text; the sequence is at its end."""
+        return self._stops.push(self._decoder.flush()) + self._stops.flush()

@@ -1,0 +1,135 @@
+# pyright: basic
+# The bindings of `tokenizers` carry no usable annotations.
+"""A Hugging Face tokenizer folder without `transformers`: text -> ids, messages -> ids, ids -> text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
+from pagewood.engine.text.incremental import IncrementalDecoder, incremental_decoder
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """What turns text into ids and back. Invariant: holds no state of any text, so one serves every request."""
+
+    __slots__ = ("_chat_template", "_decoders", "_tokenizer")
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._decoders: dict[bool, Callable[[], IncrementalDecoder]] = {
+            skip: incremental_decoder(tokenizer, skip_special_tokens=skip) for skip in (False, True)
+        }
+
+    @staticmethod
+    def from_folder(path: str | Path) -> Tokenizer:
+        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of a model folder.
+
+        Raises:
+            ValueError: the folder has no `tokenizer.json`, or a file in it cannot be read.
+        """
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(f"model folder must hold a tokenizer.json, got {folder}")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the bindings raise Exception itself
+            raise ValueError(f"{file} cannot be read: {error}") from error
+        config = _read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        source = _chat_template_source(folder, config)
+        template = None if source is None else ChatTemplate(source, special_tokens=special_tokens)
+        return Tokenizer(tokenizer, chat_template=template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be turned into a prompt."""
+        return self._chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
+        """Return the ids of `text`, [num_tokens] int32."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+
+    def decode(self, tokens: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `tokens`; ids that the vocabulary does not have are left out."""
+        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+        """Return the prompt text of a conversation.
+
+        Raises:
+            ChatTemplateError: the model has no chat template, or its template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise ChatTemplateError("this model has no chat template; send it a plain prompt")
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> NDArray[np.int32]:
+        """Return the prompt ids of a conversation, [num_tokens] int32; the template writes the special tokens itself.
+
+        Raises:
+            ChatTemplateError: as in `render_chat`.
+        """
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """Return a decoder for one new sequence."""
+        return self._decoders[skip_special_tokens]()
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} must hold JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the named special tokens; a token is written as its text or as an object with its `content`."""
+    tokens: dict[str, str] = {}
+    for name in _NAMED_TOKENS:
+        match config.get(name):
+            case str(text) | {"content": str(text)}:
+                tokens[name] = text
+            case _:
+                pass
+    return tokens
+
+
+def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the template: a file of its own, or a text in the configuration, or the one named default there."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    match config.get("chat_template"):
+        case str(source):
+            return source
+        case list(templates):
+            named = {template["name"]: template["template"] for template in templates}
+            return named.get("default")
+        case _:
+            return None

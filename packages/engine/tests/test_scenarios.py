@@ -1,0 +1,194 @@
+"""The engine core against a sequential oracle: random traffic, both loops, and seeded faults that must be noticed.
+
+The faults of `FAULTS` are seeded one at a time, and `run_scenario` notices each of them within 600 random scenarios:
+
+    missing lock               a lease that does not keep its path from eviction
+    release in flight          pages given back while a launched step still writes them
+    preempt in flight          the same, by preemption
+    publish before compute     pages offered to others in the plan that will compute them
+    freed duplicates           duplicates of published pages freed while the request still reads them
+    leaked duplicates          duplicates never freed
+    whole prompt from cache    nothing is left to compute logits from
+    page rounded down          a request grows one page too late
+    pages not announced        the runner is not told of a new page
+    aliased batch              a batch in flight shares an array with the next one
+    answer after the end       tokens of a step in flight are taken by a request that has ended
+    forgotten lease            a released request leaves its path locked
+
+Two more leave the output right and are noticed by counting the steps that were launched ahead:
+
+    finish then launch         the overlapped loop waits for a step before it launches the next
+    unseen token forgotten     a request is not granted a step before its last token is known
+"""
+
+import inspect
+import random
+import textwrap
+from types import FunctionType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine import batch, kv, loop, plan, retire
+from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.testing import Arrival, Scenario, random_scenario, run_scenario
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_output_is_the_sequential_oracles(rng: random.Random, overlap: bool) -> None:
+    run_scenario(random_scenario(rng, overlap=overlap))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_scenarios_exercise_what_they_claim(overlap: bool) -> None:
+    reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(150)]
+    assert sum(report.num_preempted for report in reports) > 20
+    assert sum(report.num_cached_tokens for report in reports) > 500
+    assert sum(report.num_aborted for report in reports) > 50
+    assert sum(report.num_refused for report in reports) > 50
+
+
+def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
+    """Three requests that arrive together and end together by length."""
+    arrivals = [
+        Arrival(
+            at_step=0,
+            abort_at_step=None,
+            prompt=(index + 1, 2, 3),
+            sampling=SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True),
+            priority=0,
+            namespace=None,
+        )
+        for index in range(3)
+    ]
+    return Scenario(
+        config=EngineConfig(page_size=4, max_running=3, overlap=overlap),
+        num_pages=64,
+        max_length=64,
+        arrivals=tuple(arrivals),
+        eager_steps=frozenset(),
+    )
+
+
+def test_the_plain_loop_takes_one_step_a_token_and_never_runs_ahead() -> None:
+    report = run_scenario(steady_scenario(overlap=False))
+    assert (report.num_steps, report.num_launched_ahead) == (20, 0)
+
+
+def test_the_overlapped_loop_launches_every_step_but_the_first_ahead_and_wastes_none() -> None:
+    report = run_scenario(steady_scenario(overlap=True))
+    assert (report.num_steps, report.num_launched_ahead) == (20, 19)
+
+
+Edit = tuple[Any, str, str, str]
+"""Owner of a function, its name, a piece of its source, and what replaces it."""
+
+UNCHECKED: Edit = (kv.KVSpace, "release", "assert request.num_in_flight == 0", "pass")
+
+FAULTS: dict[str, list[Edit]] = {
+    "missing lock": [
+        (kv.KVSpace, "admit", "self._cache.lock(match.node)", "match.node"),
+        (kv.KVSpace, "admit", "self._cache.unlock(lease)", "pass"),
+        (kv.KVSpace, "publish", "lease = self._cache.lock(insertion.node)", "lease = insertion.node"),
+        (kv.KVSpace, "publish", "self._cache.unlock(request.lease)", "pass"),
+        (kv.KVSpace, "release", "self._cache.unlock(request.lease)", "pass"),
+    ],
+    "release in flight": [UNCHECKED, (retire, "_leave", "if request.num_in_flight:", "if False:")],
+    "preempt in flight": [UNCHECKED, (plan._Shortage, "grow", "if victim.num_in_flight:", "if False:")],
+    "publish before compute": [
+        (
+            plan.Planner,
+            "_admit",
+            "budget.take_prefill(count)",
+            "budget.take_prefill(count); request.num_computed += count; kv.publish(request)",
+        )
+    ],
+    "freed duplicates": [
+        (
+            kv.KVSpace,
+            "publish",
+            "request.private[first + insertion.num_existing : end] = False",
+            "request.private[first:end] = False; "
+            "self._allocator.free(request.pages[first : first + insertion.num_existing])",
+        )
+    ],
+    "leaked duplicates": [
+        (
+            kv.KVSpace,
+            "publish",
+            "request.private[first + insertion.num_existing : end] = False",
+            "request.private[first:end] = False",
+        )
+    ],
+    "whole prompt from cache": [
+        (kv.KVSpace, "_reusable", "request.tokens[: request.num_known - 1]", "request.tokens[: request.num_known]")
+    ],
+    "page rounded down": [(kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")],
+    "pages not announced": [
+        (
+            plan.Planner,
+            "_plan_prompts",
+            "count == num_missing, first_page, False",
+            "count == num_missing, request.num_pages, False",
+        )
+    ],
+    "aliased batch": [
+        (
+            batch.BatchBuilder,
+            "build",
+            "rows = np.array([grant.request.row for grant in grants], np.int32)",
+            "rows = self._seeds.view(np.int32)[: len(grants)]; rows[:] = [grant.request.row for grant in grants]",
+        )
+    ],
+    "answer after the end": [(loop, "retire", "if request.finish is not None:", "if False:")],
+    "forgotten lease": [(kv.KVSpace, "release", "self._cache.unlock(request.lease)", "pass")],
+}
+
+DEGENERATIONS: dict[str, list[Edit]] = {
+    "finish then launch": [
+        (
+            loop.Engine,
+            "step_overlapped",
+            "pending = self._launch()\n    self._finish(last)",
+            "self._finish(last)\n    pending = self._launch()",
+        )
+    ],
+    "unseen token forgotten": [
+        (loop.Engine, "_launch", "request.num_unseen += samples", "pass"),
+        (loop.Engine, "_finish", "grant.request.num_unseen -= grant.samples", "pass"),
+    ],
+}
+
+
+def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace functions by what their edited sources say."""
+    sources: dict[tuple[Any, str], str] = {}
+    for owner, name, old, new in edits:
+        source = sources.get((owner, name)) or textwrap.dedent(inspect.getsource(getattr(owner, name)))
+        assert old in source, f"{name} has no {old!r}: mend the fault"
+        sources[owner, name] = source.replace(old, new)
+    for (owner, name), source in sources.items():
+        function: FunctionType = getattr(owner, name)
+        namespace: dict[str, Any] = {}
+        exec("from __future__ import annotations\n" + source, function.__globals__, namespace)
+        monkeypatch.setattr(owner, name, namespace[name])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(random_scenario(random.Random(seed), overlap=seed % 3 > 0))
+        except Exception:  # what a fault breaks first is not the point
+            return
+    pytest.fail(f"{fault!r} went unnoticed")
+
+
+@pytest.mark.parametrize("fault", DEGENERATIONS)
+def test_overlap_that_degenerates_into_waiting_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(DEGENERATIONS[fault], monkeypatch)
+    assert run_scenario(steady_scenario(overlap=True)).num_launched_ahead < 19

@@ -1,0 +1,52 @@
+"""Streamed decoding equals decoding at once, for every family of decoder and any ids at all."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine.text import Tokenizer
+
+
+@given(data=st.data(), skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_joined_text_equals_decoding_at_once(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
+    # Any id at all; and often the few that interact: spaces at the start, single bytes, special tokens.
+    notable = [token for token in range(tokenizer.vocab_size) if tokenizer.decode([token]) in ("", " ", "the", "fox")]
+    ids = st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(notable)
+    steps = data.draw(st.lists(st.lists(ids, max_size=3), max_size=20))
+    decoder = tokenizer.incremental_decoder(skip_special_tokens=skip)
+    parts = [decoder.push(step) for step in steps]
+    parts.append(decoder.flush())
+    tokens = [token for step in steps for token in step]
+    assert "".join(parts) == tokenizer.decode(tokens, skip_special_tokens=skip)
+
+
+@given(text=st.text(max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_a_character_appears_whole_with_its_last_byte(byte_level_tokenizer: Tokenizer, text: str) -> None:
+    decoder = byte_level_tokenizer.incremental_decoder()
+    shown = ""
+    tokens = [int(token) for token in byte_level_tokenizer.encode(text)]
+    for n, token in enumerate(tokens, start=1):
+        shown += decoder.push([token])
+        # Nothing is held longer than its character: what is missing is at most one incomplete character.
+        assert shown == byte_level_tokenizer.decode(tokens[:n]).rstrip("\ufffd") or "\ufffd" in text
+    assert shown == text
+    assert decoder.flush() == ""
+
+
+def test_invalid_bytes_do_not_wait_for_the_end(byte_level_tokenizer: Tokenizer) -> None:
+    # A window over the text would hold all of these, and decode them again for each new one.
+    byte_0x80 = next(i for i in range(300) if byte_level_tokenizer.decode([i]) == "\ufffd")
+    decoder = byte_level_tokenizer.incremental_decoder()
+    num_shown = sum(len(decoder.push([byte_0x80])) for _ in range(1000))
+    assert num_shown >= 999
+
+
+def test_an_incomplete_character_at_the_end_becomes_a_replacement(byte_level_tokenizer: Tokenizer) -> None:
+    tokens = [int(token) for token in byte_level_tokenizer.encode("\U0001d518")]
+    assert len(tokens) == 4
+    decoder = byte_level_tokenizer.incremental_decoder()
+    assert decoder.push(tokens[:3]) == ""
+    assert decoder.flush() == byte_level_tokenizer.decode(tokens[:3]) == "\ufffd"

@@ -1,0 +1,132 @@
+"""`check` notices every kind of damage."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pagewood.radixcache import inspection
+from pagewood.radixcache.node import Edge
+from pagewood.radixcache.tree import Tree
+
+
+def build() -> tuple[Tree, Edge, Edge, Edge]:
+    """A tree of one locked edge with two unlocked children."""
+    tree = Tree(1)
+    root = tree.root(None)
+    stem = tree.attach(root, key(1, 2), key(10, 11))
+    left = tree.attach(stem, key(3), key(12))
+    right = tree.attach(stem, key(4, 5), key(13, 14))
+    tree.lock(stem)
+    inspection.check(tree)
+    return tree, stem, left, right
+
+
+def key(*items: int) -> bytes:
+    return np.array(items, np.int32).tobytes()
+
+
+def swap_parent(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    left.parent = right
+
+
+def move_start(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    right.start += 1
+    right.end += 1
+
+
+def empty_edge(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    left.end = left.start
+
+
+def cut_key(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    right.key = right.key[:4]
+
+
+def cut_values(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    right.values = right.values[:4]
+
+
+def rename(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    left.namespace = "other"
+
+
+def misfile(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    stem.children[key(9)] = stem.children.pop(key(3))
+
+
+def misfile_by_two(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    stem.children[key(4, 5)] = stem.children.pop(key(4))
+
+
+def lose_pin(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    stem.num_leases += 1
+
+
+def list_twice(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    right.newer = left
+
+
+def break_link(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    right.older = right
+
+
+def lose_from_order(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.lru.remove(left)
+
+
+def make_child_younger(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.unlock(stem)
+    tree.lru.remove(left)
+    tree.lru.add(left)
+
+
+def repeat_page(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    left.values = key(10)
+
+
+def miscount(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.num_pages += 1
+
+
+def miscount_locked(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.num_locked += 1
+
+
+def miscount_namespace(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.num_pages_in[None] += 1
+
+
+def keep_idle_root(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.roots["idle"] = tree.root("idle")
+    tree.num_pages_in["idle"] = 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        (swap_parent, "a child knows its parent"),
+        (move_start, "a child starts where its parent ends"),
+        (empty_edge, "an edge holds pages, a root none"),
+        (cut_key, "a key holds page_size tokens per page"),
+        (cut_values, "an edge holds one page id per page"),
+        (rename, "a path keeps to its namespace"),
+        (misfile, "a child is found by its first page"),
+        (misfile_by_two, "a child is found by one page"),
+        (lose_pin, "pins are leases plus locked children"),
+        (list_twice, "neighbours in the order agree"),
+        (break_link, "neighbours in the order agree"),
+        (lose_from_order, "the order holds the unlocked edges"),
+        (make_child_younger, "an edge is older than its parent"),
+        (repeat_page, "no page is in the tree twice"),
+        (miscount, "num_pages counts the pages"),
+        (miscount_locked, "num_locked counts the pages of locked edges"),
+        (miscount_namespace, "num_pages_in counts the pages of each namespace"),
+        (keep_idle_root, "a root has a page or a lease"),
+    ],
+)
+def test_damage_is_noticed(damage: Callable[[Tree, Edge, Edge, Edge], None], rule: str) -> None:
+    tree, stem, left, right = build()
+    damage(tree, stem, left, right)
+    with pytest.raises(AssertionError, match=f"^{rule}"):
+        inspection.check(tree)

@@ -1,0 +1,229 @@
+"""The HTTP side as a Starlette application: validates, submits, maps errors; it never sees a token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagewood.server import openai_chat, openai_completions, openai_fields, wire
+from pagewood.server.config import SamplingDefaults
+from pagewood.server.errors import ApiError, unavailable
+from pagewood.server.formats import Format
+from pagewood.server.live import LiveRequests, new_request_id
+from pagewood.server.openai_fields import GenerationFields
+from pagewood.server.respond import GroupResponse, error_response, json_response
+from pagewood.server.status import EngineState, EngineStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontend:
+    """What the endpoints work with."""
+
+    live: LiveRequests
+    status: EngineStatus
+    defaults: SamplingDefaults
+    model_name: str
+    max_body_bytes: int
+    started: int
+    """Unix time, seconds."""
+
+    def take(self, message: wire.ToHttp) -> None:
+        """Take what came up the pipeline."""
+        match message:
+            case wire.Answers():
+                self.live.take(message)
+            case wire.Loading() | wire.Pulse():
+                self.status.take(message)
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+                Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/models", self.models, methods=["GET"]),
+                Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+                Route("/health", self.health, methods=["GET"]),
+                Route("/ready", self.ready, methods=["GET"]),
+            ],
+            exception_handlers={
+                ApiError: _api_error,
+                HTTPException: _http_error,
+                ClientDisconnect: _gone,
+                Exception: _unexpected_error,
+            },
+        )
+
+    async def chat_completions(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        chat = openai_chat.parse_chat(await self._body(request))
+        model = self._model(chat.model)
+        return self._respond(
+            chat,
+            model,
+            prompts=[openai_chat.prompt(chat)],
+            max_tokens=openai_chat.max_tokens(chat),
+            echo=False,
+            format=openai_chat.ChatFormat(
+                id=new_request_id("chatcmpl"),
+                created=int(time.time()),
+                model=self.model_name,
+                include_usage=openai_fields.include_usage(chat),
+            ),
+        )
+
+    async def completions(self, request: Request) -> ASGIApp:
+        """Continue one or more prompts."""
+        completion = openai_completions.parse_completion(await self._body(request))
+        model = self._model(completion.model)
+        return self._respond(
+            completion,
+            model,
+            prompts=openai_completions.prompts(completion, vocab_size=model.vocab_size),
+            max_tokens=completion.max_tokens or openai_completions.DEFAULT_MAX_TOKENS,
+            echo=bool(completion.echo),
+            format=openai_completions.CompletionFormat(
+                id=new_request_id("cmpl"),
+                created=int(time.time()),
+                model=self.model_name,
+                include_usage=openai_fields.include_usage(completion),
+            ),
+        )
+
+    async def models(self, request: Request) -> Response:
+        """List the one model."""
+        return json_response(msgspec.json.encode({"object": "list", "data": [self._model_object()]}))
+
+    async def model(self, request: Request) -> Response:
+        """Describe the one model."""
+        self._check_name(request.path_params["name"])
+        return json_response(msgspec.json.encode(self._model_object()))
+
+    async def health(self, request: Request) -> Response:
+        """Liveness: this process answers."""
+        return json_response(b'{"status":"ok"}')
+
+    async def ready(self, request: Request) -> Response:
+        """Readiness and progress: whether the engine serves, and its counters as of its last pulse."""
+        silent_s = self.status.seconds_since_pulse
+        state = self.status.state
+        body = {
+            "status": state.value,
+            "detail": self.status.detail,
+            "model": self.model_name,
+            "requests": {"live": self.live.num_live, "ending": self.live.num_ending},
+            "engine": self.status.counters,
+            "seconds_since_pulse": None if silent_s is None else round(silent_s, 3),
+        }
+        is_ready = state is EngineState.READY
+        headers = None if is_ready else {"Retry-After": "2"}
+        return json_response(msgspec.json.encode(body), status=200 if is_ready else 503, headers=headers)
+
+    def _respond(
+        self,
+        fields: GenerationFields,
+        model: wire.Model,
+        *,
+        prompts: Sequence[wire.Prompt],
+        max_tokens: int | None,
+        echo: bool,
+        format: Format,
+    ) -> GroupResponse:
+        sampling = openai_fields.sampling(fields, self.defaults, vocab_size=model.vocab_size)
+        include_usage = openai_fields.include_usage(fields)
+        group = self.live.submit(
+            [
+                wire.Generate(
+                    request_id=new_request_id("req"),
+                    prompt=prompt,
+                    sampling=sampling,
+                    max_tokens=max_tokens,
+                    max_length=model.max_length,
+                    stop=tuple(fields.stop),
+                    echo=echo,
+                    priority=fields.priority or 0,
+                )
+                for prompt in prompts
+            ]
+        )
+        return GroupResponse(
+            live=self.live,
+            group=group,
+            num_prompts=len(prompts),
+            format=format,
+            stream=bool(fields.stream),
+            include_usage=include_usage,
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        """Read the body, and no more of it than is allowed."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self.max_body_bytes:
+                raise ApiError(
+                    f"The body of your request is longer than {self.max_body_bytes} bytes.",
+                    status=413,
+                    code="request_too_large",
+                )
+        return bytes(body)
+
+    def _model(self, name: str) -> wire.Model:
+        """Return the loaded model, if it is the one that is asked for and can serve now."""
+        self._check_name(name)
+        model = self.status.model
+        if model is None or self.status.state is not EngineState.READY:
+            raise unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
+        return model
+
+    def _check_name(self, name: str) -> None:
+        if name != self.model_name:
+            raise ApiError(
+                f"The model '{name}' does not exist; this server has '{self.model_name}'.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def _model_object(self) -> dict[str, object]:
+        model = self.status.model
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "pagewood",
+            "max_model_len": None if model is None else model.max_length,
+        }
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router found wrong."""
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    message = {404: f"Unknown path: {path}.", 405: f"Method not allowed: {path}."}.get(error.status_code, error.detail)
+    code = {404: "unknown_path", 405: "method_not_allowed"}.get(error.status_code)
+    return error_response(ApiError(message, status=error.status_code, code=code, headers=dict(error.headers or {})))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Answer nobody: the client left before its request was whole."""
+    return Response(status_code=400)
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    """Answer a defect of this server; Starlette raises it again, so that it is reported."""
+    return error_response(ApiError("The server had an error.", status=500, type="server_error", code="internal_error"))

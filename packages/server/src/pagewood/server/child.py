@@ -1,0 +1,100 @@
+"""What every child process has in common: its settings, the end of its parent, its sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from pagewood.engine.api import EngineConfig
+from pagewood.server.links import ZmqReceiver, ZmqSender, address
+
+STOP_GRACE_S = 4.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is told: one line of JSON on its standard input, which then stays open while the parent lives."""
+
+    folder: str
+    """Where the sockets are."""
+    listen: str
+    """Name of the stage that this process is."""
+    send_to: str
+    """Name of the stage that comes after it."""
+    model_folder: str
+    incarnation: int
+    """How often this stage was started before."""
+    engine: EngineConfig
+
+
+class ParentWatch:
+    """Whether the parent has closed our standard input: it wants us to stop, or is no more.
+
+    A child that does not stop within `STOP_GRACE_S` (a kernel that is being compiled cannot be interrupted) is ended.
+    """
+
+    __slots__ = ("_folder", "_read_end", "_stopped", "_write_end")
+
+    def __init__(self, *, folder: str) -> None:
+        self._folder = folder
+        self._stopped = threading.Event()
+        self._read_end, self._write_end = os.pipe()
+        threading.Thread(target=self._watch, name="parent-watch", daemon=True).start()
+
+    def __call__(self) -> bool:
+        """Return whether to stop."""
+        return self._stopped.is_set()
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when it is time to stop."""
+        return self._read_end
+
+    def _watch(self) -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        self._stopped.set()
+        os.close(self._write_end)
+        time.sleep(STOP_GRACE_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(1)
+
+
+Serve = Callable[[Settings, ZmqReceiver, ZmqSender, ParentWatch], None]
+
+
+def run_child(serve: Serve) -> None:
+    """Read the settings, connect, `serve` until the parent ends it, and leave no socket behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
+    settings = msgspec.json.decode(_first_line(), type=Settings)
+    watch = ParentWatch(folder=settings.folder)
+    folder = Path(settings.folder)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = ZmqReceiver(context, address(folder, settings.listen), stopping=watch)
+    outbox = ZmqSender(context, address(folder, settings.send_to))
+    try:
+        serve(settings, inbox, outbox, watch)
+    finally:
+        inbox.close()
+        outbox.close()
+        context.term()
+        if watch():  # everything ends; should the parent have died, nobody else clears up
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _first_line() -> bytes:
+    """Read up to the first newline and not a byte more: `ParentWatch` reads the rest from the descriptor."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            raise SystemExit("pagewood: started without a parent")
+        line += byte
+    return bytes(line)

@@ -1,0 +1,17 @@
+"""The detokenizer process: `python -m pagewood.server.detokenizer_process`, started by the server."""
+
+from __future__ import annotations
+
+from pagewood.engine.text import Tokenizer
+from pagewood.server.child import ParentWatch, Settings, run_child
+from pagewood.server.detokenizing import run_detokenizer
+from pagewood.server.links import ZmqReceiver, ZmqSender
+
+
+def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
+    """Turn tokens into text until the parent ends it."""
+    run_detokenizer(Tokenizer.from_folder(settings.model_folder), inbox, outbox, stopped=stopped)
+
+
+if __name__ == "__main__":
+    run_child(serve)

@@ -1,0 +1,45 @@
+"""The engine process: `python -m pagewood.server.engine_process`, started by the server; the only one with torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+from pagewood.server import wire
+from pagewood.server.child import ParentWatch, Settings, run_child
+from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.links import ZmqReceiver, ZmqSender
+
+
+def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
+    """Build the engine, report how that goes, and run it until the parent ends it."""
+
+    def progress(what: str, done: int, total: int) -> None:
+        loading = wire.Loading(incarnation=settings.incarnation, what=what, done=done, total=total)
+        outbox.send(wire.encode(loading))
+
+    progress("importing torch", 0, 1)
+    from pagewood.engine.build import build_engine  # takes seconds, and nothing else in this file needs it
+
+    commands = EngineInbox(inbox, stopped=stopped)
+    try:
+        engine = build_engine(settings.engine, inbox=commands, outbox=EngineOutbox(outbox), progress=progress)
+    except (ValueError, OSError) as error:  # a model or a setting that cannot work: one line says it all
+        print(f"pagewood: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+    commands.attach(
+        Heartbeat(
+            outbox,
+            incarnation=settings.incarnation,
+            model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
+            counters=lambda: asdict(engine.counters()),
+        )
+    )
+    try:
+        engine.run(stopped)
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    run_child(serve)

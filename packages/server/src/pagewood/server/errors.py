@@ -1,0 +1,72 @@
+"""What goes wrong, as OpenAI's clients expect to hear it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pagewood.engine.api import FinishReason, Refusal
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+class ApiError(Exception):
+    """A request that cannot be answered: an HTTP status and the four fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+        self._error = _Error(message, type, param, code)
+
+    def body(self) -> bytes:
+        """Return the JSON of the error envelope."""
+        return msgspec.json.encode(_Envelope(self._error))
+
+
+def overloaded(limit: int) -> ApiError:
+    """Return the error of a request that finds `limit` others before it."""
+    return ApiError(
+        f"The server already holds {limit} requests; try again later.",
+        status=429,
+        type="rate_limit_error",
+        code="overloaded",
+        headers={"Retry-After": "1"},
+    )
+
+
+def unavailable(message: str, *, code: str) -> ApiError:
+    """Return the error of a request that the server cannot serve now, through no fault of the request."""
+    return ApiError(message, status=503, type="server_error", code=code, headers={"Retry-After": "2"})
+
+
+def failed(finish: FinishReason, refusal: Refusal | None) -> ApiError | None:
+    """Return the error that the end of a request means; None where it ended as requests should."""
+    match finish:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return None
+        case FinishReason.REFUSED:
+            why = refusal or Refusal(message="The engine refused the request.")
+            return ApiError(why.message, param=why.param, code=why.code)
+        case FinishReason.ABORT:
+            return unavailable("The request was ended before it was complete.", code="aborted")
+        case FinishReason.ERROR:
+            message = "The engine failed on this request." if refusal is None else refusal.message
+            return ApiError(message, status=500, type="server_error", code="engine_error")

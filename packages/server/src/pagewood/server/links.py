@@ -1,0 +1,153 @@
+"""One-way links that carry frames (bytes) between two stages: over ZMQ between processes, or in memory."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+
+
+class Sender(Protocol):
+    """The end of a link that frames go into. One thread sends."""
+
+    def send(self, frame: bytes) -> None:
+        """Hand on a frame, in order; does not wait for the other side."""
+        ...
+
+
+class Receiver(Protocol):
+    """The end of a link that frames come out of. One thread receives."""
+
+    def receive(self, *, timeout_s: float | None) -> Sequence[bytes]:
+        """Return the frames that arrived; wait up to `timeout_s` for the first (0: do not wait, None: no limit).
+
+        Returns nothing when the time is over, and at once when the stage is told to stop.
+        """
+        ...
+
+
+class Stopping(Protocol):
+    """Whether a stage is to stop, and a file descriptor that becomes readable when it is."""
+
+    def __call__(self) -> bool:
+        """Return whether to stop."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        ...
+
+
+def address(folder: Path, name: str) -> str:
+    """Return the ZMQ address of the stage `name` among the sockets in `folder`.
+
+    Raises:
+        ValueError: the path is too long for a Unix socket.
+    """
+    path = folder / f"{name}.sock"
+    if len(str(path).encode()) > zmq.IPC_PATH_MAX_LEN:
+        raise ValueError(f"socket path must be <= {zmq.IPC_PATH_MAX_LEN} bytes, got {path}")
+    return f"ipc://{path}"
+
+
+# How many requests there can be is bounded where they enter (live.py), and so is what can be in any queue behind it:
+# the queues themselves need no mark at which a send would have to wait.
+NO_MARK = 0
+RECONNECT_MS = 20
+
+
+class ZmqSender:
+    """Sends to the stage that listens on `address`, which need not be there yet, and may be restarted."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, NO_MARK)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.connect(address)
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame."""
+        self._socket.send(frame, copy=len(frame) < 65536)
+
+    def close(self) -> None:
+        """Drop what is still queued."""
+        self._socket.close()
+
+
+class ZmqReceiver:
+    """Listens on `address`; `stopping` ends a wait."""
+
+    __slots__ = ("_poller", "_socket", "_stopping")
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, stopping: Stopping) -> None:
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, NO_MARK)
+        self._socket.bind(address)
+        self._stopping = stopping
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(stopping.fileno(), zmq.POLLIN)
+
+    def receive(self, *, timeout_s: float | None) -> Sequence[bytes]:
+        """Return all frames that are there."""
+        frames = self._drain()
+        if not frames and timeout_s != 0 and not self._stopping():
+            self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+            frames = self._drain()
+        return frames
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close(linger=0)
+
+    def _drain(self) -> list[bytes]:
+        frames: list[bytes] = []
+        try:
+            while True:
+                frames.append(self._socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames
+
+
+class MemoryLink:
+    """Both ends of a link inside one process, for any number of threads."""
+
+    __slots__ = ("_frames", "_stopping")
+
+    def __init__(self, *, stopping: Callable[[], bool]) -> None:
+        self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._stopping = stopping
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame."""
+        self._frames.put(frame)
+
+    def wake(self) -> None:
+        """End a wait, so that the receiver looks at `stopping`."""
+        self._frames.put(None)
+
+    def receive(self, *, timeout_s: float | None) -> Sequence[bytes]:
+        """Return all frames that are there."""
+        frames: list[bytes] = []
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not frames and not self._stopping():
+            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                frame = self._frames.get(block=wait_s != 0, timeout=wait_s or None)
+            except queue.Empty:
+                break
+            if frame is not None:
+                frames.append(frame)
+            while not self._frames.empty():
+                frame = self._frames.get()
+                if frame is not None:
+                    frames.append(frame)
+        return frames

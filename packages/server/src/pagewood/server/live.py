@@ -1,0 +1,160 @@
+"""The requests that are in the server: sent down the pipeline, answered, cancelled, or failed with their process."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pagewood.server import wire
+from pagewood.server.errors import ApiError, failed, overloaded, unavailable
+from pagewood.server.links import Sender
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveGroup:
+    """The prompts of one HTTP request. Its answers come out of `next`, as (index of the prompt, answer)."""
+
+    queue: asyncio.Queue[tuple[int, wire.Answer] | ApiError] = field(
+        default_factory=asyncio.Queue[tuple[int, wire.Answer] | ApiError]
+    )
+    """Written by: LiveRequests."""
+    open_ids: set[str] = field(default_factory=set[str])
+    """Requests of this group whose last answer is still to come. Written by: LiveRequests."""
+
+    async def next(self) -> tuple[int, wire.Answer]:
+        """Wait for the next answer.
+
+        Raises:
+            ApiError: a request of the group was refused, or a process that it was in died.
+        """
+        item = await self.queue.get()
+        if isinstance(item, ApiError):
+            raise item
+        index, answer = item
+        error = None if answer.finish is None else failed(answer.finish, answer.refusal)
+        if error is not None:
+            raise error
+        return index, answer
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _LiveRequest:
+    group: LiveGroup
+    index: int
+    tokenizer: int
+    answered: bool = False  # written by: LiveRequests._answer. Then it has left its tokenizer
+
+
+class LiveRequests:
+    """Every request between its arrival and the end of it in the engine.
+
+    Invariant: the last that a client hears comes exactly once, whatever dies. A request keeps to one tokenizer, and a
+    cancellation follows it there, so the one cannot overtake the other.
+
+    Args:
+        tokenizers: the way into each tokenizer.
+        limit: how many requests there may be.
+    """
+
+    __slots__ = ("_ending", "_limit", "_live", "_next_tokenizer", "_tokenizers")
+
+    def __init__(self, tokenizers: Sequence[Sender], *, limit: int) -> None:
+        if not tokenizers:
+            raise ValueError("tokenizers must hold at least one sender, got 0")
+        self._tokenizers = tokenizers
+        self._limit = limit
+        self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
+        # Cancelled, with the tokenizer that was told, and not yet confirmed by the engine.
+        self._ending: dict[str, int] = {}  # written by: _answer, close, engine_side_lost
+        self._next_tokenizer = 0  # written by: submit
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose client waits."""
+        return len(self._live)
+
+    @property
+    def num_ending(self) -> int:
+        """Requests whose client does not wait any more, while the engine still has to confirm their end."""
+        return len(self._ending)
+
+    def submit(self, prompts: Sequence[wire.Generate]) -> LiveGroup:
+        """Send the prompts of one HTTP request on their way; the caller must `close` the group.
+
+        Raises:
+            ApiError: there are too many requests already; none of these was sent.
+        """
+        if len(self._live) + len(self._ending) + len(prompts) > self._limit:
+            raise overloaded(self._limit)
+        group = LiveGroup()
+        for index, prompt in enumerate(prompts):
+            tokenizer = self._next_tokenizer
+            self._next_tokenizer = (tokenizer + 1) % len(self._tokenizers)
+            self._live[prompt.request_id] = _LiveRequest(group=group, index=index, tokenizer=tokenizer)
+            group.open_ids.add(prompt.request_id)
+            self._tokenizers[tokenizer].send(wire.encode(prompt))
+        return group
+
+    def close(self, group: LiveGroup) -> None:
+        """The client has what it wanted, or is gone: cancel what is left of the group."""
+        for request_id in tuple(group.open_ids):
+            self._cancel(request_id, self._forget(request_id))
+
+    def take(self, answers: wire.Answers) -> None:
+        """Hand the answers of one step to their clients."""
+        for answer in answers.answers:
+            self._answer(answer)
+
+    def tokenizer_lost(self, tokenizer: int) -> None:
+        """A tokenizer died: what was in it is gone, be it requests or cancellations."""
+        error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
+        for request_id, request in tuple(self._live.items()):
+            if request.tokenizer == tokenizer and not request.answered:
+                self._fail(request_id, error)
+        for request_id, told in self._ending.items():
+            if told == tokenizer:
+                self._tell_cancel(request_id, tokenizer)
+
+    def engine_side_lost(self, error: ApiError) -> None:
+        """The engine or the detokenizer died: no request that was in there gets a trustworthy end."""
+        for request_id in tuple(self._live):
+            self._fail(request_id, error)
+        self._ending.clear()
+
+    def _answer(self, answer: wire.Answer) -> None:
+        if answer.ended:
+            self._ending.pop(answer.request_id, None)
+        request = self._live.get(answer.request_id)
+        if request is None:
+            return
+        request.answered = True
+        request.group.queue.put_nowait((request.index, answer))
+        if answer.finish is not None:
+            self._forget(answer.request_id)
+            if not answer.ended:  # a stop string: the engine does not know of it
+                self._cancel(answer.request_id, request)
+
+    def _fail(self, request_id: str, error: ApiError) -> None:
+        """End a request for its client. It may still be on its way to the engine, so it is cancelled as well."""
+        request = self._forget(request_id)
+        request.group.queue.put_nowait(error)
+        self._tell_cancel(request_id, request.tokenizer)
+
+    def _cancel(self, request_id: str, request: _LiveRequest) -> None:
+        self._ending[request_id] = request.tokenizer
+        self._tell_cancel(request_id, request.tokenizer)
+
+    def _tell_cancel(self, request_id: str, tokenizer: int) -> None:
+        self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
+
+    def _forget(self, request_id: str) -> _LiveRequest:
+        request = self._live.pop(request_id)
+        request.group.open_ids.discard(request_id)
+        return request
+
+
+def new_request_id(prefix: str) -> str:
+    """Return an id that no other request has, such as `chatcmpl-8c1f...`."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,201 @@
+"""`POST /v1/chat/completions`: what a request may hold, the prompt it means, and how its answers look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from pagewood.server import openai_fields, wire
+from pagewood.server.errors import ApiError
+from pagewood.server.formats import Usage
+from pagewood.server.openai_fields import INT32_MAX, GenerationFields
+from pagewood.server.validation import kind, parse
+
+NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "reasoning_effort": (None,),
+    "verbosity": (None,),
+}
+IGNORED = openai_fields.IGNORED | {"parallel_tool_calls"}
+
+
+def _text(content: Any) -> str | None:
+    """Return the text of a message: a string, or parts that are all text."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"expected a string or an array of text parts, but got {kind(content)} instead")
+    return "".join([_part(part) for part in cast("list[Any]", content)])
+
+
+def _part(part: Any) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": str(other)} if other != "text":
+            raise ValueError(f"only parts of type 'text' are supported, but got '{other}'")
+        case _:
+            raise ValueError('every part must be an object {"type": "text", "text": "..."}')
+
+
+class Message(BaseModel):
+    """One message. The fields of answers are accepted where they are empty, so that an answer can be sent back."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str | None, BeforeValidator(_text)] = None
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ChatRequest(GenerationFields):
+    """The body of a request."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Return the request that `body` holds.
+
+    Raises:
+        ApiError: it is not a chat request that can be served.
+    """
+    request = parse(ChatRequest, body, neutral=NEUTRAL, ignored=IGNORED)
+    for index, message in enumerate(request.messages):
+        if message.content is None and message.role != "assistant":
+            param = f"messages[{index}].content"
+            raise ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    return request
+
+
+def prompt(request: ChatRequest) -> wire.ChatPrompt:
+    """Return the conversation as the model's chat template reads it."""
+    # "developer" is the newer word for "system", and the templates of models know the older one.
+    return wire.ChatPrompt(
+        messages=tuple(
+            {
+                "role": "system" if message.role == "developer" else message.role,
+                "content": message.content or "",
+                **({} if message.name is None else {"name": message.name}),
+            }
+            for message in request.messages
+        )
+    )
+
+
+def max_tokens(request: ChatRequest) -> int | None:
+    """Return how many tokens the answer may have; None: as many as fit.
+
+    Raises:
+        ApiError: the two names of this number disagree.
+    """
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise ApiError(
+            f"'max_tokens' ({old}) and 'max_completion_tokens' ({new}) are two names of one number; send one of them.",
+            param="max_completion_tokens",
+            code="invalid_value",
+        )
+    return new if old is None else old
+
+
+class _Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class _ChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: _Delta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_ChunkChoice, ...]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    index: int
+    message: _Message
+    logprobs: None
+    finish_reason: str
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_Choice, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """How the answers to one chat request look."""
+
+    id: str
+    created: int
+    """Unix time, seconds."""
+    model: str
+    include_usage: bool
+
+    def begin(self, index: int) -> bytes:
+        """Say who speaks."""
+        return self._chunk(_ChunkChoice(index, _Delta(role="assistant", content="")))
+
+    def text(self, index: int, text: str) -> bytes:
+        """Return the next piece of the message."""
+        return self._chunk(_ChunkChoice(index, _Delta(content=text)))
+
+    def end(self, index: int, reason: str) -> bytes:
+        """Return why the message ended."""
+        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=reason))
+
+    def usage(self, usage: Usage) -> bytes:
+        """Return the chunk without choices."""
+        return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (), usage))
+
+    def whole(self, texts: Sequence[str], reasons: Sequence[str], usage: Usage) -> bytes:
+        """Return the message as a whole."""
+        choices = tuple(
+            _Choice(index, _Message("assistant", text), None, reason)
+            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        )
+        return msgspec.json.encode(_Completion(self.id, "chat.completion", self.created, self.model, choices, usage))
+
+    def _chunk(self, choice: _ChunkChoice) -> bytes:
+        usage = None if self.include_usage else msgspec.UNSET
+        return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (choice,), usage))

@@ -1,0 +1,206 @@
+"""The server as a whole: the HTTP process, which is the parent of all others, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+import zmq
+import zmq.asyncio
+
+from pagewood.server import wire
+from pagewood.server.app import Frontend
+from pagewood.server.child import Settings
+from pagewood.server.config import SamplingDefaults, ServeConfig
+from pagewood.server.console import Console
+from pagewood.server.errors import unavailable
+from pagewood.server.links import NO_MARK, ZmqSender, address
+from pagewood.server.live import LiveRequests
+from pagewood.server.status import EngineStatus
+from pagewood.server.supervisor import Stage, Supervisor
+
+KEEP_ALIVE_S = 75
+SHUTDOWN_GRACE_S = 2
+BACKLOG = 2048
+
+ENGINE = Stage(name="engine", module="pagewood.server.engine_process", computes=True)
+DETOKENIZER = Stage(name="detokenizer", module="pagewood.server.detokenizer_process", computes=False)
+HTTP = "http"
+
+
+def run_server(config: ServeConfig) -> int:
+    """Serve until SIGINT or SIGTERM, and return the exit code of the process.
+
+    Raises:
+        ValueError: the address is taken, or the model's folder holds what cannot be read.
+    """
+    listening = bind(config.host, config.port)
+    defaults = SamplingDefaults.from_folder(config.model_folder)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
+        return runner.run(_serve(config, defaults, listening, folder))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; done first, so that nothing is started for an address that is taken.
+
+    Raises:
+        ValueError: the address cannot be had.
+    """
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return listening
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """Provide a folder that only this user can look into (0700), and remove it with all that is in it."""
+    folder = Path(tempfile.mkdtemp(prefix="pagewood-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: socket.socket, folder: Path) -> int:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
+    senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
+    frontend = Frontend(
+        live=LiveRequests(senders, limit=config.engine.max_running + config.max_queued),
+        status=EngineStatus(),
+        defaults=defaults,
+        model_name=config.served_model_name,
+        max_body_bytes=config.max_body_bytes,
+        started=int(time.time()),
+    )
+    console = Console(url=_url(listening), model_name=config.served_model_name)
+    server = _uvicorn(frontend)
+    failures: list[str] = []
+
+    def give_up(why: str) -> None:
+        failures.append(why)
+        server.should_exit = True
+
+    supervisor = Supervisor(
+        [ENGINE, DETOKENIZER, *tokenizers],
+        settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation),
+        was_ready=lambda: frontend.status.model is not None,
+        on_death=lambda stage, incarnation: _on_death(frontend, console, tokenizers, stage, incarnation),
+        on_failure=give_up,
+    )
+    with _signals_stop(server):
+        pump = asyncio.create_task(_pump(context, address(folder, HTTP), frontend, console))
+        supervisor.start()
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            await supervisor.stop()
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            for sender in senders:
+                sender.close()
+            context.term()
+    for why in failures:
+        print(f"pagewood: error: {why}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _tokenizer_stage(index: int) -> Stage:
+    return Stage(name=f"tokenizer-{index}", module="pagewood.server.tokenizer_process", computes=False)
+
+
+def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int) -> Settings:
+    send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, ENGINE.name)
+    return Settings(
+        folder=str(folder),
+        listen=stage.name,
+        send_to=send_to,
+        model_folder=str(config.model_folder),
+        incarnation=incarnation,
+        engine=config.engine,
+    )
+
+
+def _on_death(
+    frontend: Frontend, console: Console, tokenizers: list[Stage], stage: Stage, next_incarnation: int
+) -> None:
+    """Fail the requests that were in a process that died."""
+    if stage in tokenizers:
+        frontend.live.tokenizer_lost(tokenizers.index(stage))
+        return
+    if stage is ENGINE:
+        frontend.status.lost(next_incarnation=next_incarnation)
+        console.show(frontend.status)
+    frontend.live.engine_side_lost(
+        unavailable(f"The {stage.name} process died; it is started again.", code=f"{stage.name}_lost")
+    )
+
+
+def _uvicorn(frontend: Frontend) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            frontend.app(),
+            http="httptools",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
+    """Let SIGINT and SIGTERM stop the server and nothing else.
+
+    uvicorn does so while it runs, and raises the signal again afterwards; without handlers of ours, that would end the
+    process before it has ended its children.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+async def _pump(context: zmq.Context[zmq.Socket[bytes]], address: str, frontend: Frontend, console: Console) -> None:
+    """Take in what the detokenizer sends."""
+    asynchronous = zmq.asyncio.Context.shadow(context)
+    with asynchronous.socket(zmq.PULL) as socket:
+        socket.setsockopt(zmq.RCVHWM, NO_MARK)
+        socket.bind(address)
+        while True:
+            frame = await socket.recv()
+            for message in wire.read(wire.to_http, [frame]):
+                frontend.take(message)
+                if not isinstance(message, wire.Answers):
+                    console.show(frontend.status)
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

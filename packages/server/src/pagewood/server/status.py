@@ -1,0 +1,88 @@
+"""What HTTP knows of the engine, from what the engine last said; every question costs constant time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pagewood.server import wire
+
+STALLED_AFTER_S = 60.0
+
+
+class EngineState(Enum):
+    """The words of `/ready`."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"
+    DOWN = "down"
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStatus:
+    """The engine as HTTP sees it. Invariant: `model` is set from the first pulse of the first engine on."""
+
+    clock: Callable[[], float] = time.monotonic
+    incarnation: int = 0
+    """Which engine process counts; what an earlier one said is void. Written by: lost."""
+    model: wire.Model | None = None
+    """Written by: take."""
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    """Written by: take, lost."""
+    loading: wire.Loading | None = None
+    """Written by: take, lost."""
+    pulse_s: float | None = None
+    """When the last pulse of this incarnation came; None before the first. Written by: take, lost."""
+
+    def take(self, message: wire.Loading | wire.Pulse) -> None:
+        """Note what the engine says of itself."""
+        if message.incarnation != self.incarnation:
+            return
+        match message:
+            case wire.Loading():
+                self.loading = message
+            case wire.Pulse():
+                self.loading = None
+                self.model = message.model
+                self.counters = message.counters
+                self.pulse_s = self.clock()
+
+    def lost(self, *, next_incarnation: int) -> None:
+        """The engine process died; wait for the next."""
+        self.incarnation = next_incarnation
+        self.counters = {}
+        self.loading = None
+        self.pulse_s = None
+
+    @property
+    def seconds_since_pulse(self) -> float | None:
+        """How long the engine has been silent; None before its first pulse."""
+        return None if self.pulse_s is None else self.clock() - self.pulse_s
+
+    @property
+    def state(self) -> EngineState:
+        """Whether the engine can serve."""
+        silent_s = self.seconds_since_pulse
+        if silent_s is None:
+            return EngineState.DOWN if self.incarnation and self.loading is None else EngineState.STARTING
+        return EngineState.STALLED if silent_s > STALLED_AFTER_S else EngineState.READY
+
+    @property
+    def detail(self) -> str:
+        """What the engine is doing, for a person."""
+        match self.state:
+            case EngineState.STARTING if self.loading is not None and self.loading.total > 1:
+                return f"{self.loading.what} ({self.loading.done}/{self.loading.total})"
+            case EngineState.STARTING if self.loading is not None:
+                return self.loading.what
+            case EngineState.STARTING:
+                return "the engine process is starting"
+            case EngineState.READY:
+                return "serving"
+            case EngineState.STALLED:
+                return f"the engine has been silent for {self.seconds_since_pulse:.0f} s"
+            case EngineState.DOWN:
+                return "the engine process died and is started again"

@@ -1,0 +1,124 @@
+"""Child processes that are started, restarted when they die, and ended without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pagewood.server.child import STOP_GRACE_S, Settings
+
+QUICK_DEATH_S = 10.0
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 10.0
+
+# Threads that spin while they wait take the cores that the other processes need.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One process of the pipeline."""
+
+    name: str
+    """What it listens as, too."""
+    module: str
+    """What `python -m` runs."""
+    computes: bool
+    """Whether it may have more than one thread of compute."""
+
+
+class Supervisor:
+    """Keeps one process per stage alive.
+
+    A process that dies before the server was ever ready is a reason to give up; later, it is started again, after a
+    delay that grows while it keeps dying. The children read their standard input: its end is what stops them.
+
+    Args:
+        stages: the processes.
+        settings: (stage, how often it was started before) -> what it is told.
+        was_ready: whether the server has ever been ready.
+        on_death: told (stage, which incarnation comes next) as soon as a process has died.
+        on_failure: told why there is no point in going on.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        settings: Callable[[Stage, int], Settings],
+        was_ready: Callable[[], bool],
+        on_death: Callable[[Stage, int], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._stages = stages
+        self._settings = settings
+        self._was_ready = was_ready
+        self._on_death = on_death
+        self._on_failure = on_failure
+        self._processes: dict[str, Process] = {}  # written by: _start
+        self._keepers: list[asyncio.Task[None]] = []  # written by: start
+        self._stopping = False  # written by: stop
+
+    def start(self) -> None:
+        """Start all processes."""
+        self._keepers = [asyncio.create_task(self._keep(stage)) for stage in self._stages]
+
+    async def stop(self) -> None:
+        """End all processes: ask, and then make sure."""
+        self._stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*[_end(process) for process in self._processes.values()])
+
+    async def _keep(self, stage: Stage) -> None:
+        loop = asyncio.get_running_loop()
+        incarnation = 0
+        delay_s = FIRST_DELAY_S
+        while True:
+            started_s = loop.time()
+            process = await self._start(stage, incarnation)
+            code = await process.wait()
+            if self._stopping:
+                return
+            if not self._was_ready():
+                self._on_failure(f"the {stage.name} process ended with code {code} before the server was ready")
+                return
+            incarnation += 1
+            print(f"pagewood: the {stage.name} process ended with code {code} and is started again", file=sys.stderr)
+            self._on_death(stage, incarnation)
+            lived_s = loop.time() - started_s
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S) if lived_s < QUICK_DEATH_S else FIRST_DELAY_S
+            await asyncio.sleep(delay_s)
+
+    async def _start(self, stage: Stage, incarnation: int) -> Process:
+        settings = msgspec.json.encode(self._settings(stage, incarnation)) + b"\n"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            stage.module,
+            stdin=PIPE,
+            env={**os.environ, **_ENVIRONMENT, **({} if stage.computes else _ONE_THREAD)},
+            start_new_session=True,  # the terminal's Ctrl-C is for the parent
+        )
+        self._processes[stage.name] = process
+        assert process.stdin is not None
+        process.stdin.write(settings)
+        return process
+
+
+async def _end(process: Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_GRACE_S + 2)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

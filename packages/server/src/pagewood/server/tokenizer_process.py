@@ -1,0 +1,17 @@
+"""The tokenizer process: `python -m pagewood.server.tokenizer_process`, started by the server."""
+
+from __future__ import annotations
+
+from pagewood.engine.text import Tokenizer
+from pagewood.server.child import ParentWatch, Settings, run_child
+from pagewood.server.links import ZmqReceiver, ZmqSender
+from pagewood.server.tokenizing import run_tokenizer
+
+
+def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
+    """Turn prompts into ids until the parent ends it."""
+    run_tokenizer(Tokenizer.from_folder(settings.model_folder), inbox, outbox, stopped=stopped)
+
+
+if __name__ == "__main__":
+    run_child(serve)

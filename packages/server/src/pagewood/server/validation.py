@@ -1,0 +1,109 @@
+"""JSON bodies to validated requests, and what is wrong with them in OpenAI's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from pagewood.server.errors import ApiError
+
+T = TypeVar("T", bound=BaseModel)
+
+_KINDS = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    list: "an array",
+    dict: "an object",
+}
+_EXPECTED = {
+    "string_type": "a string",
+    "bool_type": "a boolean",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a decimal",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_BOUNDS = {"greater_than_equal": (">=", "ge"), "less_than_equal": ("<=", "le"), "greater_than": (">", "gt")}
+
+
+def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]], ignored: frozenset[str]) -> T:
+    """Return the request that `body` holds.
+
+    Args:
+        model: what the fields must be.
+        body: JSON.
+        neutral: fields that are not supported, with the values at which they ask for nothing.
+        ignored: fields that have no effect here, whatever their value.
+
+    Raises:
+        ApiError: it is not JSON, a field is unknown, wrong or missing, or asks for what is not supported.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(f"We could not parse the JSON body of your request: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise ApiError(f"The body of your request must be a JSON object, but got {kind(value)} instead.")
+    fields = cast("dict[str, Any]", value)
+    for name, allowed in neutral.items():
+        if name in fields and not any(_same(fields[name], one) for one in allowed):
+            raise ApiError(
+                f"Unsupported parameter: '{name}' is not supported by this server; leave it out.",
+                param=name,
+                code="unsupported_parameter",
+            )
+    try:
+        return model.model_validate(
+            {name: value for name, value in fields.items() if name not in neutral and name not in ignored}
+        )
+    except ValidationError as error:
+        raise _api_error(error.errors(include_url=False)[0]) from error
+
+
+def kind(value: Any) -> str:
+    """Return what sort of JSON value this is, with its article."""
+    return "null" if value is None else _KINDS.get(cast("type[Any]", type(value)), "another value")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    # JSON's true is not 1, though Python's is; but 0 and 0.0 are one number.
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _api_error(error: ErrorDetails) -> ApiError:
+    """Return what a client is told of the first thing that pydantic found."""
+    name = _name(error["loc"])
+    expected = _EXPECTED.get(error["type"])
+    if error["type"] == "extra_forbidden":
+        return ApiError(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
+    if error["type"] == "missing":
+        return ApiError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    if expected is not None:
+        message = f"Invalid type for '{name}': expected {expected}, but got {kind(error['input'])} instead."
+        return ApiError(message, param=name, code="invalid_type")
+    if error["type"] in _BOUNDS:
+        sign, key = _BOUNDS[error["type"]]
+        limit = error.get("ctx", {})[key]
+        message = f"Invalid value for '{name}': expected a value {sign} {limit}, but got {error['input']} instead."
+        return ApiError(message, param=name, code="invalid_value")
+    # A validator of ours says what is wrong; pydantic says it was a value error.
+    message = error["msg"].removeprefix("Value error, ")
+    return ApiError(
+        f"Invalid value for '{name}': {message}." if name else f"{message}.", param=name, code="invalid_value"
+    )
+
+
+def _name(location: tuple[int | str, ...]) -> str | None:
+    """Return `messages[0].role` for ("messages", 0, "role")."""
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return name.removeprefix(".") or None
