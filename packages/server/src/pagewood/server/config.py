@@ -6,7 +6,27 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pagewood.engine
 from pagewood.engine.api import EngineConfig
+
+EMBEDDED_NAME = "pagewood-demo"
+
+
+def model_folder(model: str | None) -> Path:
+    """Return the folder of `model`; None is the model that ships inside pagewood-engine.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    folder = Path(pagewood.engine.__file__).parent / "demo" if model is None else Path(model)
+    if not folder.is_dir():
+        raise ValueError(f"model must be a folder, got {folder}")
+    return folder
+
+
+def model_name(model: str | None) -> str:
+    """Return what clients call `model`, unless they are told otherwise: the name of its folder."""
+    return EMBEDDED_NAME if model is None else Path(model).resolve().name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import uvicorn
@@ -68,7 +68,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
+def private_folder() -> Generator[Path]:
     """Provide a folder that only this user can look into (0700), and remove it with all that is in it."""
     folder = Path(tempfile.mkdtemp(prefix="pagewood-"))
     try:
@@ -105,7 +105,7 @@ async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: soc
         on_failure=give_up,
     )
     with _signals_stop(server):
-        pump = asyncio.create_task(_pump(context, address(folder, HTTP), frontend, console))
+        pump = asyncio.create_task(_pump(address(folder, HTTP), frontend, console))
         supervisor.start()
         try:
             await server.serve(sockets=[listening])
@@ -168,7 +168,7 @@ def _uvicorn(frontend: Frontend) -> uvicorn.Server:
 
 
 @contextlib.contextmanager
-def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
+def _signals_stop(server: uvicorn.Server) -> Generator[None]:
     """Let SIGINT and SIGTERM stop the server and nothing else.
 
     uvicorn does so while it runs, and raises the signal again afterwards; without handlers of ours, that would end the
@@ -187,16 +187,13 @@ def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _pump(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, frontend: Frontend, console: Console
-) -> None:
+async def _pump(address: str, frontend: Frontend, console: Console) -> None:
     """Take in what the detokenizer sends."""
-    asynchronous = zmq.asyncio.Context.shadow(context)
-    with asynchronous.socket(zmq.PULL) as socket:
-        socket.setsockopt(zmq.RCVHWM, NO_MARK)
-        socket.bind(address)
+    with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as inbox:
+        inbox.setsockopt(zmq.RCVHWM, NO_MARK)
+        inbox.bind(address)
         while True:
-            frame = await socket.recv()
+            frame = await inbox.recv()
             for message in wire.read(wire.to_http, [frame]):
                 frontend.take(message)
                 if not isinstance(message, wire.Answers):
