@@ -88,7 +88,7 @@ def chat() -> Work:
         reply = fresh(rng, 200)
         history[conversation] = np.concatenate((prompt, reply))
         requests.append((prompt, reply))
-    return Work(warm_up=requests[:200], timed=requests[200:], num_pool_tokens=430_000)
+    return Work(warm_up=requests[:200], timed=requests[200:], num_pool_tokens=400_000)
 
 
 def shared_prefixes() -> Work:

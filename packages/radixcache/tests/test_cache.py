@@ -93,6 +93,12 @@ def test_match_counts_as_use_and_peek_does_not() -> None:
     assert cache.evict(2).tolist() == [1, 2]
 
 
+def test_a_match_inside_an_edge_is_no_use_of_its_tail() -> None:
+    cache = filled(1, ids(1, 2, 3), ids(9))
+    cache.unlock(cache.lock(cache.match(ids(1, 2)).node))
+    assert [cache.evict(1).tolist() for _ in range(4)] == [[2], [3], [1], [0]]
+
+
 def test_a_lease_inside_an_edge_locks_no_more_than_it_needs() -> None:
     cache = filled(1, ids(1, 2, 3, 4))
     lease = cache.lock(cache.match(ids(1, 2, 9)).node)

@@ -128,9 +128,13 @@ class Engine:
         """Step until `stopped()`; requests that are alive then are aborted."""
         pending: Pending | None = None
         while not stopped():
-            pending = self.step_overlapped(pending) if self._overlap else self.step()
+            pending = self.advance(pending)
         self._finish(pending)
         self._send([end(self._state, self._kv, r, FinishReason.ABORT) for r in list(self._state.by_id.values())])
+
+    def advance(self, last: Pending | None) -> Pending | None:
+        """Do one step of the configured loop; give back what it returns in the next call."""
+        return self.step_overlapped(last) if self._overlap else self.step()
 
     def step(self) -> None:
         """Compute one step and take its tokens."""

@@ -17,7 +17,7 @@ _MAX_EXAMINED = 256
 
 
 class Grant(NamedTuple):
-    """Compute positions [start, start + num_tokens) of a request in this step; a tuple because a step makes hundreds."""
+    """Compute positions [start, start + num_tokens) of a request; a tuple, because a step makes hundreds."""
 
     request: Request
     start: int

@@ -200,8 +200,5 @@ def allocator_conformance(make_allocator: Callable[[int], Allocator]) -> type[Al
     Its `TestCase` attribute is a test class for pytest or unittest.
     """
 
-    class Conformance(AllocatorMachine):
-        pass
-
-    Conformance.make_allocator = staticmethod(make_allocator)
-    return Conformance
+    members = {"make_allocator": staticmethod(make_allocator)}
+    return type("Conformance", (AllocatorMachine,), members)

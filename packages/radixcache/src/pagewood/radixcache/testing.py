@@ -160,6 +160,10 @@ class Oracle:
         """Return whether a lease holds the last page of `prefix`."""
         return any(name == namespace and held[: len(prefix)] == prefix for name, held in self.leases)
 
+    def lock(self, namespace: str | None, prefix: Prefix) -> None:
+        """Hold a prefix by one more lease."""
+        self.leases.append((namespace, prefix))
+
     def unlock(self, index: int) -> None:
         """Drop a lease."""
         self.touch(*self.leases.pop(index))
@@ -323,7 +327,7 @@ def conformance_machine(
 
         def hold(self, node: Any, namespace: str | None, prefix: Prefix) -> None:
             self.handles.append(self.cache.lock(node))
-            self.oracle.leases.append((namespace, prefix))
+            self.oracle.lock(namespace, prefix)
 
         def release(self, index: int) -> None:
             self.cache.unlock(self.handles.pop(index))

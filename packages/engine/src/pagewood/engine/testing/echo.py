@@ -109,11 +109,11 @@ class EchoRunner:
     def _compute(self, batch: Batch) -> Int32:
         self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-        earlier = [
+        earlier: list[int] = [
             _sum(self._kv[self._slots(row, 0, start)])
             for row, start in zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)
         ]
-        sums: list[int] = []
+        sums: list[int] = []  # of all KV up to the end of each grant
         for row, start, count, total in zip(
             batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), earlier, strict=True
         ):
@@ -123,7 +123,7 @@ class EchoRunner:
             self._kv[self._slots(row, start, start + count)] = kv
             sums.append((total + _sum(kv)) % 2**64)
         sampled: list[int] = []
-        for index, grant in enumerate(batch.sampled.tolist()):
+        for index, grant in enumerate(map(int, batch.sampled)):
             position = int(batch.starts[grant] + batch.counts[grant])
             token = _next_token(
                 sums[grant], position, float(batch.temperatures[index]), int(batch.seeds[index]), self._vocab_size
@@ -167,7 +167,7 @@ def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:
 
 
 def _sum(kv: _UInt64) -> int:
-    return int(np.sum(kv, dtype=np.uint64))
+    return int(np.add.reduce(kv))
 
 
 def _next_token(kv_sum: int, position: int, temperature: float, seed: int, vocab_size: int) -> int:

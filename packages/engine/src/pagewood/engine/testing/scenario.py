@@ -152,10 +152,7 @@ class _Run:
         while self._step <= last_event or len(self._ends) < len(scenario.arrivals) or pending is not None:
             assert self._step < deadline, f"no progress: {engine.counters()}"
             self._arrive()
-            if scenario.config.overlap:
-                pending = engine.step_overlapped(pending)
-            else:
-                engine.step()
+            pending = engine.advance(pending)
             self._collect()
             violation = engine.violation()
             assert violation is None, violation

@@ -1,0 +1,1 @@
+"""Decoders of Hugging Face folders: their configuration, their weights and their forward pass."""

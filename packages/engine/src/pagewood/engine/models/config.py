@@ -1,0 +1,196 @@
+"""What a decoder must know, read from a Hugging Face folder; imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.rope_config import RopeConfig, read_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What generation_config.json advises for requests that do not say; None: nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder in numbers: whatever tells Llama, Mistral, Qwen2 and Qwen3 apart is a value here.
+
+    Raises:
+        ValueError: two numbers contradict each other.
+    """
+
+    architecture: str
+    """The class name in config.json, as in "LlamaForCausalLM"."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    """Longest sequence the model was made for."""
+    norm_epsilon: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    """Per layer: how many positions a token sees, itself included; None: all before it."""
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    """Whether the heads of q and k are normalised before they are rotated."""
+    tied_embeddings: bool
+    """Whether the embedding table is also the output projection."""
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even and >= 2, got {self.head_dim}")
+        if len(self.windows) != self.num_layers:
+            raise ValueError(f"windows must have one entry for each of {self.num_layers} layers, got {self.windows}")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"windows must be >= 1, got {self.windows}")
+
+    @property
+    def q_size(self) -> int:
+        """Elements of all query heads of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of all key heads (or value heads) of a token."""
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> ModelConfig:
+        """Read config.json, and generation_config.json where there is one.
+
+        Raises:
+            FileNotFoundError: there is no config.json.
+            ValueError: the architecture, or something that it asks for, is not supported; or a field is missing.
+        """
+        folder = Path(folder)
+        fields = Fields.from_file(folder / "config.json")
+        generation_path = folder / "generation_config.json"
+        generation = Fields.from_file(generation_path) if generation_path.exists() else fields.empty("generation")
+        return _read(fields, generation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traits:
+    """What an architecture fixes, where its config.json has no field for it."""
+
+    qkv_bias: bool | None
+    """None: as `attention_bias` says."""
+    output_bias: bool | None
+    mlp_bias: bool | None
+    qk_norm: bool
+    windows: Literal["none", "all", "some"]
+    head_dim: int | None = None
+    """None: hidden_size / num_heads."""
+
+
+_TRAITS: Mapping[str, _Traits] = MappingProxyType(
+    {
+        "LlamaForCausalLM": _Traits(
+            qkv_bias=None, output_bias=None, mlp_bias=None, qk_norm=False, windows="none"
+        ),
+        "MistralForCausalLM": _Traits(
+            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, windows="all"
+        ),
+        "Qwen2ForCausalLM": _Traits(
+            qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"
+        ),
+        "Qwen3ForCausalLM": _Traits(
+            qkv_bias=None, output_bias=None, mlp_bias=False, qk_norm=True, windows="some", head_dim=128
+        ),
+    }
+)
+
+
+def _read(fields: Fields, generation: Fields) -> ModelConfig:
+    architecture, traits = _architecture(fields)
+    activation = fields.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ValueError(f"{fields.source}: hidden_act must be silu, got {activation!r}")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    hidden_size = fields.integer("hidden_size")
+    head_dim = fields.integer("head_dim", traits.head_dim or hidden_size // max(num_heads, 1))
+    max_position = fields.integer("max_position_embeddings")
+    attention_bias = fields.flag("attention_bias", False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        max_position=max_position,
+        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
+        rope=read_rope(fields, head_dim=head_dim, max_position=max_position),
+        windows=_windows(fields, traits, num_layers),
+        qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
+        output_bias=attention_bias if traits.output_bias is None else traits.output_bias,
+        mlp_bias=fields.flag("mlp_bias", False) if traits.mlp_bias is None else traits.mlp_bias,
+        qk_norm=traits.qk_norm,
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        eos_token_ids=generation.integers("eos_token_id") or fields.integers("eos_token_id"),
+        sampling_defaults=_sampling_defaults(generation),
+    )
+
+
+def _architecture(fields: Fields) -> tuple[str, _Traits]:
+    names = fields.texts("architectures") or ()
+    for name in names:
+        if name in _TRAITS:
+            return name, _TRAITS[name]
+    wanted = " or ".join(names) or "no architecture"
+    raise ValueError(f"{fields.source}: architectures must name one of {', '.join(_TRAITS)}, got {wanted}")
+
+
+def _windows(fields: Fields, traits: _Traits, num_layers: int) -> tuple[int | None, ...]:
+    if traits.windows == "none" or fields.values.get("sliding_window") is None:
+        return (None,) * num_layers
+    window = fields.integer("sliding_window")
+    if traits.windows == "all":
+        return (window,) * num_layers
+    if not fields.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    kinds = fields.texts("layer_types")
+    if kinds is None:
+        first = fields.integer("max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ValueError(f"{fields.source}: layer_types must be full_attention or sliding_attention, got {unknown}")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _sampling_defaults(generation: Fields) -> SamplingDefaults:
+    top_k = generation.optional_number("top_k")
+    return SamplingDefaults(
+        temperature=generation.optional_number("temperature"),
+        top_k=None if top_k is None else int(top_k),
+        top_p=generation.optional_number("top_p"),
+        min_p=generation.optional_number("min_p"),
+    )

@@ -1,0 +1,194 @@
+"""One decoder for Llama, Mistral, Qwen2 and Qwen3: their differences are data in `ModelConfig`.
+
+Legend: T tokens of a step, W tokens whose hidden state is wanted, E hidden_size, Q q_size, K kv_size, I
+intermediate_size, F head_dim / 2, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.rope import Rope
+
+
+class Linear(Protocol):
+    """A projection that holds its weights, in whatever form is fastest on its device."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `[T, out]` of `[T, in]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSplit:
+    """How a layer's fused projection falls into heads, and what happens to them before they are rotated."""
+
+    q_size: int
+    kv_size: int
+    q_norm: Tensor | None
+    """`[head_dim]`, weights of the norm of every query head; None: no norm."""
+    k_norm: Tensor | None
+    epsilon: float
+
+
+HeadParts = tuple[Tensor, Tensor, Tensor]
+"""q `[T, Q]`, k `[T, K]` and v `[T, K]`, each contiguous."""
+
+
+class Ops(Protocol):
+    """The arithmetic of a device. Results are new tensors; only what is called `residual` is written in place."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
+        ...
+
+    def tied_linear(self, table: Tensor) -> Linear:
+        """Return the projection onto the rows of an embedding table `[V, E]` that stays in use."""
+        ...
+
+    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
+        """Return the rows `[T, E]` of `table` `[V, E]`. Raises IndexError for a token that is not in it."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Return `x` `[T, E]` over its root mean square, times `weight` `[E]`."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Add `x` `[T, E]` to `residual` in place and return the norm of the sum."""
+        ...
+
+    def split_heads(self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit) -> HeadParts:
+        """Return q, k and v of `qkv` `[T, Q + 2K]`, q and k normalised (if `split` has norms) and rotated.
+
+        Args:
+            qkv: all query heads, then all key heads, then all value heads.
+            rotation: cosines and sines, each `[T, F] float32`; element i of a head is rotated with element i + F.
+            split: the sizes, and the norms.
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return `[T, I]`: silu of the first half of `gate_up` `[T, 2I]` times the second half."""
+        ...
+
+
+class Attention(Protocol):
+    """Attention of one step: it knows which request and position each of the T tokens is."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return `[T, Q]`, what `q` `[T, Q]` attends to."""
+        ...
+
+
+class Weights(Protocol):
+    """Where parameters come from."""
+
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+        """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The parameters of one layer."""
+
+    input_norm: Tensor
+    qkv: Linear
+    split: HeadSplit
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A decoder-only transformer. Invariant: a call changes nothing in it; all state is in the attention's memory."""
+
+    __slots__ = ("_embeddings", "_head", "_layers", "_norm", "_ops", "_rope", "config")
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, *, device: torch.device) -> None:
+        """Take every parameter from `weights`, layer by layer, and leave it to `ops` to keep it."""
+        self.config = config
+        self._ops = ops
+        self._rope = Rope(config.rope, device=device)
+        self._embeddings = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
+        self._layers = [_read_layer(config, weights, ops, f"model.layers.{i}") for i in range(config.num_layers)]
+        self._norm = weights.stack([("model.norm.weight", config.hidden_size)])
+        self._head = (
+            ops.tied_linear(self._embeddings)
+            if config.tied_embeddings
+            else ops.linear(weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size), None)
+        )
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, *, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Compute all layers for a step.
+
+        Args:
+            tokens: `[T] int32`, token ids.
+            positions: `[T] int32`, the position of each in its sequence.
+            attention: the attention of this step.
+            wanted: `[W] int64`, the tokens whose hidden state is wanted; None: all of them.
+
+        Returns:
+            `[W, E]`, the hidden states before the last norm.
+        """
+        ops, epsilon = self._ops, self.config.norm_epsilon
+        rotation = self._rope(positions)
+        residual = ops.embed(self._embeddings, tokens)
+        x = ops.rms_norm(residual, self._layers[0].input_norm, epsilon)
+        for index, layer in enumerate(self._layers):
+            if index > 0:
+                x = ops.add_rms_norm(x, residual, layer.input_norm, epsilon)
+            q, k, v = ops.split_heads(layer.qkv(x), rotation, layer.split)
+            x = attention.run(q, k, v, index)
+            if wanted is not None and index == len(self._layers) - 1:  # nothing reads the other tokens any more
+                x, residual = x[wanted], residual[wanted]
+            x = ops.add_rms_norm(layer.output(x), residual, layer.mlp_norm, epsilon)
+            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+        return residual.add_(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return `[W, V]` of hidden states `[W, E]`."""
+        return self._head(self._ops.rms_norm(hidden, self._norm, self.config.norm_epsilon))
+
+
+def _read_layer(config: ModelConfig, weights: Weights, ops: Ops, prefix: str) -> Layer:
+    hidden, inner = config.hidden_size, config.intermediate_size
+
+    def vector(name: str, size: int) -> Tensor:
+        return weights.stack([(f"{prefix}.{name}.weight", size)])
+
+    def linear(parts: Sequence[tuple[str, int]], columns: int, has_bias: bool) -> Linear:
+        weight = weights.stack([(f"{prefix}.{name}.weight", rows) for name, rows in parts], columns)
+        bias = weights.stack([(f"{prefix}.{name}.bias", rows) for name, rows in parts]) if has_bias else None
+        return ops.linear(weight, bias)
+
+    qkv = [
+        ("self_attn.q_proj", config.q_size),
+        ("self_attn.k_proj", config.kv_size),
+        ("self_attn.v_proj", config.kv_size),
+    ]
+    return Layer(
+        input_norm=vector("input_layernorm", hidden),
+        qkv=linear(qkv, hidden, config.qkv_bias),
+        split=HeadSplit(
+            q_size=config.q_size,
+            kv_size=config.kv_size,
+            q_norm=vector("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
+            k_norm=vector("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+            epsilon=config.norm_epsilon,
+        ),
+        output=linear([("self_attn.o_proj", hidden)], config.q_size, config.output_bias),
+        mlp_norm=vector("post_attention_layernorm", hidden),
+        gate_up=linear([("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden, config.mlp_bias),
+        down=linear([("mlp.down_proj", hidden)], inner, config.mlp_bias),
+    )

@@ -1,0 +1,90 @@
+"""Rotary position embeddings: the angle of every position, for each way to stretch a context.
+
+Legend: T tokens, F head_dim / 2 frequencies.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pagewood.engine.models.rope_config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    YarnScaling,
+)
+
+
+class Rope:
+    """Rotations by position. Invariant: the rotation of a position depends on nothing but the position."""
+
+    __slots__ = ("_amplitude", "_config", "_frequencies")
+
+    def __init__(self, config: RopeConfig, *, device: torch.device) -> None:
+        self._config = config
+        self._frequencies = _frequencies(config).to(device)  # [F] float32, radians per position
+        self._amplitude = config.scaling.attention_factor if isinstance(config.scaling, YarnScaling) else 1.0
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cosines and sines, each `[T, F] float32`, of `positions` (`[T]`, any integer type)."""
+        points = positions.to(torch.float32)[:, None]
+        angles = points * self._frequencies_at(points)
+        cosines, sines = angles.cos(), angles.sin()
+        if self._amplitude != 1.0:
+            cosines *= self._amplitude
+            sines *= self._amplitude
+        return cosines, sines
+
+    def _frequencies_at(self, points: torch.Tensor) -> torch.Tensor:
+        """Return the frequencies of positions `[T, 1]`: `[F]` where they are all the same, else `[T, F]`."""
+        scaling = self._config.scaling
+        if not isinstance(scaling, DynamicScaling):
+            return self._frequencies
+        dim, factor = self._config.head_dim, scaling.factor
+        stretch = factor * (points + 1) / scaling.original_length - (factor - 1)
+        bases = self._config.theta * stretch.clamp(min=1.0) ** (dim / (dim - 2))
+        return 1.0 / bases ** _exponents(dim).to(points.device)
+
+
+def _exponents(dim: int) -> torch.Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+
+
+def _frequencies(config: RopeConfig) -> torch.Tensor:
+    """Return the frequencies `[F] float32` of a position that is inside the original length."""
+    plain = 1.0 / config.theta ** _exponents(config.head_dim)
+    match config.scaling:
+        case None | DynamicScaling():
+            return plain
+        case LinearScaling(factor=factor):
+            return plain / factor
+        case YarnScaling() as yarn:
+            kept = 1.0 - _yarn_ramp(config, yarn)
+            return plain / yarn.factor * (1.0 - kept) + plain * kept
+        case Llama3Scaling() as llama3:
+            return _llama3_frequencies(plain, llama3)
+
+
+def _yarn_ramp(config: RopeConfig, yarn: YarnScaling) -> torch.Tensor:
+    """Return `[F]`: 0 where a frequency is kept, 1 where it is divided."""
+    dim = config.head_dim
+
+    def dimension_of(num_rotations: float) -> float:
+        return dim * math.log(yarn.original_length / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(yarn.beta_fast), dimension_of(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low if high != low else 0.001
+    return ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+
+
+def _llama3_frequencies(plain: torch.Tensor, llama3: Llama3Scaling) -> torch.Tensor:
+    rotations = llama3.original_length * plain / (2 * math.pi)  # of each frequency, over the original length
+    low, high = llama3.low_frequency_factor, llama3.high_frequency_factor
+    kept = ((rotations - low) / (high - low)).clamp(0, 1)
+    return plain / llama3.factor * (1 - kept) + plain * kept

@@ -1,0 +1,101 @@
+"""Functions that numba compiles once, for one signature, and keeps on disk."""
+
+# pyright: basic
+# numba has no types, and its cache is extended by subclassing.
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCacheLocator
+from numba.misc.appdirs import AppDirs
+
+REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
+"""What lets a sum become a vector of sums. Infinities and NaNs keep their meaning."""
+
+
+class _Locator(UserWideCacheLocator):
+    """Places compiled code in the user's cache folder, which outlives a read-only or shared installation.
+
+    Code is fresh as long as no source file beside the function's has changed: kernels call functions of other files.
+    """
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        super().__init__(py_func, py_file)
+        folder = Path(py_file).parent
+        sources = hashlib.sha256()
+        for path in sorted(folder.glob("*.py")):
+            sources.update(path.read_bytes())
+        self._stamp = sources.hexdigest()
+        root = Path(AppDirs(appname="pagewood", appauthor=False).user_cache_dir)
+        self._cache_path = str(root / "kernels" / self._stamp[:16])
+
+    def get_source_stamp(self) -> str:
+        return self._stamp
+
+
+class _CacheImpl(CompileResultCacheImpl):
+    _locator_classes = [_Locator]
+
+
+class _Cache(FunctionCache):
+    _impl_class = _CacheImpl
+
+
+class Kernel:
+    """A function and the one signature that it is compiled for. Invariant: it is never compiled for another.
+
+    It runs without the interpreter's lock.
+    """
+
+    __slots__ = ("_dispatcher", "_signature", "name")
+
+    def __init__(self, function: Callable[..., Any], signature: str, *, parallel: bool) -> None:
+        self.name = function.__qualname__
+        self._signature = signature
+        self._dispatcher = numba.njit(nogil=True, parallel=parallel, fastmath=set(REASSOCIATE), error_model="numpy")(
+            function
+        )
+
+    def compile(self) -> None:
+        """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
+        if self._dispatcher.signatures:
+            return
+        try:
+            self._dispatcher._cache = _Cache(self._dispatcher.py_func)
+        except RuntimeError:
+            pass  # no folder to write to: it is compiled anew in every process
+        self._dispatcher.compile(self._signature)
+        self._dispatcher.disable_compile()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the compiled code came from disk."""
+        return bool(self._dispatcher.stats.cache_hits)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it.
+
+        Raises:
+            TypeError: the arguments do not have the types of the signature.
+        """
+        return self._dispatcher(*args)
+
+
+def kernel(signature: str, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Kernel]:
+    """Make a function a `Kernel`; nothing is compiled before `Kernel.compile`."""
+    return lambda function: Kernel(function, signature, parallel=parallel)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function callable from kernels, as a part of them."""
+    return numba.njit(nogil=True, fastmath=set(REASSOCIATE), error_model="numpy")(function)
+
+
+def exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function callable from kernels, whose sums keep the order in which they are written."""
+    return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy")(function)

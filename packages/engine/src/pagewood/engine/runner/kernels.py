@@ -1,0 +1,36 @@
+"""Compiling everything that the CPU runner needs, before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagewood.engine.runner.compiled import attention, rows
+from pagewood.engine.runner.compiled.attention import AttentionKernels, attention_kernels
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of its parts are done, and how many there are."""
+
+
+def warm_up(head_dim: int, *, progress: Progress | None = None) -> AttentionKernels:
+    """Load every kernel from the cache on disk, or compile it and store it there; return those of `head_dim`."""
+    own = attention_kernels(head_dim)
+    kernels = (
+        rows.norm,
+        rows.norm_parallel,
+        rows.add_norm,
+        rows.add_norm_parallel,
+        rows.silu_mul,
+        rows.silu_mul_parallel,
+        rows.split_heads,
+        rows.split_heads_parallel,
+        attention.cut,
+        own.attend,
+        own.attend_parallel,
+    )
+    for done, kernel in enumerate(kernels):
+        if progress:
+            progress(f"compiling {kernel.name}", done, len(kernels))
+        kernel.compile()
+    if progress:
+        progress("kernels are ready", len(kernels), len(kernels))
+    return own

@@ -1,0 +1,62 @@
+"""What the tree's operations cost and leave behind, where the cache's interface does not show it."""
+
+import numpy as np
+
+from pagewood.radixcache.node import Edge
+from pagewood.radixcache.tree import Tree
+
+
+def ids(*items: int) -> bytes:
+    return np.array(items, np.int32).tobytes()
+
+
+def build() -> tuple[Tree, Edge, Edge]:
+    """A tree of one path, in two edges."""
+    tree = Tree(1)
+    upper = tree.attach(tree.root(None), ids(1, 2), ids(10, 11))
+    lower = tree.attach(upper, ids(3, 4, 5), ids(12, 13, 14))
+    tree.lru.touch(lower)
+    return tree, upper, lower
+
+
+def test_a_lock_stops_at_the_first_locked_edge() -> None:
+    tree, upper, lower = build()
+    tree.lock(lower)
+    tree.lock(lower)
+    assert (lower.num_pins, upper.num_pins, tree.root(None).num_pins) == (2, 1, 1)
+    tree.unlock(lower)
+    assert (lower.num_pins, upper.num_pins, tree.num_locked) == (1, 1, 5)
+
+
+def test_a_split_keeps_the_object_of_the_lower_part() -> None:
+    tree, upper, lower = build()
+    tree.lock(lower)
+    middle = tree.split(lower, 4)
+    assert (middle.start, middle.end, lower.start, lower.end) == (2, 4, 4, 5)
+    assert (middle.num_leases, middle.num_pins, lower.num_leases) == (0, 1, 1)
+    assert lower.parent is middle
+    assert middle.parent is upper
+    assert (middle.values, lower.values) == (ids(12, 13), ids(14))
+
+
+def test_descend_says_how_far_it_came() -> None:
+    tree, upper, lower = build()
+    root = tree.root(None)
+    assert tree.descend(root, ids(9)) == (root, 0, [])
+    assert tree.descend(root, ids(1, 9)) == (upper, 1, [ids(10)])
+    assert tree.descend(root, ids(1, 2)) == (upper, 2, [ids(10, 11)])
+    assert tree.descend(upper, ids(3, 4)) == (lower, 2, [ids(12, 13)])
+    assert tree.descend(root, ids(1, 2, 3, 4, 5, 6)) == (lower, 5, [ids(10, 11), ids(12, 13, 14)])
+
+
+def test_descend_costs_nothing_for_the_prefix_it_starts_after() -> None:
+    tree, upper, lower = build()
+    upper.key = b"never read"
+    assert tree.descend(upper, ids(3, 4, 5)) == (lower, 3, [ids(12, 13, 14)])
+
+
+def test_an_evicted_edge_is_left_empty() -> None:
+    tree, upper, lower = build()
+    tree.evict(3)
+    assert upper.children == {}
+    assert lower.start == lower.end
