@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from pagewood.engine.api import SamplingParams
 from pagewood.server import openai_chat, openai_completions, openai_fields, wire
-from pagewood.server.config import SamplingDefaults
 from pagewood.server.errors import ApiError, unavailable
 from pagewood.server.formats import Format
 from pagewood.server.live import LiveRequests, new_request_id
@@ -30,7 +30,7 @@ class Frontend:
 
     live: LiveRequests
     status: EngineStatus
-    defaults: SamplingDefaults
+    defaults: SamplingParams
     model_name: str
     max_body_bytes: int
     started: int

@@ -7,7 +7,6 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.engine.api import SamplingParams
-from pagewood.server.config import SamplingDefaults
 from pagewood.server.errors import ApiError
 from pagewood.server.validation import kind
 
@@ -98,7 +97,7 @@ def include_usage(fields: GenerationFields) -> bool:
 
 
 def sampling(
-    fields: GenerationFields, defaults: SamplingDefaults, *, max_tokens: int | None, vocab_size: int
+    fields: GenerationFields, defaults: SamplingParams, *, max_tokens: int | None, vocab_size: int
 ) -> SamplingParams:
     """Return how the engine chooses tokens; `max_tokens` None asks for as many as fit.
 

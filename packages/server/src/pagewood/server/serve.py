@@ -18,10 +18,12 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.folder import sampling_defaults
 from pagewood.server import wire
 from pagewood.server.app import Frontend
 from pagewood.server.child import Settings
-from pagewood.server.config import SamplingDefaults, ServeConfig
+from pagewood.server.config import ServeConfig
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
 from pagewood.server.links import NO_MARK, ZmqSender, address
@@ -45,7 +47,7 @@ def run_server(config: ServeConfig) -> int:
         ValueError: the address is taken, or the model's folder holds what cannot be read.
     """
     listening = bind(config.host, config.port)
-    defaults = SamplingDefaults.from_folder(config.model_folder)
+    defaults = sampling_defaults(config.model_folder)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
         return runner.run(_serve(config, defaults, listening, folder))
 
@@ -77,7 +79,7 @@ def private_folder() -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: socket.socket, folder: Path) -> int:
+async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socket.socket, folder: Path) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
@@ -95,7 +97,7 @@ async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: soc
 
     def give_up(why: str) -> None:
         failures.append(why)
-        server.should_exit = True
+        signal.raise_signal(signal.SIGTERM)
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
@@ -176,7 +178,7 @@ def _signals_stop(server: uvicorn.Server) -> Generator[None]:
     """
 
     def stop(number: int, frame: object) -> None:
-        server.should_exit = True
+        server.handle_exit(number, None)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, stop) for number in numbers]

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagewood.engine.folder import model_folder, model_name
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
-from pagewood.server.config import ServeConfig, model_folder, model_name
+from pagewood.server.config import ServeConfig
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
