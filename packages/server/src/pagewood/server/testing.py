@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -59,16 +60,48 @@ def write_echo_folder(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"do_sample": false}')
 
 
-class GatedRunner:
-    """An echo model that computes only while its gate is open."""
+class Gate:
+    """Lets an engine run, or a number of its steps."""
 
-    def __init__(self, runner: EchoRunner, gate: threading.Event) -> None:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_steps = math.inf
+        self.is_held = False
+        """Whether the engine stands before it."""
+
+    def allow(self, num_steps: float) -> None:
+        """Let that many steps pass from now on; infinity: all."""
+        with self._changed:
+            self._num_steps = num_steps
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Let all steps pass."""
+        self.allow(math.inf)
+
+    def close(self) -> None:
+        """Let no step pass."""
+        self.allow(0)
+
+    def wait(self) -> None:
+        """Pass, as soon as that is allowed."""
+        with self._changed:
+            self.is_held = self._num_steps < 1
+            assert self._changed.wait_for(lambda: self._num_steps >= 1, timeout=60)
+            self.is_held = False
+            self._num_steps -= 1
+
+
+class GatedRunner:
+    """An echo model that launches only what its gate lets pass."""
+
+    def __init__(self, runner: EchoRunner, gate: Gate) -> None:
         self._runner = runner
         self._gate = gate
 
     def launch(self, batch: Batch) -> StepHandle:
         """Wait for the gate, then launch."""
-        assert self._gate.wait(30)
+        self._gate.wait()
         return self._runner.launch(batch)
 
     def close(self) -> None:
@@ -81,8 +114,7 @@ class MemoryServer:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, limit: int) -> None:
         self.tokenizer = tokenizer
-        self.gate = threading.Event()
-        self.gate.set()
+        self.gate = Gate()
         self._stopped = threading.Event()
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
@@ -115,7 +147,7 @@ class MemoryServer:
     async def stop(self) -> None:
         """End all stages; none may hang."""
         await self.client.aclose()
-        self.gate.set()
+        self.gate.open()
         self._stopped.set()
         for link in self._links:
             link.wake()
