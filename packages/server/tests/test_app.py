@@ -176,7 +176,7 @@ async def test_many_at_once_do_not_mix(server: MemoryServer) -> None:
 
 
 async def test_roles_parts_and_answers_sent_back(server: MemoryServer) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
         {
@@ -191,7 +191,13 @@ async def test_roles_parts_and_answers_sent_back(server: MemoryServer) -> None:
         {"role": "assistant"},
         {"role": "user", "content": ""},
     ]
-    neutral = {"n": 1, "tools": [], "logprobs": False, "response_format": {"type": "text"}, "frequency_penalty": 0.0}
+    neutral: dict[str, Any] = {
+        "n": 1,
+        "tools": [],
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        "frequency_penalty": 0.0,
+    }
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True, "stop": None}
     response = await server.post(CHAT, {"messages": messages, "max_tokens": 9, **neutral, **ignored})
     turns = ["system\nBe brief.", "user\nab", "assistant\nc", "assistant\n", "user\n"]

@@ -164,6 +164,10 @@ async def test_other_refusals(server: MemoryServer) -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
+def parse_ids(body: bytes) -> object:
+    return prompts(parse_completion(body), vocab_size=258)
+
+
 NAMES = st.sampled_from(
     ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "stop", "seed", "n", "top_p", "role"]
 )
@@ -178,7 +182,7 @@ JSON = st.recursive(
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_body_makes_a_parser_fail_otherwise(body: Any) -> None:
     encoded = json.dumps(body, ensure_ascii=False).encode(errors="surrogatepass")
-    for parse in (parse_chat, lambda body: prompts(parse_completion(body), vocab_size=258)):
+    for parse in (parse_chat, parse_ids):
         error: ApiError | None = None
         try:
             parse(encoded)

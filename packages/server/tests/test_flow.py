@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message, Scope
 
 from pagewood.engine.text import Tokenizer
 from pagewood.server.errors import unavailable
@@ -24,10 +25,10 @@ class Client:
     """An ASGI client that sees every message as it is sent, and can leave at any time."""
 
     def __init__(self, server: MemoryServer, body: dict[str, Any]) -> None:
-        self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
-        scope = {
+        scope: Scope = {
             "type": "http",
             "method": "POST",
             "path": CHAT,
@@ -38,7 +39,7 @@ class Client:
         }
         self.served = asyncio.create_task(server.app(scope, self._incoming.get, self._outgoing.put))
 
-    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+    async def messages(self) -> AsyncIterator[Message]:
         """Yield what the server sends."""
         while True:
             message = await self._outgoing.get()
