@@ -16,10 +16,8 @@ class Console:
     url: str
     model_name: str
     started_s: float = field(default_factory=time.monotonic)
-    last_detail: str = ""
-    """Written by: show."""
-    welcomed: bool = False
-    """Written by: show."""
+    last_detail: str = ""  # written by: show
+    welcomed: bool = False  # written by: show
 
     def show(self, status: EngineStatus) -> None:
         """Print what is new in `status`."""
