@@ -54,9 +54,7 @@ def _rope(kind: str, **extra: Any) -> dict[str, Any]:
 
 
 def _llama3() -> dict[str, Any]:
-    return _rope(
-        "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
-    )
+    return _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 
 
 CASES = {

@@ -99,4 +99,3 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 def exact(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function callable from kernels, whose sums keep the order in which they are written."""
     return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", forceinline=True)(function)
-
