@@ -17,6 +17,7 @@ def save_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {f"model.{name}": value.detach().to(STORED).contiguous() for name, value in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     shape, end, pad = model.shape, tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
     config = {
         "architectures": ["LlamaForCausalLM"],
