@@ -3,22 +3,98 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
+from pagewood.engine.folder import model_folder
 from pagewood.engine.intake import Intake
 from pagewood.engine.kv import KVSpace, NoPrefixCache
+from pagewood.engine.load import load_model
 from pagewood.engine.loop import Engine, EngineInfo, Runner
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.plan import Planner
+from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.state import EngineState
-from pagewood.kvpool import PageAllocator
+from pagewood.kvpool import MultiHeadLayout, PageAllocator
+from pagewood.kvpool.storage import KVStorage
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import Budget, NewTokenRatio, SkipAhead, choose_victim, order_named
 
 _log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of its parts are done, and how many there are."""
+
+_MEMORY_SHARE = 0.25
+"""Part of the free memory that the KV cache may take where the configuration does not say."""
+_SWITCH_INTERVAL_S = 0.0002
+"""How soon the planning thread yields the interpreter to the computing one; the default of 5 ms would stall it."""
+
+
+def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
+    """Load a model and make an engine for it, on this machine's CPU.
+
+    Args:
+        config: what to build.
+        inbox: where commands come from.
+        outbox: where answers go.
+        progress: is told what is being loaded or compiled.
+
+    Raises:
+        ValueError: the model is not supported, or does not fit the configured limits.
+        FileNotFoundError: the model's folder lacks a file.
+    """
+    folder = model_folder(config.model)
+    model_config = ModelConfig.from_folder(folder)
+    num_threads = config.num_threads or _num_cores()
+    kernels = warm_up(model_config.head_dim, progress=progress)
+    model = load_model(folder, CPUOps(num_threads=num_threads), progress=progress)
+    layout = MultiHeadLayout(
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        page_size=config.page_size,
+        order="HND",
+    )
+    num_pages, max_length = _memory(config, model_config, layout)
+    info = EngineInfo(
+        model_name="pagewood-demo" if config.model is None else folder.resolve().name,
+        max_length=max_length,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        num_pages=num_pages,
+        page_size=config.page_size,
+    )
+    _log.info(
+        "%s: %d KV pages of %d tokens (%.2f GB), at most %d tokens a request, %d threads",
+        info.model_name,
+        num_pages,
+        config.page_size,
+        num_pages * layout.bytes_per_page / 1e9,
+        max_length,
+        num_threads,
+    )
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+    def make_runner(kv: KVSpace) -> CPURunner:
+        return CPURunner(
+            model,
+            KVStorage(layout, num_pages),
+            kernels,
+            max_rows=config.max_running,
+            max_length=max_length,
+            num_threads=num_threads,
+        )
+
+    return assemble(config, info=info, make_runner=make_runner, inbox=inbox, outbox=outbox)
 
 
 def assemble(
@@ -76,10 +152,45 @@ def assemble(
         intake=intake,
         planner=planner,
         kv=kv,
-        builder=BatchBuilder(config.max_running),
+        builder=BatchBuilder(num_rows=config.max_running, page_size=page_size),
         runner=make_runner(kv),
         inbox=inbox,
         outbox=outbox,
         clock=clock,
         overlap=config.overlap,
     )
+
+
+def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -> tuple[int, int]:
+    """Return (pages of KV memory, longest request): as configured, or as many as all rows could ever use, or fit."""
+    longest = min(config.max_length or model.max_position, model.max_position)
+    if config.max_total_tokens is not None:
+        num_pages = config.max_total_tokens // config.page_size
+    else:
+        most_useful = config.max_running * -(-longest // config.page_size)
+        num_pages = min(most_useful, layout.pages_for(int(_free_memory_bytes() * _MEMORY_SHARE)))
+    max_length = min(longest, num_pages * config.page_size)
+    if max_length < 2:
+        raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
+    if config.max_length is not None and max_length < config.max_length:
+        raise ValueError(
+            f"max_length must be at most {max_length} "
+            f"({num_pages} pages of {config.page_size} tokens, and the model allows {model.max_position}), "
+            f"got {config.max_length}"
+        )
+    return num_pages, max_length
+
+
+def _num_cores() -> int:
+    """Return the cores that this process may use; hyperthreads count as half where they can be told."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    try:
+        per_core = len(siblings.read_text().strip().replace("-", ",").split(","))
+    except OSError:
+        per_core = 1
+    return max(1, usable // per_core)
+
+
+def _free_memory_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -12,7 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Refusal, SamplingParams, Submit
-from pagewood.engine.build import build_engine, model_folder, sampling_defaults
+from pagewood.engine.build import build_engine
+from pagewood.engine.folder import default_sampling, model_folder
 from pagewood.engine.loop import Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.text import ChatMessage, TextStream, Tokenizer
@@ -54,9 +55,9 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         config = EngineConfig(model=None if model is None else str(model), **options)
-        folder = model_folder(config)
+        folder = model_folder(config.model)
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.default_sampling = sampling_defaults(folder)
+        self.default_sampling = default_sampling(folder)
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
         self._num_submitted = 0  # written by: _submit
@@ -94,7 +95,7 @@ class LLM:
         *,
         stop: Sequence[str] = (),
     ) -> list[Completion]:
-        """Answer conversations: lists of `{"role": ..., "content": ...}`, put into words by the model's chat template."""
+        """Answer conversations, lists of `{"role": ..., "content": ...}`, by the model's chat template."""
         if conversations and isinstance(conversations[0], dict):
             conversations = [conversations]  # pyright: ignore[reportAssignmentType]
         tokens = [self.tokenizer.encode_chat(messages).tolist() for messages in conversations]  # pyright: ignore[reportArgumentType]

@@ -109,15 +109,9 @@ class _Traits:
 
 _TRAITS: Mapping[str, _Traits] = MappingProxyType(
     {
-        "LlamaForCausalLM": _Traits(
-            qkv_bias=None, output_bias=None, mlp_bias=None, qk_norm=False, windows="none"
-        ),
-        "MistralForCausalLM": _Traits(
-            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, windows="all"
-        ),
-        "Qwen2ForCausalLM": _Traits(
-            qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"
-        ),
+        "LlamaForCausalLM": _Traits(qkv_bias=None, output_bias=None, mlp_bias=None, qk_norm=False, windows="none"),
+        "MistralForCausalLM": _Traits(qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, windows="all"),
+        "Qwen2ForCausalLM": _Traits(qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"),
         "Qwen3ForCausalLM": _Traits(
             qkv_bias=None, output_bias=None, mlp_bias=False, qk_norm=True, windows="some", head_dim=128
         ),

@@ -108,9 +108,7 @@ def _read_scaling(own: Fields, kind: str, max_position: int) -> Scaling | None:
                 high_frequency_factor=own.number("high_freq_factor"),
             )
         case _:
-            raise ValueError(
-                f"{own.source}: rope_type must be default, linear, dynamic, yarn or llama3, got {kind!r}"
-            )
+            raise ValueError(f"{own.source}: rope_type must be default, linear, dynamic, yarn or llama3, got {kind!r}")
 
 
 def _yarn_attention_factor(own: Fields, factor: float) -> float:

@@ -33,9 +33,7 @@ def _norm_range(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: A
 
 
 @inlined
-def _add_norm_range(
-    x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any
-) -> None:
+def _add_norm_range(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
     size = _U(x.shape[1])
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
