@@ -72,9 +72,7 @@ def imitate(teacher: Llama) -> Loss:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--work", type=Path, default=Path("build/demo_model"), help="a stopped run goes on from here"
-    )
+    parser.add_argument("--work", type=Path, default=Path("build/demo_model"), help="a stopped run goes on from here")
     parser.add_argument("--steps", type=int, default=MODEL_PLAN.steps)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()

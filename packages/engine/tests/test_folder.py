@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import model_folder, model_name, sampling_defaults
+from pagewood.engine.folder import default_sampling, model_folder
 
 
 @pytest.mark.parametrize(
@@ -24,23 +24,21 @@ from pagewood.engine.folder import model_folder, model_name, sampling_defaults
 )
 def test_advice_on_sampling(tmp_path: Path, config: dict[str, Any], expected: SamplingParams) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert sampling_defaults(tmp_path) == expected
+    assert default_sampling(tmp_path) == expected
 
 
 def test_without_advice_the_defaults_hold(tmp_path: Path) -> None:
-    assert sampling_defaults(tmp_path) == SamplingParams()
+    assert default_sampling(tmp_path) == SamplingParams()
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"temperature": "hot"}', '{"top_p": 2}'])
 def test_broken_advice_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ValueError, match="must hold a generation configuration"):
-        sampling_defaults(tmp_path)
+        default_sampling(tmp_path)
 
 
-def test_folder_and_name(tmp_path: Path) -> None:
+def test_folder(tmp_path: Path) -> None:
     assert model_folder(str(tmp_path)) == tmp_path
-    assert model_name(str(tmp_path)) == tmp_path.name
-    assert model_name(None) == "pagewood-demo"
-    with pytest.raises(ValueError, match="model must be a folder, got .*missing"):
+    with pytest.raises(FileNotFoundError, match="model must be a folder .*missing"):
         model_folder(str(tmp_path / "missing"))

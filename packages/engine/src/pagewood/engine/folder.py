@@ -1,4 +1,4 @@
-"""The folder of a model: where it is, and what it advises about sampling. Imports no torch."""
+"""The folder of a model: where it is, and how it advises to sample. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -7,44 +7,42 @@ from pathlib import Path
 
 from pagewood.engine.api import SamplingParams
 
-EMBEDDED_NAME = "pagewood-demo"
-
 
 def model_folder(model: str | Path | None) -> Path:
-    """Return the folder of `model`; None is the model that ships inside this package.
+    """Return the folder of a model; None: the one that ships inside.
 
     Raises:
-        ValueError: there is no such folder.
+        FileNotFoundError: there is no such folder.
     """
     folder = Path(__file__).parent / "demo" if model is None else Path(model)
     if not folder.is_dir():
-        raise ValueError(f"model must be a folder, got {folder}")
+        raise FileNotFoundError(f"model must be a folder with a Hugging Face model, got {str(folder)!r}")
     return folder
 
 
-def model_name(model: str | None) -> str:
-    """Return what clients call `model` unless they are told otherwise: the name of its folder."""
-    return EMBEDDED_NAME if model is None else Path(model).resolve().name
+def model_name(model: str | Path | None) -> str:
+    """Return what clients call a model unless they are told otherwise: the name of its folder."""
+    return "pagewood-demo" if model is None else Path(model).resolve().name
 
 
-def sampling_defaults(folder: Path) -> SamplingParams:
-    """Return how tokens are chosen where a request does not say, from `generation_config.json`.
-
-    Without the file, or for what it leaves open, `SamplingParams()` holds; `do_sample: false` is temperature 0.
+def default_sampling(folder: str | Path) -> SamplingParams:
+    """Read `generation_config.json`; what it does not say, and all of it where there is none, is `SamplingParams`' own.
 
     Raises:
         ValueError: the file does not hold what it should.
     """
-    file = folder / "generation_config.json"
+    file = Path(folder) / "generation_config.json"
     if not file.is_file():
         return SamplingParams()
     try:
-        values = {name: value for name, value in json.loads(file.read_text("utf-8")).items() if value is not None}
+        values = json.loads(file.read_text(encoding="utf-8"))
+        present = {name: value for name, value in values.items() if value is not None}
+        greedy = present.get("do_sample") is False
         return SamplingParams(
-            temperature=0.0 if values.get("do_sample") is False else float(values.get("temperature", 1.0)),
-            top_k=int(values.get("top_k", 0)),
-            top_p=float(values.get("top_p", 1.0)),
-            min_p=float(values.get("min_p", 0.0)),
+            temperature=0.0 if greedy else float(present.get("temperature", 1.0)),
+            top_k=int(present.get("top_k", 0)),
+            top_p=float(present.get("top_p", 1.0)),
+            min_p=float(present.get("min_p", 0.0)),
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} must hold a generation configuration: {error}") from error

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Refusal, SamplingParams, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.folder import model_folder, sampling_defaults
+from pagewood.engine.folder import default_sampling, model_folder
 from pagewood.engine.loop import Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.text import ChatMessage, TextStream, Tokenizer
@@ -57,7 +57,7 @@ class LLM:
         config = EngineConfig(model=None if model is None else str(model), **options)
         folder = model_folder(config.model)
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.default_sampling = sampling_defaults(folder)
+        self.default_sampling = default_sampling(folder)
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
         self._num_submitted = 0  # written by: _submit

@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.folder import sampling_defaults
+from pagewood.engine.folder import default_sampling
 from pagewood.server import wire
 from pagewood.server.app import Frontend
 from pagewood.server.child import Settings
@@ -47,7 +47,7 @@ def run_server(config: ServeConfig) -> int:
         ValueError: the address is taken, or the model's folder holds what cannot be read.
     """
     listening = bind(config.host, config.port)
-    defaults = sampling_defaults(config.model_folder)
+    defaults = default_sampling(config.model_folder)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
         return runner.run(_serve(config, defaults, listening, folder))
 

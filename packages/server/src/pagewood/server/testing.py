@@ -21,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.batch import Batch
 from pagewood.engine.build import assemble
-from pagewood.engine.folder import sampling_defaults
+from pagewood.engine.folder import default_sampling
 from pagewood.engine.loop import EngineInfo, StepHandle
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.text import Tokenizer
@@ -121,7 +121,7 @@ class MemoryServer:
         self.frontend = Frontend(
             live=LiveRequests([self._to_tokenizer], limit=limit),
             status=EngineStatus(),
-            defaults=sampling_defaults(folder),
+            defaults=default_sampling(folder),
             model_name="echo",
             max_body_bytes=100_000,
             started=1,

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"pagewood: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

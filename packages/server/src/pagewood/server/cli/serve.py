@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewood.engine.folder import model_folder, model_name
@@ -53,7 +52,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     engine = engine_config(options)
-    folder: Path = model_folder(engine.model)
+    folder = model_folder(engine.model)
     config = ServeConfig(
         engine=engine,
         host=options.host,
