@@ -166,7 +166,7 @@ class Planner:
         else:
             self._reserve.on_step()
         num_admitted = 0
-        if state.waiting and not shortage.occurred:
+        if state.waiting and not shortage.excluded:
             num_admitted = self._admit(state, now_s, budget, grants)
         return StepPlan(grants=tuple(grants), num_admitted=num_admitted, num_preempted=len(shortage.preempted))
 
@@ -183,6 +183,8 @@ class Planner:
                     full.append(request)
         grown = self._kv.add_page_to_each(full)
         for request in decoding:
+            if shortage.excluded and request in shortage.excluded:
+                continue
             if not budget.take_decode():
                 return
             start = request.num_launched
@@ -194,7 +196,7 @@ class Planner:
         for request in state.running:
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
-            if num_missing <= 1:
+            if num_missing <= 1 or request in shortage.excluded:
                 continue
             count = budget.offer_prefill(num_missing)
             if count and shortage.grow(request, start + count, grants):
@@ -263,32 +265,32 @@ class Planner:
 
 
 class Shortage:
-    """Finds pages when there are none left, within one step."""
+    """Finds pages when there are none left, within one step. Invariant: who is excluded gets no grant in this step."""
 
-    __slots__ = ("_kv", "_state", "_victim", "_withheld", "preempted")
+    __slots__ = ("_is_relief_coming", "_kv", "_state", "_victim", "excluded", "preempted")
 
     def __init__(self, state: EngineState, kv: KVSpace, victim: Victim) -> None:
         self._state = state
         self._kv = kv
         self._victim = victim
-        self._withheld: list[Request] = []
-        self.preempted: list[Request] = []
-
-    @property
-    def occurred(self) -> bool:
-        return bool(self._withheld or self.preempted)
+        self._is_relief_coming = False
+        """Whether somebody is withheld, who can be preempted in the next step."""  # written by: grow
+        self.excluded: list[Request] = []
+        """Those preempted, withheld or without a page."""  # written by: grow
+        self.preempted: list[Request] = []  # written by: grow
 
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
         """Give the request pages for its first num_tokens positions, at the cost of less deserving ones."""
-        if request in self._withheld or request in self.preempted:
-            return False
         while not self._kv.grow(request, num_tokens):
-            if self._withheld:  # pages are on their way
-                self._withheld.append(request)
+            if self._is_relief_coming:
+                self.excluded.append(request)
                 return False
             victim = self._victim(self._without_grant(grants)) or request
+            self.excluded.append(victim)
             if victim.num_in_flight:
-                self._withheld += [victim] if victim is request else [victim, request]
+                self._is_relief_coming = True
+                if victim is not request:
+                    self.excluded.append(request)
                 return False
             self._kv.release(victim)
             self.preempted.append(victim)
@@ -297,7 +299,7 @@ class Shortage:
         return True
 
     def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
-        taken = {id(grant.request) for grant in grants} | {id(request) for request in self.preempted}
+        taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
         return [request for request in self._state.running if id(request) not in taken]
 
 

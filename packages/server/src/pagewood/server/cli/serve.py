@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pagewood.engine.folder import model_folder
+from pagewood.engine.folder import model_folder, model_name
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 from pagewood.server.config import ServeConfig
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-
-
-EMBEDDED_NAME = "pagewood-demo"
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -60,8 +57,7 @@ def run(options: argparse.Namespace) -> int:
         engine=engine,
         host=options.host,
         port=options.port,
-        served_model_name=options.served_model_name
-        or (EMBEDDED_NAME if engine.model is None else folder.resolve().name),
+        served_model_name=options.served_model_name or model_name(engine.model),
         model_folder=folder,
         tokenizer_workers=options.tokenizer_workers,
         max_queued=options.max_queued_requests,
