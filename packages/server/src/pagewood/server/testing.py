@@ -1,5 +1,3 @@
-# pyright: basic
-# The bindings of `tokenizers` carry no usable annotations.
 """A server in one process: every stage in a thread, memory links between them, the real engine with an echo model."""
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
 
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.batch import Batch
@@ -49,14 +46,20 @@ CHAT_TEMPLATE = """\
 
 def write_echo_folder(folder: Path) -> None:
     """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy by default."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|start|>", EOS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"bos_token": "<|start|>", "eos_token": EOS}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**special, "chat_template": CHAT_TEMPLATE}))
+    alphabet: list[str] = sorted(ByteLevel.alphabet())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": id, "content": text, **flags} for id, text in ((EOS_ID - 1, "<|start|>"), (EOS_ID, EOS))]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {piece: id for id, piece in enumerate(alphabet)}, "merges": []},
+    }
+    settings = {"bos_token": "<|start|>", "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "generation_config.json").write_text('{"do_sample": false}')
 
 
@@ -179,19 +182,26 @@ class MemoryServer:
         """Send a request for the model of this server."""
         return await self.client.post(path, json={"model": "echo", **body})
 
-    def expected_tokens(self, prompt: list[int], **sampling: Any) -> list[int]:
+    def expected_tokens(
+        self, prompt: list[int], *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+    ) -> list[int]:
         """Return what the echo model says to a prompt, computed alone."""
         return oracle_tokens(
             prompt,
-            SamplingParams(**{"temperature": 0.0, **sampling}),
+            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
             vocab_size=self.tokenizer.vocab_size,
             stop_ids=frozenset({EOS_ID}),
             max_length=MAX_LENGTH,
         )
 
-    def expected_text(self, prompt: str, **sampling: Any) -> str:
+    def expected_text(
+        self, prompt: str, *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+    ) -> str:
         """Return what the echo model says to a text."""
-        return self.tokenizer.decode(self.expected_tokens(self.tokenizer.encode(prompt).tolist(), **sampling))
+        tokens = self.tokenizer.encode(prompt).tolist()
+        return self.tokenizer.decode(
+            self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        )
 
     def _run_engine(self) -> None:
         inbox = EngineInbox(self._to_engine, stopped=self._stopped.is_set)

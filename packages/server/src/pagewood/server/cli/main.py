@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pagewood.server import __version__
-from pagewood.server.cli import chat, serve
+from pagewood.server.cli import chat, generate, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagewood", description=__doc__)
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat):
+    for command in (serve, chat, generate):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
