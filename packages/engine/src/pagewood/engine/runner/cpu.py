@@ -124,6 +124,9 @@ class CPURunner:
 
 
 def _set_threads(num_threads: int) -> None:
-    """Let the calling thread compute with `num_threads`; numba keeps that number per thread, and torch may."""
-    torch.set_num_threads(num_threads)
+    """Let the calling thread's compiled loops use `num_threads`, a number that numba keeps per thread.
+
+    torch gets one: what it is left with is small, and a second pool of threads would wait for work on the same cores.
+    """
+    torch.set_num_threads(1)
     numba.set_num_threads(min(num_threads, numba.get_num_threads()))  # at first it is the most that there can be

@@ -137,7 +137,7 @@ class RowDriver:
     def generate(self, sequences: Sequence[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
         """Run until every sequence has `num_tokens` outputs; prompts are computed `chunk` positions at a time."""
         while True:
-            live = [sequence for sequence in sequences if len(sequence.output) < num_tokens]
+            live: list[DrivenSequence] = [sequence for sequence in sequences if len(sequence.output) < num_tokens]
             if not live:
                 return
             batch = self.batch([(sequence, chunk) for sequence in live])
