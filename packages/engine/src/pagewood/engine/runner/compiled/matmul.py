@@ -11,105 +11,28 @@ Source: Goto and van de Geijn, Anatomy of high-performance matrix multiplication
 """
 
 # pyright: basic
-# numba and llvmlite have no types.
+# numba has no types.
 
 from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from pagewood.engine.runner.compiled.kernel import inlined, kernel
+from pagewood.engine.runner.compiled.tile import MIDDLE, TALL, WIDTH, middle, pair, single, tall
 
-WIDTH = 32
-"""Outputs of a panel."""
-_LANES = 16
-_TALL = 12 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 3
-"""Rows of the largest tile: its sums fill the vector registers, and leave some for the weights."""
-_MIDDLE = 4 if _TALL > 4 else 2
-_BLOCK = 8 * _TALL  # rows that one thread takes at a time
-
-
-def _tile(rows: int) -> Any:
-    """Return a function that multiplies a tile of `rows` rows with a panel, its sums in registers."""
-
-    def typed(
-        context: Any, x: Any, x_at: Any, panels: Any, panel_at: Any, depth: Any, bias: Any, bias_at: Any, out: Any,
-        out_at: Any, out_stride: Any,
-    ) -> Any:  # fmt: skip
-        index = types.int64
-        signature = types.void(x, index, panels, index, index, bias, index, out, index, index)
-        return signature, lambda ctx, builder, sig, args: _generate(ctx, builder, sig, args, rows)
-
-    return intrinsic(typed)
-
-
-def _generate(context: Any, builder: Any, signature: Any, arguments: Any, rows: int) -> Any:
-    """Emit: sums = bias; for k in range(depth): sums[r] += x[k * rows + r] * panel[k]; out[r] = sums[r]."""
-    vector, halves = ir.VectorType(ir.FloatType(), _LANES), range(WIDTH // _LANES)
-    index = ir.IntType(64)
-
-    def pointer(array: int, offset: Any) -> Any:
-        data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
-        return builder.gep(data, [offset])
-
-    def vector_at(base: Any, offset: Any) -> Any:
-        return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
-
-    x, panel = pointer(0, arguments[1]), pointer(2, arguments[3])
-    bias, out = pointer(5, arguments[6]), pointer(7, arguments[8])
-    first = [builder.load(vector_at(bias, index(h * _LANES)), align=4) for h in halves]
-    before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
-    builder.branch(loop)
-
-    builder.position_at_end(loop)
-    k = builder.phi(index)
-    sums = [[builder.phi(vector) for _ in halves] for _ in range(rows)]
-    row_of_panel = builder.mul(k, index(WIDTH))
-    weights = [builder.load(vector_at(panel, builder.add(row_of_panel, index(h * _LANES))), align=4) for h in halves]
-    column_of_x = builder.mul(k, index(rows))
-    new = []
-    for r in range(rows):
-        scalar = builder.load(builder.gep(x, [builder.add(column_of_x, index(r))]))
-        lane = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.IntType(32)(0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-        spread = builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), zeros)
-        fused = ("contract",)
-        new.append(
-            [builder.fadd(sums[r][h], builder.fmul(spread, weights[h], flags=fused), flags=fused) for h in halves]
-        )
-    next_k = builder.add(k, index(1))
-    k.add_incoming(index(0), before)
-    k.add_incoming(next_k, loop)
-    for r in range(rows):
-        for h in halves:
-            sums[r][h].add_incoming(first[h], before)
-            sums[r][h].add_incoming(new[r][h], loop)
-    builder.cbranch(builder.icmp_signed("<", next_k, arguments[4]), loop, after)
-
-    builder.position_at_end(after)
-    for r in range(rows):
-        row = builder.mul(arguments[9], index(r))
-        for h in halves:
-            builder.store(new[r][h], vector_at(out, builder.add(row, index(h * _LANES))), align=4)
-    return context.get_dummy_value()
-
-
-_tall, _middle, _pair, _single = _tile(_TALL), _tile(_MIDDLE), _tile(2), _tile(1)
+_BLOCK = 8 * TALL  # rows that one thread takes at a time
 
 
 @inlined
 def _height(left: Any) -> Any:
     """Return how many of `left` rows the next tile takes."""
-    if left >= _TALL:
-        return _TALL
-    if left >= _MIDDLE:
-        return _MIDDLE
+    if left >= TALL:
+        return TALL
+    if left >= MIDDLE:
+        return MIDDLE
     return 2 if left >= 2 else 1
 
 
@@ -138,14 +61,15 @@ def _multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, panel: 
     while row < last:
         height = _height(out.shape[0] - row)
         target, at, stride = (margin, 0, WIDTH) if cut else (out.reshape(-1), row * size + column, size)
-        if height == _TALL:
-            _tall(packed, row * depth, panels, panel * depth * WIDTH, depth, bias, column, target, at, stride)
-        elif height == _MIDDLE:
-            _middle(packed, row * depth, panels, panel * depth * WIDTH, depth, bias, column, target, at, stride)
+        x_at, panel_at = row * depth, panel * depth * WIDTH
+        if height == TALL:
+            tall(packed, x_at, TALL, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
+        elif height == MIDDLE:
+            middle(packed, x_at, MIDDLE, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
         elif height == 2:
-            _pair(packed, row * depth, panels, panel * depth * WIDTH, depth, bias, column, target, at, stride)
+            pair(packed, x_at, 2, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
         else:
-            _single(packed, row * depth, panels, panel * depth * WIDTH, depth, bias, column, target, at, stride)
+            single(packed, x_at, 1, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
         if cut:
             for r in range(height):
                 for j in range(size - column):
@@ -158,7 +82,7 @@ def _multiply_items(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, f
     """Compute items [first, last): item i is block i % blocks of the rows, times panel i // blocks."""
     num_rows = out.shape[0]
     num_blocks = (num_rows + _BLOCK - 1) // _BLOCK
-    margin = np.empty(_TALL * WIDTH, np.float32)
+    margin = np.empty(TALL * WIDTH, np.float32)
     for item in range(first, last):
         panel, block = item // num_blocks, item % num_blocks
         _multiply(packed, panels, bias, out, depth, panel, block * _BLOCK, min((block + 1) * _BLOCK, num_rows), margin)
@@ -188,13 +112,13 @@ def multiply(x: Any, panels: Any, bias: Any, out: Any, packed: Any) -> None:
 def multiply_parallel(x: Any, panels: Any, bias: Any, out: Any, packed: Any, num_parts: Any) -> None:
     """As `multiply`, by `num_parts` threads."""
     num_rows, depth, num_items = x.shape[0], x.shape[1], _num_items(out)
-    if num_rows <= _TALL:
+    if num_rows <= TALL:
         _pack(x, packed, 0, num_rows)
     else:
-        num_tiles = (num_rows + _TALL - 1) // _TALL
+        num_tiles = (num_rows + TALL - 1) // TALL
         for part in numba.prange(num_parts):
-            last = min(num_tiles * (part + 1) // num_parts * _TALL, num_rows)
-            _pack(x, packed, num_tiles * part // num_parts * _TALL, last)
+            last = min(num_tiles * (part + 1) // num_parts * TALL, num_rows)
+            _pack(x, packed, num_tiles * part // num_parts * TALL, last)
     for part in numba.prange(num_parts):
         first, last = num_items * part // num_parts, num_items * (part + 1) // num_parts
         _multiply_items(packed, panels, bias, out, depth, first, last)
