@@ -19,7 +19,7 @@ from pagewood.kvpool.storage import KVStorage
 
 _UNLIMITED = 1 << 40  # a window that no sequence fills
 _TILE_ROWS = 192  # query rows of an item: enough to pay for copying a block of keys
-_PARALLEL_COST = 1 << 22  # multiply-adds below which waking the other threads costs more than they save
+_PARALLEL_COST = 1 << 18  # multiply-adds below which waking the other threads costs more than they save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from torch.nn import functional
 from pagewood.engine.models.decoder import Embedding, HeadParts, HeadSplit, Linear
 from pagewood.engine.runner.compiled import matmul, rows
 
-_EMPTY: NDArray[np.float32] = np.empty(0, np.float32)
+Float32 = NDArray[np.float32]
+
+_EMPTY: Float32 = np.empty(0, np.float32)
 _PARALLEL_ROWS = 128  # rows below which sharing a loop over rows costs more than it saves
-_PARALLEL_PRODUCTS = 1 << 16  # multiplications below which sharing a matrix product does
+_PARALLEL_PRODUCTS = 1 << 18  # multiplications below which sharing a matrix product does
 
 
 class PanelLinear:
@@ -33,26 +35,26 @@ class PanelLinear:
         self._size = len(weight)
         padding = -self._size % matmul.WIDTH
         padded = functional.pad(weight, (0, 0, 0, padding)).view(-1, matmul.WIDTH, weight.shape[1])
-        self._panels = padded.transpose(1, 2).contiguous()  # [P, in, 32]
-        self._bias = torch.zeros(self._size + padding)
+        self._panels: Float32 = padded.transpose(1, 2).contiguous().numpy()  # [P, in, 32]
+        self._bias: Float32 = np.zeros(self._size + padding, np.float32)
         if bias is not None:
-            self._bias[: self._size] = bias
+            self._bias[: self._size] = bias.numpy()
         self._num_threads = num_threads
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return `[T, out]` of `[T, in]`."""
-        out, packed = torch.empty(len(x), self._size), torch.empty(x.numel())
-        arrays = (x.numpy(), self._panels.view(-1).numpy(), self._bias.numpy(), out.numpy(), packed.numpy())
-        if self._num_threads == 1 or self._panels.numel() * len(x) < _PARALLEL_PRODUCTS:
-            matmul.multiply(*arrays)
+        out, source = torch.empty(len(x), self._size), x.numpy()
+        packed = source.reshape(-1) if len(x) == 1 else np.empty(x.numel(), np.float32)
+        if self._num_threads == 1 or self._panels.size * len(x) < _PARALLEL_PRODUCTS:
+            matmul.multiply(source, self._panels, self._bias, out.numpy(), packed)
         else:
-            matmul.multiply_parallel(*arrays, self._num_threads)
+            matmul.multiply_parallel(source, self._panels, self._bias, out.numpy(), packed, self._num_threads)
         return out
 
     def weights_of(self, outputs: Tensor) -> Tensor:
         """Return the weights `[T, in]` of some outputs `[T]`."""
-        panels, places = outputs // matmul.WIDTH, outputs % matmul.WIDTH
-        return self._panels[panels, :, places]
+        panels, places = np.divmod(outputs.numpy(), matmul.WIDTH)
+        return torch.from_numpy(self._panels[panels, :, places])
 
 
 class TableEmbedding:

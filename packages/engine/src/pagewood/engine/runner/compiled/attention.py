@@ -21,12 +21,13 @@ import numba
 import numpy as np
 
 from pagewood.engine.runner.compiled.kernel import Kernel, inlined, kernel
-from pagewood.engine.runner.compiled.numeric import exp
+from pagewood.engine.runner.compiled.numeric import exp, prefetch
 from pagewood.engine.runner.compiled.tile import TALL, WIDTH, tall
 
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 _BLOCK = 64  # keys of a block
+_LINE = 16  # elements of a cache line
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
 _SIGNATURE = (
@@ -126,8 +127,14 @@ def _attend_few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token:
         offset = key % page_size
         size = min(min(page_size - offset, last_key - key), _BLOCK)
         base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
-        for r in range(_U(group)):
-            for j in range(_U(size)):
+        following = base
+        if key + size < last_key:
+            following = _U(page_table[row, (key + size) // page_size]) * _U(2) * half + _U(head * page_size * dim)
+        for j in range(_U(size)):
+            for d in range(_U(0), _U(dim), _U(_LINE)):
+                prefetch(memory, following + j * _U(dim) + d)
+                prefetch(memory, following + half + j * _U(dim) + d)
+            for r in range(_U(group)):
                 score = _F(0.0)
                 for d in range(_U(dim)):
                     score += queries[r, d] * memory[base + j * _U(dim) + d]

@@ -93,22 +93,22 @@ def _num_items(out: Any) -> Any:
     return ((out.shape[0] + _BLOCK - 1) // _BLOCK) * ((out.shape[1] + WIDTH - 1) // WIDTH)
 
 
-@kernel("void(f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[::1])")
+@kernel("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], f4[::1])")
 def multiply(x: Any, panels: Any, bias: Any, out: Any, packed: Any) -> None:
     """Write `x` times the weights, plus the bias, to `out`.
 
     Args:
         x: `[T, K]`.
-        panels: `[P * K * 32]`.
+        panels: `[P, K, 32]`.
         bias: `[P * 32]`.
         out: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
-        packed: `[T * K]`, scratch.
+        packed: `[T * K]`, scratch; may be `x` itself where T is 1.
     """
     _pack(x, packed, 0, x.shape[0])
     _multiply_items(packed, panels, bias, out, x.shape[1], 0, _num_items(out))
 
 
-@kernel("void(f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[::1], i8)", parallel=True)
+@kernel("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], f4[::1], i8)", parallel=True)
 def multiply_parallel(x: Any, panels: Any, bias: Any, out: Any, packed: Any, num_parts: Any) -> None:
     """As `multiply`, by `num_parts` threads."""
     num_rows, depth, num_items = x.shape[0], x.shape[1], _num_items(out)
