@@ -3,6 +3,9 @@
 Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 """
 
+# pyright: basic
+# torch's conversions from and to numpy have no types.
+
 from __future__ import annotations
 
 import numpy as np

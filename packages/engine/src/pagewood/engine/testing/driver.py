@@ -142,8 +142,9 @@ class RowDriver:
                 return
             batch = self.batch([(sequence, chunk) for sequence in live])
             results = self._runner.launch(batch).wait()
-            for index, token in zip(batch.sampled.tolist(), results.tolist(), strict=True):
-                live[index].tokens.append(token)
+            chosen: list[DrivenSequence] = [live[index] for index in batch.sampled.tolist()]
+            for sequence, token in zip(chosen, results.tolist(), strict=True):
+                sequence.tokens.append(token)
 
 
 def _columns(rows: Sequence[tuple[int, int, int]]) -> tuple[Int32, Int32, Int32]:

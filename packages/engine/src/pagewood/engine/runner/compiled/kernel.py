@@ -53,23 +53,25 @@ class Kernel:
     It runs without the interpreter's lock.
     """
 
-    __slots__ = ("_dispatcher", "_signature", "name")
+    __slots__ = ("_dispatcher", "_is_compiled", "_signature", "name")
 
     def __init__(self, function: Callable[..., Any], signature: str, *, parallel: bool) -> None:
-        self.name = function.__qualname__
+        self.name = function.__name__
         self._signature = signature
         self._dispatcher: Any = numba.njit(
             nogil=True, parallel=parallel, fastmath=set(REASSOCIATE), error_model="numpy"
         )(function)
+        self._is_compiled = False  # written by: compile
 
     def compile(self) -> None:
         """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
-        if self._dispatcher.signatures:
+        if self._is_compiled:
             return
         with suppress(RuntimeError):  # no folder to write to: it is compiled anew in every process
             self._dispatcher._cache = _Cache(self._dispatcher.py_func)
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
+        self._is_compiled = True
 
     @property
     def loaded(self) -> bool:
@@ -81,7 +83,10 @@ class Kernel:
 
         Raises:
             TypeError: the arguments do not have the types of the signature.
+            RuntimeError: `compile` has not been called.
         """
+        if not self._is_compiled:
+            raise RuntimeError(f"{self.name} must be compiled before it is called")
         return self._dispatcher(*args)
 
 

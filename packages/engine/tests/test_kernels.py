@@ -1,0 +1,60 @@
+"""Compiled code is kept on disk, and what is compiled is told."""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagewood.engine.runner.compiled.kernel import kernel
+from pagewood.engine.runner.kernels import warm_up
+
+COMPILE_ONE = """
+from pagewood.engine.runner.compiled.rows import norm
+norm.compile()
+print(norm.loaded)
+"""
+
+
+def loaded_in_another_process(cache: Path) -> bool:
+    """Whether a new process finds the code of a kernel in the cache."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run([sys.executable, "-c", COMPILE_ONE], env=environment, check=True, capture_output=True)
+    return output.stdout.strip() == b"True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other platforms have no variable for the cache folder")
+def test_the_second_process_compiles_nothing(tmp_path: Path) -> None:
+    assert not loaded_in_another_process(tmp_path)
+    assert loaded_in_another_process(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other platforms have no variable for the cache folder")
+def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
+    not_a_folder = tmp_path / "file"
+    not_a_folder.write_text("")
+    assert not loaded_in_another_process(not_a_folder)
+    assert not loaded_in_another_process(not_a_folder)
+
+
+def test_warming_up_tells_how_far_it_is() -> None:
+    told: list[tuple[str, int, int]] = []
+    kernels = warm_up(16, progress=lambda text, done, total: told.append((text, done, total)))
+    total = told[0][2]
+    assert [(done, of) for _, done, of in told] == [(i, total) for i in range(total + 1)]
+    assert told[0][0].startswith("compiling ")
+    assert kernels.attend.name == "attend"
+
+
+def test_a_call_compiles_nothing() -> None:
+    untouched = kernel("i8(i8)")(lambda number: number)
+    with pytest.raises(RuntimeError, match="must be compiled before it is called"):
+        untouched(1)
+    untouched.compile()
+    assert untouched(1) == 1
