@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.server.testing import running_server
-
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
-SNIPPETS = FENCE.findall((ROOT / "README.md").read_text())
+SNIPPETS: list[tuple[str, str]] = FENCE.findall((ROOT / "README.md").read_text())
 PYTHON = [code for language, code in SNIPPETS if language == "python"]
 SHELL = [code for language, code in SNIPPETS if language == "bash"]
 ADDRESS = "http://127.0.0.1:8000"
@@ -20,8 +18,16 @@ ADDRESS = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running_server() as address:
-        yield address
+    """Address of `pagewood serve`, started as the README says but on a free port."""
+    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        welcome = next((line for line in server.stdout if line.startswith("Pagewood serves")), None)
+        assert welcome is not None, server.communicate()[1]
+        yield welcome.split(" at ")[1].split()[0]
+        server.terminate()
+        server.communicate(timeout=30)
+    assert server.returncode == 0
 
 
 def commands() -> list[str]:
