@@ -97,7 +97,7 @@ FAULTS: dict[str, list[Edit]] = {
         (kv.KVSpace, "release", "self._cache.unlock(request.lease)", "pass"),
     ],
     "release in flight": [UNCHECKED, (retire, "_leave", "if request.num_in_flight:", "if False:")],
-    "preempt in flight": [UNCHECKED, (plan._Shortage, "grow", "if victim.num_in_flight:", "if False:")],
+    "preempt in flight": [UNCHECKED, (plan.Shortage, "grow", "if victim.num_in_flight:", "if False:")],
     "publish before compute": [
         (
             plan.Planner,
@@ -127,14 +127,7 @@ FAULTS: dict[str, list[Edit]] = {
         (kv.KVSpace, "_reusable", "request.tokens[: request.num_known - 1]", "request.tokens[: request.num_known]")
     ],
     "page rounded down": [(kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")],
-    "pages not announced": [
-        (
-            plan.Planner,
-            "_plan_prompts",
-            "count == num_missing, first_page, False",
-            "count == num_missing, request.num_pages, False",
-        )
-    ],
+    "pages not announced": [(batch.BatchBuilder, "build", "-(-start // page_size)", "start // page_size + 1")],
     "aliased batch": [
         (
             batch.BatchBuilder,

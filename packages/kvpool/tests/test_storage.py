@@ -37,7 +37,7 @@ def naive_write(memory, order: Order, page_size: int, k, v, slots: list[int]):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_write_is_what_a_loop_over_tokens_writes(order: Order, data: st.DataObject):
     page_size = data.draw(st.integers(1, 5))

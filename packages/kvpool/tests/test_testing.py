@@ -17,6 +17,9 @@ Free = Callable[[PageAllocator, NDArray[np.int32]], None]
 Batch = Callable[[PageAllocator], AbstractContextManager[None]]
 
 
+SHARED = np.zeros(100, dtype=np.int32)
+
+
 class Faulty:
     """A right allocator with some methods replaced."""
 
@@ -71,6 +74,11 @@ def alloc_int64(inner: PageAllocator, n: int) -> NDArray[np.int32]:
     return inner.alloc(n).astype(np.int64)  # pyright: ignore[reportReturnType]
 
 
+def alloc_a_view_of_shared_memory(inner: PageAllocator, n: int) -> NDArray[np.int32]:
+    SHARED[:n] = inner.alloc(n)
+    return SHARED[:n]
+
+
 def alloc_and_forget_the_numbers(inner: PageAllocator, n: int) -> NDArray[np.int32]:
     try:
         return inner.alloc(n)
@@ -114,7 +122,7 @@ def free_at_once(inner: PageAllocator) -> AbstractContextManager[None]:
 
 def fails(make_allocator: Callable[[int], Faulty]) -> bool:
     machine = allocator_conformance(make_allocator)
-    profile = settings(max_examples=300, phases=[Phase.generate], database=None, deadline=None, print_blob=False)
+    profile = settings(max_examples=150, phases=[Phase.generate], database=None, deadline=None, print_blob=False)
     try:
         run_state_machine_as_test(machine, settings=profile)
     except (AssertionError, ValueError, OutOfPages, BaseExceptionGroup):
@@ -128,7 +136,14 @@ def test_a_right_allocator_passes():
 
 @pytest.mark.parametrize(
     "fault",
-    [alloc_what_is_left, alloc_before_refusing, alloc_one_page_twice, alloc_int64, alloc_and_forget_the_numbers],
+    [
+        alloc_what_is_left,
+        alloc_before_refusing,
+        alloc_one_page_twice,
+        alloc_int64,
+        alloc_a_view_of_shared_memory,
+        alloc_and_forget_the_numbers,
+    ],
 )
 def test_a_fault_in_alloc_is_caught(fault: Alloc):
     assert fails(lambda num_pages: Faulty(num_pages, alloc=fault))

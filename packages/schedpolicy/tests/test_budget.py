@@ -57,6 +57,16 @@ def test_a_prompt_gets_the_least_of_what_it_wants_its_chunk_and_what_is_left(bud
     assert budget.open(0).take_prefill(wanted) == min(limits)
 
 
+@given(budgets(), st.lists(st.integers(1, 60), max_size=8))
+def test_an_offer_takes_nothing_and_is_what_is_then_taken(budget: Budget, prompts: list[int]):
+    step = budget.open(0)
+    for wanted in prompts:
+        before = (step.num_left, step.num_prefills)
+        offered = step.offer_prefill(wanted)
+        assert (step.num_left, step.num_prefills) == before
+        assert step.take_prefill(wanted) == offered
+
+
 @given(budgets(), st.lists(st.integers(1, 20), max_size=30))
 def test_a_decode_takes_all_of_its_tokens_or_none(budget: Budget, wanted: list[int]):
     step = budget.open(0)

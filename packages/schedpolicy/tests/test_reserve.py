@@ -125,6 +125,12 @@ def test_a_waiting_request_wants_the_pages_that_are_not_cached():
     assert ratio.wanted_tokens(Queued(num_tokens=16, num_matched=5, max_new_tokens=0), page_size=16) == 16
 
 
+def test_a_preempted_request_wants_only_what_it_has_not_generated():
+    ratio = NewTokenRatio(init=1.0)
+    preempted = Queued(num_tokens=40, num_matched=0, max_new_tokens=30, num_generated=20)
+    assert ratio.wanted_tokens(preempted, page_size=1) == 50
+
+
 @given(st.builds(Queued, st.integers(50, 99), st.integers(0, 50), st.integers(0, 99)), st.integers(1, 32))
 def test_what_is_wanted_covers_all_tokens_to_come(waiting: Queued, page_size: int):
     wanted = NewTokenRatio(init=1.0).wanted_tokens(waiting, page_size=page_size)

@@ -52,6 +52,22 @@ def test_steps_in_which_nobody_gets_past_do_not_count():
     assert admit(skip_ahead, waiting, 10) == []
 
 
+def test_who_is_admitted_from_further_up_the_line_gets_past_nobody():
+    skip_ahead = SkipAhead(max_skipped=1, max_passes=1)
+    large = Queued(5, 100)
+    assert admit(skip_ahead, [large], 10) == []
+    assert admit(skip_ahead, [Queued(0, 10), large], 10) == [0]
+    assert admit(skip_ahead, [large, Queued(6, 10)], 10) == [6]
+
+
+def test_a_request_that_comes_back_after_it_ran_can_be_passed_over_again():
+    skip_ahead = SkipAhead(max_skipped=1, max_passes=1)
+    large = Queued(0, 100)
+    assert admit(skip_ahead, [large, Queued(1, 10)], 10) == [1]
+    assert admit(skip_ahead, [large], 100) == [0]
+    assert admit(skip_ahead, [large, Queued(2, 10)], 10) == [2]
+
+
 def test_no_more_than_max_skipped_are_passed_over_in_a_step():
     skip_ahead = SkipAhead(max_skipped=2, max_passes=100)
     waiting = [Queued(0, 100), Queued(1, 100), Queued(2, 100), Queued(3, 1)]

@@ -88,6 +88,11 @@ def test_those_whose_pages_are_not_needed_are_spared():
     assert [victim.arrival for victim in victims] == [1]
 
 
+def test_nobody_yields_where_all_together_would_not_suffice():
+    assert len(worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0, num_missing=20)) == 2
+    assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0, num_missing=21) == []
+
+
 def test_a_place_costs_one_victim():
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0) == [Runner(1)]
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 1) == []

@@ -71,9 +71,10 @@ class Batch:
 class BatchBuilder:
     """Turns grants into arrays. Keeps the sampling parameters of each row, so that a decode step only gathers them."""
 
-    __slots__ = ("_min_ps", "_seeds", "_temperatures", "_top_ks", "_top_ps")
+    __slots__ = ("_min_ps", "_page_size", "_seeds", "_temperatures", "_top_ks", "_top_ps")
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, *, num_rows: int, page_size: int) -> None:
+        self._page_size = page_size
         self._temperatures = np.zeros(num_rows, np.float32)
         self._top_ks = np.zeros(num_rows, np.int32)
         self._top_ps = np.ones(num_rows, np.float32)
@@ -82,17 +83,20 @@ class BatchBuilder:
 
     def build(self, grants: Sequence[Grant], *, step: int) -> Batch:
         """Return the arrays of one step. Grants are those of one plan, before its launch is counted."""
+        page_size = self._page_size
         page_rows: list[int] = []
         page_columns: list[int] = []
         page_ids: list[Int32] = []
         token_rows: list[int] = []
         token_starts: list[int] = []
         token_ids: list[Int32] = []
-        for request, start, _, _, first_page, admitted in grants:
-            if request.num_pages > first_page:
+        for request, start, count, _, admitted in grants:
+            first = 0 if admitted else -(-start // page_size)  # the page that start is inside of is known already
+            last = -(-(start + count) // page_size)
+            if first < last:
                 page_rows.append(request.row)
-                page_columns.append(first_page)
-                page_ids.append(request.pages[first_page : request.num_pages])
+                page_columns.append(first)
+                page_ids.append(request.pages[first:last])
             if admitted:
                 token_rows.append(request.row)
                 token_starts.append(start)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
-from pagewood.engine.folder import model_folder
+from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.intake import Intake
 from pagewood.engine.kv import KVSpace, NoPrefixCache
 from pagewood.engine.load import load_model
@@ -66,7 +66,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
     )
     num_pages, max_length = _memory(config, model_config, layout)
     info = EngineInfo(
-        model_name="pagewood-demo" if config.model is None else folder.resolve().name,
+        model_name=model_name(config.model),
         max_length=max_length,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
@@ -152,7 +152,7 @@ def assemble(
         intake=intake,
         planner=planner,
         kv=kv,
-        builder=BatchBuilder(config.max_running),
+        builder=BatchBuilder(num_rows=config.max_running, page_size=page_size),
         runner=make_runner(kv),
         inbox=inbox,
         outbox=outbox,

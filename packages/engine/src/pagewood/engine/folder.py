@@ -20,6 +20,11 @@ def model_folder(model: str | Path | None) -> Path:
     return folder
 
 
+def model_name(model: str | Path | None) -> str:
+    """Return what clients call a model unless they are told otherwise: the name of its folder."""
+    return "pagewood-demo" if model is None else Path(model).resolve().name
+
+
 def default_sampling(folder: str | Path) -> SamplingParams:
     """Read `generation_config.json`; what it does not say, and all of it where there is none, is `SamplingParams`' own.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -260,6 +260,16 @@ class KVSpace:
             return False
         if num_missing > 0:
             self._append(request, self._take(num_missing))
+        return True
+
+    def add_page_to_each(self, requests: Sequence[Request]) -> bool:
+        """Give each running request one more page if so many are free, else change nothing: `grow` may evict."""
+        if len(requests) > self._allocator.num_free:
+            return False
+        for request, page in zip(requests, self._allocator.alloc(len(requests)).tolist(), strict=True):
+            request.pages[request.num_pages] = page
+            request.private[request.num_pages] = True
+            request.num_pages += 1
         return True
 
     def publish(self, request: Request) -> None:

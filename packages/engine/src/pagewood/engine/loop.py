@@ -191,7 +191,7 @@ class Engine:
             return None
         batch = self._builder.build(plan.grants, step=self._num_steps)
         self._num_steps += 1
-        for request, start, count, samples, _, _ in plan.grants:
+        for request, start, count, samples, _ in plan.grants:
             request.num_launched = start + count
             request.num_in_flight += 1
             request.num_unseen += samples

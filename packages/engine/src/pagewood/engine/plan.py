@@ -24,8 +24,6 @@ class Grant(NamedTuple):
     num_tokens: int
     samples: bool
     """Whether the token after them is sampled."""
-    first_page: int
-    """Its pages from here on are new to the runner."""
     admitted: bool
     """Whether its row is new to the runner."""
 
@@ -156,7 +154,7 @@ class Planner:
     def plan(self, state: EngineState, now_s: float) -> StepPlan:
         """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
         budget = self._budget.open(len(state.running))
-        shortage = _Shortage(state, self._kv, self._victim)
+        shortage = Shortage(state, self._kv, self._victim)
         grants: list[Grant] = []
         self._plan_decodes(state, budget, grants, shortage)
         self._plan_prompts(state, budget, grants, shortage)
@@ -168,37 +166,42 @@ class Planner:
         else:
             self._reserve.on_step()
         num_admitted = 0
-        if state.waiting and not shortage.occurred:
+        if state.waiting and not shortage.excluded:
             num_admitted = self._admit(state, now_s, budget, grants)
         return StepPlan(grants=tuple(grants), num_admitted=num_admitted, num_preempted=len(shortage.preempted))
 
-    def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: _Shortage) -> None:
+    def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Grant the next position of every request that has computed all others."""
         page_size = self._kv.page_size
+        decoding: list[Request] = []
+        full: list[Request] = []
         for request in state.running:
-            start = request.num_launched
             length = request.num_known + request.num_unseen
-            if length - start != 1 or length == request.max_length:
+            if length - request.num_launched == 1 and length < request.max_length:
+                decoding.append(request)
+                if length > request.num_pages * page_size:
+                    full.append(request)
+        grown = self._kv.add_page_to_each(full)
+        for request in decoding:
+            if shortage.excluded and request in shortage.excluded:
                 continue
             if not budget.take_decode():
                 return
-            first_page = request.num_pages
-            if length > first_page * page_size and not shortage.grow(request, length, grants):
-                continue
-            grants.append(Grant(request, start, 1, True, first_page, False))
+            start = request.num_launched
+            if grown or start < request.num_pages * page_size or shortage.grow(request, start + 1, grants):
+                grants.append(Grant(request, start, 1, True, False))
 
-    def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: _Shortage) -> None:
+    def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Continue the prompts in progress."""
         for request in state.running:
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
-            if num_missing <= 1:
+            if num_missing <= 1 or request in shortage.excluded:
                 continue
             count = budget.offer_prefill(num_missing)
-            first_page = request.num_pages
             if count and shortage.grow(request, start + count, grants):
                 budget.take_prefill(count)
-                grants.append(Grant(request, start, count, count == num_missing, first_page, False))
+                grants.append(Grant(request, start, count, count == num_missing, False))
 
     def _admit(self, state: EngineState, now_s: float, budget: StepBudget, grants: list[Grant]) -> int:
         """Start waiting requests while budget, rows and memory last; return how many."""
@@ -227,7 +230,7 @@ class Planner:
             self._skip_ahead.admitted(request)
             insort(state.running, request, key=_deserving)
             start = request.num_matched
-            grants.append(Grant(request, start, count, start + count == request.num_known, 0, True))
+            grants.append(Grant(request, start, count, start + count == request.num_known, True))
             num_admitted += 1
         if num_admitted:
             state.waiting = [request for request in state.waiting if request.row < 0]
@@ -261,33 +264,33 @@ class Planner:
         return False
 
 
-class _Shortage:
-    """Finds pages when there are none left, within one step."""
+class Shortage:
+    """Finds pages when there are none left, within one step. Invariant: who is excluded gets no grant in this step."""
 
-    __slots__ = ("_kv", "_state", "_victim", "_withheld", "preempted")
+    __slots__ = ("_is_relief_coming", "_kv", "_state", "_victim", "excluded", "preempted")
 
     def __init__(self, state: EngineState, kv: KVSpace, victim: Victim) -> None:
         self._state = state
         self._kv = kv
         self._victim = victim
-        self._withheld: list[Request] = []
-        self.preempted: list[Request] = []
-
-    @property
-    def occurred(self) -> bool:
-        return bool(self._withheld or self.preempted)
+        self._is_relief_coming = False
+        """Whether somebody is withheld, who can be preempted in the next step."""  # written by: grow
+        self.excluded: list[Request] = []
+        """Those preempted, withheld or without a page."""  # written by: grow
+        self.preempted: list[Request] = []  # written by: grow
 
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
         """Give the request pages for its first num_tokens positions, at the cost of less deserving ones."""
-        if request in self._withheld or request in self.preempted:
-            return False
         while not self._kv.grow(request, num_tokens):
-            if self._withheld:  # pages are on their way
-                self._withheld.append(request)
+            if self._is_relief_coming:
+                self.excluded.append(request)
                 return False
             victim = self._victim(self._without_grant(grants)) or request
+            self.excluded.append(victim)
             if victim.num_in_flight:
-                self._withheld += [victim] if victim is request else [victim, request]
+                self._is_relief_coming = True
+                if victim is not request:
+                    self.excluded.append(request)
                 return False
             self._kv.release(victim)
             self.preempted.append(victim)
@@ -296,7 +299,7 @@ class _Shortage:
         return True
 
     def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
-        taken = {id(grant.request) for grant in grants} | {id(request) for request in self.preempted}
+        taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
         return [request for request in self._state.running if id(request) not in taken]
 
 

@@ -24,7 +24,7 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], tokens: Seq
     """
     deltas: list[Delta] = []
     sampled = iter(tokens)
-    for request, start, count, samples, _, _ in grants:
+    for request, start, count, samples, _ in grants:
         token = next(sampled) if samples else -1
         if request.finish is not None:  # it ended while this step was in flight
             continue

@@ -88,10 +88,11 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.allocator = self.make_allocator(num_pages)
         self.oracle = AllocatorOracle(num_pages)
         self.batches: list[AbstractContextManager[None]] = []
+        self.kept: list[tuple[NDArray[np.int32], list[int]]] = []
 
-    @rule(n=st.integers(0, 42))
-    def alloc(self, n: int) -> None:
-        """Ask for up to more than the pool."""
+    @rule(n=st.integers(0, 42), is_kept=st.booleans())
+    def alloc(self, n: int, is_kept: bool) -> None:
+        """Ask for up to more than the pool; the array is the caller's own, to keep or to write to."""
         available = len(self.oracle.free)
         refusal: OutOfPages | None = None
         try:
@@ -100,7 +101,10 @@ class AllocatorMachine(RuleBasedStateMachine):
             refusal = error
         else:
             self.oracle.on_alloc(n, pages)
-            pages.fill(-1)  # the array is the caller's own: writing to it may not change the allocator
+            if is_kept:
+                self.kept.append((pages, pages.tolist()))
+            else:
+                pages.fill(-1)
         if refusal is not None:
             assert n > available, f"alloc({n}) must succeed with {available} pages free"
             assert (refusal.requested, refusal.available) == (n, available)
@@ -166,6 +170,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.num_pages == self.oracle.num_pages
         assert self.allocator.num_free == len(self.oracle.free)
 
+    @invariant()
+    def arrays_stay_the_callers(self) -> None:
+        """An array of pages that was returned does not change by itself."""
+        for pages, ids in self.kept:
+            assert pages.tolist() == ids
+
     def teardown(self) -> None:
         """Give everything back; the pool is whole again."""
         if not hasattr(self, "oracle"):
@@ -175,7 +185,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         held = sorted(self.oracle.held)
         self.allocator.free(np.array(held, dtype=np.int32))
         self.oracle.on_free(set(held), is_batched=False)
-        self.alloc(self.oracle.num_pages)
+        self.alloc(self.oracle.num_pages, is_kept=False)
 
     def _draw_held(self, data: st.DataObject) -> list[int]:
         held = sorted(self.oracle.held)

@@ -19,9 +19,13 @@ def choose_victim(running: Sequence[R]) -> R | None:
 def worth_preempting(candidate: Waiting, running: Sequence[R], threshold: int, *, num_missing: int = 1) -> list[R]:
     """Return the requests to preempt so that `candidate` can run, or none if preempting is not worth it.
 
-    Only requests of a priority more than `threshold` below the candidate's are taken, those of the lowest first and of
-    these the newest, and only if together they give enough; nobody is taken who could be spared. A request is counted
-    with all its tokens; what it shares with others is not freed with it, so fewer may become free.
+    Only requests of a priority more than `threshold` below the candidate's are taken, and only if together they give
+    enough. Of these the highest priorities are spared first, and among them the oldest; nobody is taken who could be
+    spared. A request is counted with all its tokens; what it shares with others is not freed with it, so fewer may
+    become free.
+
+    Returns:
+        The first to yield first.
 
     Args:
         candidate: The request that does not fit.
@@ -36,27 +40,18 @@ def worth_preempting(candidate: Waiting, running: Sequence[R], threshold: int, *
         raise ValueError(f"threshold must be >= 0, got {threshold}")
     if num_missing < 1:
         raise ValueError(f"num_missing must be >= 1, got {num_missing}")
-    victims: list[R] = []
-    num_given = 0
-    for request in sorted(running, key=_yields_first):
-        if num_given >= num_missing or candidate.priority - request.priority <= threshold:
-            break
-        victims.append(request)
-        num_given += request.num_tokens
-    if num_given < num_missing:
+    eligible = [request for request in running if candidate.priority - request.priority > threshold]
+    num_spare = sum(request.num_tokens for request in eligible) - num_missing
+    if num_spare < 0:
         return []
-    return _without_the_spared(victims, num_given - num_missing)
-
-
-def _without_the_spared(victims: list[R], num_spare: int) -> list[R]:
-    """Drop victims whose tokens fit into `num_spare`, the last to yield first."""
-    needed: list[R] = []
-    for request in reversed(victims):
+    victims: list[R] = []
+    for request in sorted(eligible, key=_yields_first, reverse=True):
         if request.num_tokens <= num_spare:
             num_spare -= request.num_tokens
         else:
-            needed.append(request)
-    return needed[::-1]
+            victims.append(request)
+    victims.reverse()
+    return victims
 
 
 def _yields_first(request: Running) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from pagewood.engine.api import SamplingParams
 from pagewood.server import openai_chat, openai_completions, openai_fields, wire
-from pagewood.server.config import SamplingDefaults
 from pagewood.server.errors import ApiError, unavailable
 from pagewood.server.formats import Format
 from pagewood.server.live import LiveRequests, new_request_id
@@ -30,7 +30,7 @@ class Frontend:
 
     live: LiveRequests
     status: EngineStatus
-    defaults: SamplingDefaults
+    defaults: SamplingParams
     model_name: str
     max_body_bytes: int
     started: int
@@ -72,6 +72,7 @@ class Frontend:
             model,
             prompts=[openai_chat.prompt(chat)],
             max_tokens=openai_chat.max_tokens(chat),
+            prompt_param="messages",
             echo=False,
             format=openai_chat.ChatFormat(
                 id=new_request_id("chatcmpl"),
@@ -90,6 +91,7 @@ class Frontend:
             model,
             prompts=openai_completions.prompts(completion, vocab_size=model.vocab_size),
             max_tokens=completion.max_tokens or openai_completions.DEFAULT_MAX_TOKENS,
+            prompt_param="prompt",
             echo=bool(completion.echo),
             format=openai_completions.CompletionFormat(
                 id=new_request_id("cmpl"),
@@ -135,10 +137,11 @@ class Frontend:
         *,
         prompts: Sequence[wire.Prompt],
         max_tokens: int | None,
+        prompt_param: str,
         echo: bool,
         format: Format,
     ) -> GroupResponse:
-        sampling = openai_fields.sampling(fields, self.defaults, vocab_size=model.vocab_size)
+        sampling = openai_fields.sampling(fields, self.defaults, max_tokens=max_tokens, vocab_size=model.vocab_size)
         include_usage = openai_fields.include_usage(fields)
         group = self.live.submit(
             [
@@ -146,14 +149,13 @@ class Frontend:
                     request_id=new_request_id("req"),
                     prompt=prompt,
                     sampling=sampling,
-                    max_tokens=max_tokens,
-                    max_length=model.max_length,
                     stop=tuple(fields.stop),
                     echo=echo,
                     priority=fields.priority or 0,
                 )
                 for prompt in prompts
-            ]
+            ],
+            prompt_param=prompt_param,
         )
         return GroupResponse(
             live=self.live,

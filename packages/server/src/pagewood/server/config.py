@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,36 +41,3 @@ class ServeConfig:
             raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
         if not self.served_model_name:
             raise ValueError("served_model_name must not be empty")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """How tokens are chosen where a request does not say; the model's folder knows what suits it."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    @staticmethod
-    def from_folder(folder: Path) -> SamplingDefaults:
-        """Read `generation_config.json`; without one, OpenAI's defaults hold.
-
-        Raises:
-            ValueError: the file does not hold what it should.
-        """
-        file = folder / "generation_config.json"
-        if not file.is_file():
-            return SamplingDefaults()
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            present = {name: value for name, value in values.items() if value is not None}
-            greedy = present.get("do_sample") is False
-            return SamplingDefaults(
-                temperature=0.0 if greedy else float(present.get("temperature", 1.0)),
-                top_k=int(present.get("top_k", 0)),
-                top_p=float(present.get("top_p", 1.0)),
-                min_p=float(present.get("min_p", 0.0)),
-            )
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} must hold a generation configuration: {error}") from error

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagewood.server.status import EngineState, EngineStatus
+
+LINE_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -15,26 +18,31 @@ class Console:
 
     url: str
     model_name: str
-    started_s: float = field(default_factory=time.monotonic)
-    last_detail: str = ""
-    """Written by: show."""
-    welcomed: bool = False
-    """Written by: show."""
+    clock: Callable[[], float] = time.monotonic
+    started_s: float = field(init=False)
+    last_detail: str = ""  # written by: show
+    last_line_s: float = float("-inf")  # written by: show
+    welcomed: bool = False  # written by: show
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock()
 
     def show(self, status: EngineStatus) -> None:
-        """Print what is new in `status`."""
-        state = status.state
-        if state is EngineState.READY and not self.welcomed:
-            self.welcomed = True
+        """Print what is new in `status`; of what changes fast, a line a second."""
+        if status.state is EngineState.READY:
+            if not self.welcomed:
+                self.welcomed = True
+                print(self._welcome(), flush=True)
+            return
+        now_s = self.clock()
+        if status.detail != self.last_detail and now_s - self.last_line_s >= LINE_EVERY_S:
             self.last_detail = status.detail
-            print(self._welcome(), flush=True)
-        elif status.detail != self.last_detail:
-            self.last_detail = status.detail
+            self.last_line_s = now_s
             print(f"pagewood: {status.detail}", file=sys.stderr, flush=True)
 
     def _welcome(self) -> str:
         return f"""
-Pagewood serves {self.model_name} at {self.url} (ready after {time.monotonic() - self.started_s:.1f} s)
+Pagewood serves {self.model_name} at {self.url} (ready after {self.clock() - self.started_s:.1f} s)
 
   curl {self.url}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"model": "{self.model_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'

@@ -57,14 +57,18 @@ def unavailable(message: str, *, code: str) -> ApiError:
     return ApiError(message, status=503, type="server_error", code=code, headers={"Retry-After": "2"})
 
 
-def failed(finish: FinishReason, refusal: Refusal | None) -> ApiError | None:
-    """Return the error that the end of a request means; None where it ended as requests should."""
+def failed(finish: FinishReason, refusal: Refusal | None, *, prompt_param: str) -> ApiError | None:
+    """Return the error that the end of a request means; None where it ended as requests should.
+
+    What tokenizer and engine call the prompt is, to the client, the parameter `prompt_param`.
+    """
     match finish:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.REFUSED:
             why = refusal or Refusal(message="The engine refused the request.")
-            return ApiError(why.message, param=why.param, code=why.code)
+            param = prompt_param if why.param == "prompt" else why.param
+            return ApiError(why.message, param=param, code=why.code)
         case FinishReason.ABORT:
             return unavailable("The request was ended before it was complete.", code="aborted")
         case FinishReason.ERROR:

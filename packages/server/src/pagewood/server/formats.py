@@ -30,12 +30,9 @@ class Usage(msgspec.Struct, frozen=True):
 class Tally:
     """Counts of one prompt, from its answers."""
 
-    num_prompt_tokens: int = 0
-    """Written by: add."""
-    num_cached_tokens: int = 0
-    """Written by: add."""
-    num_output_tokens: int = 0
-    """Written by: add."""
+    num_prompt_tokens: int = 0  # written by: add
+    num_cached_tokens: int = 0  # written by: add
+    num_output_tokens: int = 0  # written by: add
 
     def add(self, answer: wire.Answer) -> None:
         """Note the counts of the latest answer; they only grow."""

@@ -16,12 +16,13 @@ from pagewood.server.links import Sender
 class LiveGroup:
     """The prompts of one HTTP request. Its answers come out of `next`, as (index of the prompt, answer)."""
 
+    prompt_param: str
+    """What its client calls the prompt."""
     queue: asyncio.Queue[tuple[int, wire.Answer] | ApiError] = field(
         default_factory=asyncio.Queue[tuple[int, wire.Answer] | ApiError]
     )
-    """Written by: LiveRequests."""
-    open_ids: set[str] = field(default_factory=set[str])
-    """Requests of this group whose last answer is still to come. Written by: LiveRequests."""
+    open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
+    """Requests of this group whose last answer is still to come."""
 
     async def next(self) -> tuple[int, wire.Answer]:
         """Wait for the next answer.
@@ -33,7 +34,7 @@ class LiveGroup:
         if isinstance(item, ApiError):
             raise item
         index, answer = item
-        error = None if answer.finish is None else failed(answer.finish, answer.refusal)
+        error = None if answer.finish is None else failed(answer.finish, answer.refusal, prompt_param=self.prompt_param)
         if error is not None:
             raise error
         return index, answer
@@ -44,7 +45,7 @@ class _LiveRequest:
     group: LiveGroup
     index: int
     tokenizer: int
-    answered: bool = False  # written by: LiveRequests._answer. Then it has left its tokenizer
+    answered: bool = False  # written by: LiveRequests
 
 
 class LiveRequests:
@@ -80,7 +81,7 @@ class LiveRequests:
         """Requests whose client does not wait any more, while the engine still has to confirm their end."""
         return len(self._ending)
 
-    def submit(self, prompts: Sequence[wire.Generate]) -> LiveGroup:
+    def submit(self, prompts: Sequence[wire.Generate], *, prompt_param: str) -> LiveGroup:
         """Send the prompts of one HTTP request on their way; the caller must `close` the group.
 
         Raises:
@@ -88,7 +89,7 @@ class LiveRequests:
         """
         if len(self._live) + len(self._ending) + len(prompts) > self._limit:
             raise overloaded(self._limit)
-        group = LiveGroup()
+        group = LiveGroup(prompt_param=prompt_param)
         for index, prompt in enumerate(prompts):
             tokenizer = self._next_tokenizer
             self._next_tokenizer = (tokenizer + 1) % len(self._tokenizers)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.engine.api import SamplingParams
-from pagewood.server.config import SamplingDefaults
 from pagewood.server.errors import ApiError
 from pagewood.server.validation import kind
 
@@ -39,8 +38,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def _stops(value: Any) -> list[str]:
     if value is None or isinstance(value, str):
         value = [] if value is None else [value]
-    stops = cast("list[Any]", value) if isinstance(value, list) else [None]
-    if not all(isinstance(stop, str) for stop in stops):
+    stops = cast("list[Any]", value)
+    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError(f"expected a string or an array of strings, but got {kind(value)} instead")
     if len(stops) > MAX_STOPS:
         raise ValueError(f"expected at most {MAX_STOPS} stop strings, but got {len(stops)}")
@@ -97,8 +96,10 @@ def include_usage(fields: GenerationFields) -> bool:
     return bool(fields.stream_options.include_usage)
 
 
-def sampling(fields: GenerationFields, defaults: SamplingDefaults, *, vocab_size: int) -> SamplingParams:
-    """Return how the engine chooses tokens; `max_tokens` is decided where the length of the prompt is known.
+def sampling(
+    fields: GenerationFields, defaults: SamplingParams, *, max_tokens: int | None, vocab_size: int
+) -> SamplingParams:
+    """Return how the engine chooses tokens; `max_tokens` None asks for as many as fit.
 
     Raises:
         ApiError: a stop token does not exist.
@@ -108,6 +109,7 @@ def sampling(fields: GenerationFields, defaults: SamplingDefaults, *, vocab_size
     top_p = defaults.top_p if fields.top_p is None else fields.top_p
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     return SamplingParams(
+        max_tokens=max_tokens,
         temperature=temperature if top_p else 0.0,  # no probability mass at all: only the likeliest token is left
         top_k=defaults.top_k if fields.top_k is None else fields.top_k,
         top_p=top_p or 1.0,

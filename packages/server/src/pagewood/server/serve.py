@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import uvicorn
@@ -18,10 +18,12 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.folder import default_sampling
 from pagewood.server import wire
 from pagewood.server.app import Frontend
 from pagewood.server.child import Settings
-from pagewood.server.config import SamplingDefaults, ServeConfig
+from pagewood.server.config import ServeConfig
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
 from pagewood.server.links import NO_MARK, ZmqSender, address
@@ -45,7 +47,7 @@ def run_server(config: ServeConfig) -> int:
         ValueError: the address is taken, or the model's folder holds what cannot be read.
     """
     listening = bind(config.host, config.port)
-    defaults = SamplingDefaults.from_folder(config.model_folder)
+    defaults = default_sampling(config.model_folder)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
         return runner.run(_serve(config, defaults, listening, folder))
 
@@ -68,7 +70,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
+def private_folder() -> Generator[Path]:
     """Provide a folder that only this user can look into (0700), and remove it with all that is in it."""
     folder = Path(tempfile.mkdtemp(prefix="pagewood-"))
     try:
@@ -77,7 +79,7 @@ def private_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: socket.socket, folder: Path) -> int:
+async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socket.socket, folder: Path) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
@@ -95,7 +97,7 @@ async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: soc
 
     def give_up(why: str) -> None:
         failures.append(why)
-        server.should_exit = True
+        signal.raise_signal(signal.SIGTERM)
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
@@ -105,7 +107,7 @@ async def _serve(config: ServeConfig, defaults: SamplingDefaults, listening: soc
         on_failure=give_up,
     )
     with _signals_stop(server):
-        pump = asyncio.create_task(_pump(context, address(folder, HTTP), frontend, console))
+        pump = asyncio.create_task(_pump(address(folder, HTTP), frontend, console))
         supervisor.start()
         try:
             await server.serve(sockets=[listening])
@@ -168,7 +170,7 @@ def _uvicorn(frontend: Frontend) -> uvicorn.Server:
 
 
 @contextlib.contextmanager
-def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
+def _signals_stop(server: uvicorn.Server) -> Generator[None]:
     """Let SIGINT and SIGTERM stop the server and nothing else.
 
     uvicorn does so while it runs, and raises the signal again afterwards; without handlers of ours, that would end the
@@ -176,7 +178,7 @@ def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
     """
 
     def stop(number: int, frame: object) -> None:
-        server.should_exit = True
+        server.handle_exit(number, None)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, stop) for number in numbers]
@@ -187,14 +189,13 @@ def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _pump(context: zmq.Context[zmq.Socket[bytes]], address: str, frontend: Frontend, console: Console) -> None:
+async def _pump(address: str, frontend: Frontend, console: Console) -> None:
     """Take in what the detokenizer sends."""
-    asynchronous = zmq.asyncio.Context.shadow(context)
-    with asynchronous.socket(zmq.PULL) as socket:
-        socket.setsockopt(zmq.RCVHWM, NO_MARK)
-        socket.bind(address)
+    with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as inbox:
+        inbox.setsockopt(zmq.RCVHWM, NO_MARK)
+        inbox.bind(address)
         while True:
-            frame = await socket.recv()
+            frame = await inbox.recv()
             for message in wire.read(wire.to_http, [frame]):
                 frontend.take(message)
                 if not isinstance(message, wire.Answers):

@@ -26,16 +26,13 @@ class EngineStatus:
     """The engine as HTTP sees it. Invariant: `model` is set from the first pulse of the first engine on."""
 
     clock: Callable[[], float] = time.monotonic
-    incarnation: int = 0
-    """Which engine process counts; what an earlier one said is void. Written by: lost."""
-    model: wire.Model | None = None
-    """Written by: take."""
-    counters: dict[str, int] = field(default_factory=dict[str, int])
-    """Written by: take, lost."""
-    loading: wire.Loading | None = None
-    """Written by: take, lost."""
-    pulse_s: float | None = None
-    """When the last pulse of this incarnation came; None before the first. Written by: take, lost."""
+    incarnation: int = 0  # written by: lost
+    """Which engine process counts; what an earlier one said is void."""
+    model: wire.Model | None = None  # written by: take
+    counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
+    loading: wire.Loading | None = None  # written by: take, lost
+    pulse_s: float | None = None  # written by: take, lost
+    """When the last pulse of this incarnation came; None before the first."""
 
     def take(self, message: wire.Loading | wire.Pulse) -> None:
         """Note what the engine says of itself."""

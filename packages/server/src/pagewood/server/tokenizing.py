@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +29,24 @@ def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
             try:
                 return _submit(tokenizer, message)
             except ChatTemplateError as error:
-                refusal = Refusal(message=str(error), param="messages", code="invalid_messages")
+                refusal = Refusal(message=str(error), param="prompt", code="invalid_messages")
             except Exception as error:  # whatever a tokenizer makes of a text, only its own request may fail
-                refusal = Refusal(message=f"the prompt cannot be tokenized: {error}", code="invalid_prompt")
+                refusal = Refusal(
+                    message=f"the prompt cannot be tokenized: {error}", param="prompt", code="invalid_prompt"
+                )
             return Refuse(request_id=message.request_id, refusal=refusal)
 
 
 def _submit(tokenizer: Tokenizer, message: wire.Generate) -> Command:
     tokens = _tokens(tokenizer, message.prompt)
-    refusal = _refusal(message, len(tokens))
-    if refusal is not None:
+    if not len(tokens):
+        refusal = Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
         return Refuse(request_id=message.request_id, refusal=refusal)
-    max_tokens = message.max_length - len(tokens) if message.max_tokens is None else message.max_tokens
     options = wire.TextOptions(stop=message.stop, prefix=_echo(tokenizer, message, tokens))
     return Submit(
         request_id=message.request_id,
         tokens=tokens.astype("<i4", copy=False).tobytes(),
-        sampling=replace(message.sampling, max_tokens=max_tokens),
+        sampling=message.sampling,
         priority=message.priority,
         carry=wire.encode(options),
     )
@@ -61,24 +61,6 @@ def _tokens(tokenizer: Tokenizer, prompt: wire.Prompt) -> NDArray[np.int32]:
             return tokenizer.encode(prompt.text)
         case wire.TokenPrompt():
             return np.frombuffer(prompt.tokens, dtype="<i4")
-
-
-def _refusal(message: wire.Generate, num_tokens: int) -> Refusal | None:
-    """Return why a prompt of `num_tokens` cannot be served, if so."""
-    where = "messages" if isinstance(message.prompt, wire.ChatPrompt) else "prompt"
-    if num_tokens == 0:
-        return Refusal(message="the prompt must hold at least one token, got 0", param=where, code="empty_prompt")
-    num_output = 1 if message.max_tokens is None else message.max_tokens
-    if num_tokens + num_output <= message.max_length:
-        return None
-    return Refusal(
-        message=(
-            f"This model's maximum context length is {message.max_length} tokens. However, you requested "
-            f"{num_tokens + num_output} tokens ({num_tokens} in the {where}, {num_output} for the completion)."
-        ),
-        param=where,
-        code="context_length_exceeded",
-    )
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:

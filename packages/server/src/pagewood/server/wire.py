@@ -46,11 +46,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     request_id: str
     prompt: Prompt
     sampling: SamplingParams
-    """Its `max_tokens` counts only where `max_tokens` here is a number."""
-    max_tokens: int | None
-    """None: as many as fit behind the prompt."""
-    max_length: int
-    """Longest prompt plus output."""
     stop: tuple[str, ...] = ()
     echo: bool = False
     """Whether the text of the prompt comes back in front of the answer."""

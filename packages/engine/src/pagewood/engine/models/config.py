@@ -13,16 +13,6 @@ from pagewood.engine.models.rope_config import RopeConfig, read_rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """What generation_config.json advises for requests that do not say; None: nothing."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder in numbers: whatever tells Llama, Mistral, Qwen2 and Qwen3 apart is a value here.
 
@@ -53,7 +43,6 @@ class ModelConfig:
     tied_embeddings: bool
     """Whether the embedding table is also the output projection."""
     eos_token_ids: tuple[int, ...] = ()
-    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
@@ -149,7 +138,6 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
         qk_norm=traits.qk_norm,
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         eos_token_ids=generation.integers("eos_token_id") or fields.integers("eos_token_id"),
-        sampling_defaults=_sampling_defaults(generation),
     )
 
 
@@ -178,13 +166,3 @@ def _windows(fields: Fields, traits: _Traits, num_layers: int) -> tuple[int | No
     if unknown:
         raise ValueError(f"{fields.source}: layer_types must be full_attention or sliding_attention, got {unknown}")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _sampling_defaults(generation: Fields) -> SamplingDefaults:
-    top_k = generation.optional_number("top_k")
-    return SamplingDefaults(
-        temperature=generation.optional_number("temperature"),
-        top_k=None if top_k is None else int(top_k),
-        top_p=generation.optional_number("top_p"),
-        min_p=generation.optional_number("min_p"),
-    )

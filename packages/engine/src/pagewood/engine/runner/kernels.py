@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewood.engine.runner.compiled import attention, rows
+from pagewood.engine.runner.compiled import attention, rows, sampling
 from pagewood.engine.runner.compiled.attention import AttentionKernels, attention_kernels
 
 Progress = Callable[[str, int, int], None]
@@ -24,6 +24,7 @@ def warm_up(head_dim: int, *, progress: Progress | None = None) -> AttentionKern
         rows.split_heads,
         rows.split_heads_parallel,
         attention.cut,
+        sampling.draw_tokens,
         own.attend,
         own.attend_parallel,
     )

@@ -7,10 +7,41 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.batch import Batch
+from pagewood.engine.runner.compiled.sampling import draw_tokens
 
 Int32 = NDArray[np.int32]
 
 
 def sample(logits: Tensor, batch: Batch, positions: Int32) -> Int32:
-    """Return `[S] int32`."""
-    return logits.argmax(-1).numpy().astype(np.int32)
+    """Choose a token for every sampled grant, as its temperature, filters and seed say.
+
+    The token is a function of the row's logits, parameters, seed and position only.
+
+    Args:
+        logits: `[S, V] float32`, contiguous.
+        batch: holds the parameters.
+        positions: `[S] int32`, where each token will stand.
+
+    Returns:
+        `[S] int32`.
+
+    Raises:
+        ValueError: a row holds a NaN, so that there is no token to choose.
+    """
+    best = logits.argmax(-1)
+    if logits.gather(1, best[:, None]).isnan().any():  # argmax prefers a NaN to every number
+        raise ValueError("logits must be numbers, got NaN")
+    if not batch.temperatures.any():
+        return best.numpy().astype(np.int32)
+    tokens = np.empty(len(positions), np.int32)
+    draw_tokens(
+        logits.numpy(),
+        batch.temperatures.copy(),
+        batch.top_ks.copy(),
+        batch.top_ps.copy(),
+        batch.min_ps.copy(),
+        batch.seeds.copy(),
+        positions,
+        tokens,
+    )
+    return tokens

@@ -26,7 +26,6 @@ from pagewood.engine.runner.compiled.numeric import exp
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 _BLOCK = 64  # keys of a block
-_LANES = 16
 _ROWS = 4  # query rows of a block that are computed together
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
@@ -91,201 +90,214 @@ def _store(memory: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any,
 
 
 @inlined
-def _block_max(scores: Any, row: Any, lowest: Any, lanes: Any) -> Any:
-    """Return the largest of a row of scores and `lowest`, sixteen `lanes` at a time."""
-    for lane in range(_LANES):
-        lanes[lane] = scores[row, lane]
-    for j in range(_LANES, _BLOCK, _LANES):
-        for lane in range(_LANES):
-            value = scores[row, j + lane]
-            lanes[lane] = value if value > lanes[lane] else lanes[lane]
-    for lane in range(_LANES):
-        lowest = lanes[lane] if lanes[lane] > lowest else lowest
+def _largest(scores: Any, row: Any, lowest: Any, halves: Any) -> Any:
+    """Return the largest of `lowest` and a row of 64 scores; `halves` `[32]` is scratch.
+
+    Halving compares whole vectors, where a running maximum would compare one number after the other.
+    """
+    for j in range(_U(32)):
+        a, b = scores[row, j], scores[row, j + _U(32)]
+        halves[j] = a if a > b else b
+    for j in range(_U(16)):
+        halves[j] = halves[j] if halves[j] > halves[j + _U(16)] else halves[j + _U(16)]
+    for j in range(_U(8)):
+        halves[j] = halves[j] if halves[j] > halves[j + _U(8)] else halves[j + _U(8)]
+    for j in range(_U(8)):
+        lowest = halves[j] if halves[j] > lowest else lowest
     return lowest
+
+
+@inlined
+def _attend_few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
+               kv_heads: Any, page_size: Any, dim: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
+    """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie."""
+    half = _U(kv_heads * page_size * dim)
+    queries = np.empty((group, dim), np.float32)
+    sums = np.zeros((group, dim), np.float32)
+    maxima = np.full(group, _LOWEST, np.float32)
+    totals = np.zeros(group, np.float32)
+    scores = np.empty((group, _BLOCK), np.float32)
+    for r in range(group):
+        for d in range(dim):
+            queries[r, d] = q[token, (head * group + r) * dim + d] * scale
+    key = first_key
+    while key < last_key:
+        offset = key % page_size
+        size = min(min(page_size - offset, last_key - key), _BLOCK)
+        base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
+        for r in range(_U(group)):
+            for j in range(_U(size)):
+                score = _F(0.0)
+                for d in range(_U(dim)):
+                    score += queries[r, d] * memory[base + j * _U(dim) + d]
+                scores[r, j] = score
+        for r in range(_U(group)):
+            largest = maxima[r]
+            for j in range(_U(size)):
+                largest = scores[r, j] if scores[r, j] > largest else largest
+            if largest > maxima[r]:
+                shrink = exp(maxima[r] - largest)
+                maxima[r] = largest
+                totals[r] *= shrink
+                for d in range(_U(dim)):
+                    sums[r, d] *= shrink
+            total = _F(0.0)
+            for j in range(_U(size)):
+                p = exp(scores[r, j] - largest)
+                scores[r, j] = p
+                total += p
+            totals[r] += total
+            for j in range(_U(size)):
+                for d in range(_U(dim)):
+                    sums[r, d] += scores[r, j] * memory[base + half + j * _U(dim) + d]
+        key += size
+    for r in range(group):
+        for d in range(dim):
+            out[token, (head * group + r) * dim + d] = sums[r, d] / totals[r]
+
+
+@inlined
+def _load_block(memory: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any, first: Any,
+               last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, dim]`."""
+    half = _U(kv_heads * page_size * dim)
+    key = first
+    while key < last:
+        offset = key % page_size
+        size = min(page_size - offset, last - key)
+        base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
+        to = _U(key - first)
+        for j in range(_U(size)):
+            for d in range(_U(dim)):
+                keys[d, to + j] = memory[base + j * _U(dim) + d]
+            for d in range(_U(dim)):
+                values[to + j, d] = memory[base + half + j * _U(dim) + d]
+        key += size
+    for j in range(_U(last - first), _U(_BLOCK)):
+        for d in range(_U(dim)):
+            keys[d, j] = _F(0.0)
+            values[j, d] = _F(0.0)
+
+
+@inlined
+def _four(array: Any, row: Any, column: Any) -> Any:
+    return array[row, column], array[row, column + _U(1)], array[row, column + _U(2)], array[row, column + _U(3)]
+
+
+@inlined
+def _score_rows(queries: Any, r: Any, keys: Any, scores: Any, dim: Any) -> None:
+    """Write the scores of rows r to r + 3 to `scores` `[4, 64]`."""
+    for j in range(_U(_BLOCK)):
+        scores[0, j] = _F(0.0)
+        scores[1, j] = _F(0.0)
+        scores[2, j] = _F(0.0)
+        scores[3, j] = _F(0.0)
+    for d in range(_U(0), _U(dim), _U(4)):
+        a0, a1, a2, a3 = _four(queries, r, d)
+        b0, b1, b2, b3 = _four(queries, r + _U(1), d)
+        c0, c1, c2, c3 = _four(queries, r + _U(2), d)
+        e0, e1, e2, e3 = _four(queries, r + _U(3), d)
+        for j in range(_U(_BLOCK)):
+            x0, x1, x2, x3 = keys[d, j], keys[d + _U(1), j], keys[d + _U(2), j], keys[d + _U(3), j]
+            scores[0, j] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+            scores[1, j] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+            scores[2, j] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+            scores[3, j] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+
+
+@inlined
+def _add_values(scores: Any, values: Any, sums: Any, r: Any, dim: Any) -> None:
+    """Add `scores` `[4, 64]` times `values` `[64, dim]` to rows r to r + 3 of `sums`."""
+    for j in range(_U(0), _U(_BLOCK), _U(4)):
+        a0, a1, a2, a3 = _four(scores, _U(0), j)
+        b0, b1, b2, b3 = _four(scores, _U(1), j)
+        c0, c1, c2, c3 = _four(scores, _U(2), j)
+        e0, e1, e2, e3 = _four(scores, _U(3), j)
+        for d in range(_U(dim)):
+            x0, x1, x2, x3 = values[j, d], values[j + _U(1), d], values[j + _U(2), d], values[j + _U(3), d]
+            sums[r, d] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+            sums[r + _U(1), d] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+            sums[r + _U(2), d] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+            sums[r + _U(3), d] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+
+
+@inlined
+def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any, size: Any,
+                head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any) -> None:  # fmt: skip
+    """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
+    num_rows = size * group
+    padded = (num_rows + _ROWS - 1) // _ROWS * _ROWS
+    queries = np.zeros((padded, dim), np.float32)
+    sums = np.zeros((padded, dim), np.float32)
+    maxima = np.full(padded, _LOWEST, np.float32)
+    totals = np.zeros(padded, np.float32)
+    keys = np.empty((dim, _BLOCK), np.float32)
+    values = np.empty((_BLOCK, dim), np.float32)
+    scores = np.empty((_ROWS, _BLOCK), np.float32)
+    halves = np.empty(_BLOCK // 2, np.float32)
+    for r in range(num_rows):
+        for d in range(dim):
+            queries[r, d] = q[token + r // group, (head * group + r % group) * dim + d] * scale
+    end = position + size
+    for first in range(max(0, position + 1 - window) // _BLOCK * _BLOCK, end, _BLOCK):
+        last = min(first + _BLOCK, end)
+        _load_block(memory, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
+        for r in range(0, num_rows, _ROWS):
+            low, high = position + r // group, position + (min(r + _ROWS, num_rows) - 1) // group
+            if first > high or last <= low - window + 1:
+                continue  # no row sees a key of this block
+            _score_rows(queries, _U(r), keys, scores, dim)
+            if last > low + 1 or last < first + _BLOCK or first <= high - window:
+                for i in range(_ROWS):
+                    own = position + min(r + i, num_rows - 1) // group
+                    for j in range(_BLOCK):
+                        seen = first + j <= own and first + j > own - window
+                        scores[i, j] = scores[i, j] if seen else _F(-np.inf)
+            for i in range(_ROWS):
+                largest = _largest(scores, i, maxima[r + i], halves)
+                shrink = exp(maxima[r + i] - largest)
+                maxima[r + i] = largest
+                total = _F(0.0)
+                for j in range(_U(_BLOCK)):
+                    p = exp(scores[i, j] - largest)
+                    scores[i, j] = p
+                    total += p
+                totals[r + i] = totals[r + i] * shrink + total
+                if shrink != _F(1.0):
+                    for d in range(_U(dim)):
+                        sums[r + i, d] *= shrink
+            _add_values(scores, values, sums, _U(r), dim)
+    for r in range(num_rows):
+        for d in range(dim):
+            out[token + r // group, (head * group + r % group) * dim + d] = sums[r, d] / totals[r]
+
+
+@inlined
+def _attend_items(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
+                 kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any, first: Any, last: Any) -> None:  # fmt: skip
+    group = q.shape[1] // (kv_heads * dim)
+    for item in range(first, last):
+        grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
+        row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
+        if size * group >= 16:
+            _attend_many(memory, q, out, page_table, row, token, position, size, head, group, kv_heads, page_size, dim,
+                        window, _F(scale))  # fmt: skip
+        else:
+            for i in range(size):
+                first_key = max(0, position + i + 1 - window)
+                _attend_few(memory, q, out, page_table, row, token + i, head, group, kv_heads, page_size, dim,
+                           first_key, position + i + 1, _F(scale))  # fmt: skip
 
 
 def attention_kernels(dim: int) -> AttentionKernels:
     """Return the kernels for heads of `dim` elements; equal calls share their compiled code on disk only."""
 
-    @inlined
-    def attend_few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-                   kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
-        """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie."""
-        half = _U(kv_heads * page_size * dim)
-        queries = np.empty((group, dim), np.float32)
-        sums = np.zeros((group, dim), np.float32)
-        maxima = np.full(group, _LOWEST, np.float32)
-        totals = np.zeros(group, np.float32)
-        scores = np.empty((group, _BLOCK), np.float32)
-        for r in range(group):
-            for d in range(dim):
-                queries[r, d] = q[token, (head * group + r) * dim + d] * scale
-        key = first_key
-        while key < last_key:
-            offset = key % page_size
-            size = min(min(page_size - offset, last_key - key), _BLOCK)
-            base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
-            for r in range(_U(group)):
-                for j in range(_U(size)):
-                    score = _F(0.0)
-                    for d in range(_U(dim)):
-                        score += queries[r, d] * memory[base + j * _U(dim) + d]
-                    scores[r, j] = score
-            for r in range(_U(group)):
-                largest = maxima[r]
-                for j in range(_U(size)):
-                    largest = scores[r, j] if scores[r, j] > largest else largest
-                if largest > maxima[r]:
-                    shrink = exp(maxima[r] - largest)
-                    maxima[r] = largest
-                    totals[r] *= shrink
-                    for d in range(_U(dim)):
-                        sums[r, d] *= shrink
-                total = _F(0.0)
-                for j in range(_U(size)):
-                    p = exp(scores[r, j] - largest)
-                    scores[r, j] = p
-                    total += p
-                totals[r] += total
-                for j in range(_U(size)):
-                    for d in range(_U(dim)):
-                        sums[r, d] += scores[r, j] * memory[base + half + j * _U(dim) + d]
-            key += size
-        for r in range(group):
-            for d in range(dim):
-                out[token, (head * group + r) * dim + d] = sums[r, d] / totals[r]
-
-    @inlined
-    def load_block(memory: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, first: Any,
-                   last: Any, keys: Any, values: Any) -> None:  # fmt: skip
-        """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, dim]`."""
-        half = _U(kv_heads * page_size * dim)
-        key = first
-        while key < last:
-            offset = key % page_size
-            size = min(page_size - offset, last - key)
-            base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
-            to = _U(key - first)
-            for j in range(_U(size)):
-                for d in range(_U(dim)):
-                    keys[d, to + j] = memory[base + j * _U(dim) + d]
-                for d in range(_U(dim)):
-                    values[to + j, d] = memory[base + half + j * _U(dim) + d]
-            key += size
-        for j in range(_U(last - first), _U(_BLOCK)):
-            for d in range(_U(dim)):
-                keys[d, j] = _F(0.0)
-                values[j, d] = _F(0.0)
-
-    @inlined
-    def score_rows(queries: Any, r: Any, keys: Any, scores: Any) -> None:
-        """Write the scores of rows r to r + 3 to `scores` `[4, 64]`."""
-        for j in range(_U(_BLOCK)):
-            scores[0, j] = _F(0.0)
-            scores[1, j] = _F(0.0)
-            scores[2, j] = _F(0.0)
-            scores[3, j] = _F(0.0)
-        for d in range(_U(0), _U(dim), _U(2)):
-            a0, a1 = queries[r, d], queries[r, d + _U(1)]
-            b0, b1 = queries[r + _U(1), d], queries[r + _U(1), d + _U(1)]
-            c0, c1 = queries[r + _U(2), d], queries[r + _U(2), d + _U(1)]
-            e0, e1 = queries[r + _U(3), d], queries[r + _U(3), d + _U(1)]
-            for j in range(_U(_BLOCK)):
-                x0, x1 = keys[d, j], keys[d + _U(1), j]
-                scores[0, j] += a0 * x0 + a1 * x1
-                scores[1, j] += b0 * x0 + b1 * x1
-                scores[2, j] += c0 * x0 + c1 * x1
-                scores[3, j] += e0 * x0 + e1 * x1
-
-    @inlined
-    def add_values(scores: Any, values: Any, sums: Any, r: Any) -> None:
-        """Add `scores` `[4, 64]` times `values` `[64, dim]` to rows r to r + 3 of `sums`."""
-        for j in range(_U(0), _U(_BLOCK), _U(2)):
-            a0, a1 = scores[0, j], scores[0, j + _U(1)]
-            b0, b1 = scores[1, j], scores[1, j + _U(1)]
-            c0, c1 = scores[2, j], scores[2, j + _U(1)]
-            e0, e1 = scores[3, j], scores[3, j + _U(1)]
-            for d in range(_U(dim)):
-                x0, x1 = values[j, d], values[j + _U(1), d]
-                sums[r, d] += a0 * x0 + a1 * x1
-                sums[r + _U(1), d] += b0 * x0 + b1 * x1
-                sums[r + _U(2), d] += c0 * x0 + c1 * x1
-                sums[r + _U(3), d] += e0 * x0 + e1 * x1
-
-    @inlined
-    def attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any, size: Any,
-                    head: Any, group: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
-        """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
-        num_rows = size * group
-        padded = (num_rows + _ROWS - 1) // _ROWS * _ROWS
-        queries = np.zeros((padded, dim), np.float32)
-        sums = np.zeros((padded, dim), np.float32)
-        maxima = np.full(padded, _LOWEST, np.float32)
-        totals = np.zeros(padded, np.float32)
-        keys = np.empty((dim, _BLOCK), np.float32)
-        values = np.empty((_BLOCK, dim), np.float32)
-        scores = np.empty((_ROWS, _BLOCK), np.float32)
-        lanes = np.empty(_LANES, np.float32)
-        for r in range(num_rows):
-            for d in range(dim):
-                queries[r, d] = q[token + r // group, (head * group + r % group) * dim + d] * scale
-        end = position + size
-        for first in range(max(0, position + 1 - window) // _BLOCK * _BLOCK, end, _BLOCK):
-            last = min(first + _BLOCK, end)
-            load_block(memory, page_table, row, head, kv_heads, page_size, first, last, keys, values)
-            for r in range(0, num_rows, _ROWS):
-                low, high = position + r // group, position + (min(r + _ROWS, num_rows) - 1) // group
-                if first > high or last <= low - window + 1:
-                    continue  # no row sees a key of this block
-                score_rows(queries, _U(r), keys, scores)
-                if last > low + 1 or last < first + _BLOCK or first <= high - window:
-                    for i in range(_ROWS):
-                        own = position + min(r + i, num_rows - 1) // group
-                        for j in range(_BLOCK):
-                            seen = first + j <= own and first + j > own - window
-                            scores[i, j] = scores[i, j] if seen else _F(-np.inf)
-                for i in range(_ROWS):
-                    largest = _block_max(scores, i, maxima[r + i], lanes)
-                    shrink = exp(maxima[r + i] - largest)
-                    maxima[r + i] = largest
-                    total = _F(0.0)
-                    for j in range(_U(_BLOCK)):
-                        p = exp(scores[i, j] - largest)
-                        scores[i, j] = p
-                        total += p
-                    totals[r + i] = totals[r + i] * shrink + total
-                    if shrink != _F(1.0):
-                        for d in range(_U(dim)):
-                            sums[r + i, d] *= shrink
-                add_values(scores, values, sums, _U(r))
-        for r in range(num_rows):
-            for d in range(dim):
-                out[token + r // group, (head * group + r % group) * dim + d] = sums[r, d] / totals[r]
-
-    @inlined
-    def attend_items(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
-                     kv_heads: Any, page_size: Any, window: Any, scale: Any, first: Any, last: Any) -> None:  # fmt: skip
-        group = q.shape[1] // (kv_heads * dim)
-        for item in range(first, last):
-            grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
-            row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
-            if size * group >= 16:
-                attend_many(memory, q, out, page_table, row, token, position, size, head, group, kv_heads, page_size,
-                            window, _F(scale))  # fmt: skip
-            else:
-                for i in range(size):
-                    first_key = max(0, position + i + 1 - window)
-                    attend_few(memory, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                               first_key, position + i + 1, _F(scale))  # fmt: skip
-
-    @kernel(_SIGNATURE)
     def attend(memory: Any, q: Any, k: Any, v: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
                items: Any, bounds: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
         _store(memory, k, v, page_table, rows, starts, offsets, kv_heads, page_size, 0, k.shape[0])
-        attend_items(memory, q, out, page_table, rows, starts, offsets, items, kv_heads, page_size, window, scale,
-                     0, bounds[bounds.shape[0] - 1])  # fmt: skip
+        _attend_items(memory, q, out, page_table, rows, starts, offsets, items, kv_heads, page_size, dim, window, scale,
+                      0, bounds[bounds.shape[0] - 1])  # fmt: skip
 
-    @kernel(_SIGNATURE, parallel=True)
     def attend_parallel(memory: Any, q: Any, k: Any, v: Any, out: Any, page_table: Any, rows: Any, starts: Any,
                         offsets: Any, items: Any, bounds: Any, kv_heads: Any, page_size: Any, window: Any,
                         scale: Any) -> None:  # fmt: skip
@@ -294,7 +306,9 @@ def attention_kernels(dim: int) -> AttentionKernels:
             _store(memory, k, v, page_table, rows, starts, offsets, kv_heads, page_size,
                    num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts)  # fmt: skip
         for part in numba.prange(num_parts):
-            attend_items(memory, q, out, page_table, rows, starts, offsets, items, kv_heads, page_size, window, scale,
-                         bounds[part], bounds[part + 1])  # fmt: skip
+            _attend_items(memory, q, out, page_table, rows, starts, offsets, items, kv_heads, page_size, dim, window,
+                          scale, bounds[part], bounds[part + 1])  # fmt: skip
 
-    return AttentionKernels(attend=attend, attend_parallel=attend_parallel)
+    return AttentionKernels(
+        attend=kernel(_SIGNATURE)(attend), attend_parallel=kernel(_SIGNATURE, parallel=True)(attend_parallel)
+    )

@@ -93,9 +93,9 @@ def kernel(signature: str, *, parallel: bool = False) -> Callable[[Callable[...,
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function callable from kernels, as a part of them."""
-    return numba.njit(nogil=True, fastmath=set(REASSOCIATE), error_model="numpy")(function)
+    return numba.njit(nogil=True, fastmath=set(REASSOCIATE), error_model="numpy", forceinline=True)(function)
 
 
 def exact(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function callable from kernels, whose sums keep the order in which they are written."""
-    return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy")(function)
+    return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", forceinline=True)(function)

@@ -1,0 +1,161 @@
+"""Drawing a token from a row of logits: temperature, top-k, top-p and min-p, and one hashed number per token.
+
+The token is a function of (row, parameters, seed, position) alone: the random number is a hash of seed and position, and
+the distribution is walked in the order of the vocabulary. No row is sorted. Its probabilities fall into a histogram over
+the distance from the largest logit, and only the bin in which a filter's limit lies is looked at closely.
+
+Legend: S rows, V vocab_size.
+Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014 (the mixing function).
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from pagewood.engine.runner.compiled.kernel import exact, kernel
+from pagewood.engine.runner.compiled.numeric import exp
+
+_F = np.float32
+_NUM_BINS = 1024
+_BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
+
+
+@exact
+def _mix(bits: Any) -> Any:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@exact
+def uniform(seed: Any, position: Any) -> Any:
+    """Return a number in [0, 1) for a seed and a position: 53 bits of a hash of both."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    bits = _mix(_mix(np.uint64(seed) + golden) + np.uint64(position) * golden)
+    return np.float64(bits >> np.uint64(11)) * 2.0**-53
+
+
+@exact
+def _bin(distance: Any) -> Any:
+    return int(min(distance * _BINS_PER_UNIT, _F(_NUM_BINS - 1)))
+
+
+@exact
+def _gather_bin(row: Any, largest: Any, wanted: Any, limit: Any) -> Any:
+    """Return the distances of `row` that fall into bin `wanted` and are at most `limit`, ascending."""
+    found = np.empty(row.shape[0], np.float32)
+    n = 0
+    for i in range(row.shape[0]):
+        distance = largest - row[i]
+        if distance <= limit and _bin(distance) == wanted:
+            found[n] = distance
+            n += 1
+    return np.sort(found[:n])
+
+
+@exact
+def _top_k_limit(row: Any, largest: Any, counts: Any, k: Any) -> Any:
+    """Return the distance of the k-th largest number of `row`; numbers equal to it are all kept."""
+    before = 0
+    for b in range(_NUM_BINS):
+        if before + counts[b] >= k:
+            return _gather_bin(row, largest, b, _F(np.inf))[k - before - 1]
+        before += counts[b]
+    return _F(np.inf)
+
+
+@exact
+def _top_p_limit(row: Any, largest: Any, masses: Any, limit: Any, p: Any) -> Any:
+    """Return the distance at which the mass of all that is as near as that, or nearer, reaches the share `p`."""
+    total = 0.0
+    for b in range(_NUM_BINS):
+        total += masses[b]
+    before = 0.0
+    for b in range(_NUM_BINS):
+        if before + masses[b] >= p * total and masses[b] > 0.0:
+            found = _gather_bin(row, largest, b, limit)
+            for i in range(found.shape[0]):
+                before += exp(-found[i])
+                if before >= p * total:
+                    return found[i]
+            return found[found.shape[0] - 1]
+        before += masses[b]
+    return limit
+
+
+@exact
+def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    """Return how far below the largest logit a logit may lie, after top-k, then top-p, then min-p."""
+    limit = _F(np.inf)
+    if 0 < top_k < row.shape[0]:
+        counts = np.zeros(_NUM_BINS, np.int64)
+        for i in range(row.shape[0]):
+            counts[_bin(largest - row[i])] += 1
+        limit = _top_k_limit(row, largest, counts, top_k)
+    if top_p < _F(1.0):
+        masses = np.zeros(_NUM_BINS, np.float64)
+        for i in range(row.shape[0]):
+            distance = largest - row[i]
+            if distance <= limit:
+                masses[_bin(distance)] += exp(-distance)
+        limit = _top_p_limit(row, largest, masses, limit, top_p)
+    if min_p > _F(0.0):
+        limit = min(limit, _F(-np.log(min_p)))
+    return limit
+
+
+@exact
+def _draw(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, number: Any, row: Any) -> Any:
+    """Return a token of `logits` `[V]`; `row` `[V]` is scratch."""
+    size = logits.shape[0]
+    best = 0
+    for i in range(size):
+        if logits[i] > logits[best]:
+            best = i
+    if temperature == _F(0.0):
+        return best
+    largest = logits[best] / temperature
+    for i in range(size):
+        row[i] = logits[i] / temperature
+    limit = _limit(row, largest, top_k, top_p, min_p)
+    total = 0.0
+    for i in range(size):
+        distance = largest - row[i]
+        row[i] = exp(-distance) if distance <= limit else _F(0.0)
+        total += row[i]
+    target, reached, last = number * total, 0.0, best
+    for i in range(size):
+        if row[i] > _F(0.0):
+            reached += row[i]
+            last = i
+            if reached > target:
+                break
+    return last
+
+
+@kernel("void(f4[:,::1], f4[::1], i4[::1], f4[::1], f4[::1], i8[::1], i4[::1], i4[::1])", parallel=True)
+def draw_tokens(
+    logits: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, positions: Any, tokens: Any
+) -> None:
+    """Draw one token for every row.
+
+    Args:
+        logits: `[S, V] float32`.
+        temperatures: `[S] float32`, 0 takes the largest logit, the first of equal ones.
+        top_ks: `[S] int32`, 0 is off.
+        top_ps: `[S] float32`, 1 is off.
+        min_ps: `[S] float32`, 0 is off.
+        seeds: `[S] int64`.
+        positions: `[S] int32`, where the token will stand.
+        tokens: `[S] int32`, written.
+    """
+    for s in numba.prange(logits.shape[0]):
+        row = np.empty(logits.shape[1], np.float32)
+        number = uniform(seeds[s], positions[s])
+        tokens[s] = _draw(logits[s], temperatures[s], top_ks[s], top_ps[s], min_ps[s], number, row)

@@ -1,0 +1,148 @@
+"""Feeds a runner with sequences, without an engine: one grant per sequence and step, chunks of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.arrays import Int32
+from pagewood.engine.batch import Batch
+
+
+class _Handle(Protocol):
+    def wait(self) -> Int32:
+        """[num_sampled] token ids."""
+        ...
+
+
+class _Runner(Protocol):
+    def launch(self, batch: Batch) -> _Handle:
+        """Hand a batch to the device."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class DrivenSequence:
+    """A sequence that holds a row. All fields are written by: RowDriver."""
+
+    row: int
+    tokens: list[int]
+    """Prompt, then what was sampled."""
+    pages: list[int]
+    num_prompt: int
+    num_computed: int
+    """Positions whose KV is there, or will be by the end of the last step that was built."""
+    num_sent_tokens: int
+    num_sent_pages: int = 0
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    seed: int = 0
+
+    @property
+    def output(self) -> list[int]:
+        """What was sampled."""
+        return self.tokens[self.num_prompt :]
+
+
+class RowDriver:
+    """Gives sequences rows and pages, and builds the batches that compute them.
+
+    Invariant: no page belongs to two sequences, unless `add` was told to share it. Pages are handed out in a random
+    order, so that a kernel that takes them for consecutive is caught.
+    """
+
+    __slots__ = ("_free", "_num_rows", "_num_steps", "_page_size", "_runner")
+
+    def __init__(self, runner: _Runner, *, num_pages: int, page_size: int, seed: int = 0) -> None:
+        self._runner = runner
+        self._page_size = page_size
+        self._free = [int(page) for page in np.random.default_rng(seed).permutation(num_pages)]
+        self._num_rows = 0
+        self._num_steps = 0
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        share: DrivenSequence | None = None,
+        num_shared_pages: int = 0,
+        sampling: SamplingParams | None = None,
+        seed: int = 0,
+    ) -> DrivenSequence:
+        """Give a prompt the next row; its first pages may be those of another sequence, as after a cache hit."""
+        shared = share.pages[:num_shared_pages] if share else []
+        num_cached = len(shared) * self._page_size
+        self._num_rows += 1
+        return DrivenSequence(
+            row=self._num_rows - 1,
+            tokens=list(prompt),
+            pages=list(shared),
+            num_prompt=len(prompt),
+            num_computed=num_cached,
+            num_sent_tokens=num_cached,
+            sampling=sampling or SamplingParams(temperature=0.0),
+            seed=seed,
+        )
+
+    def batch(self, work: Sequence[tuple[DrivenSequence, int]]) -> Batch:
+        """Build the step that computes the next positions, at most so many, of each sequence.
+
+        A sequence samples when all that it knows is computed, except what an earlier step has yet to tell.
+        """
+        pages: list[tuple[int, int, int]] = []
+        tokens: list[tuple[int, int, int]] = []
+        grants: list[tuple[int, int, int]] = []
+        sampled: list[int] = []
+        for sequence, most in work:
+            start = sequence.num_computed
+            count = min(most, len(sequence.tokens) - start)
+            while len(sequence.pages) * self._page_size < start + count:
+                sequence.pages.append(self._free.pop())
+            pages += [(sequence.row, i, sequence.pages[i]) for i in range(sequence.num_sent_pages, len(sequence.pages))]
+            sequence.num_sent_pages = len(sequence.pages)
+            known = range(sequence.num_sent_tokens, sequence.num_prompt)
+            tokens += [(sequence.row, i, sequence.tokens[i]) for i in known]
+            sequence.num_sent_tokens = max(sequence.num_sent_tokens, sequence.num_prompt)
+            sequence.num_computed += count
+            if sequence.num_computed == len(sequence.tokens):
+                sampled.append(len(grants))
+            grants.append((sequence.row, start, count))
+        self._num_steps += 1
+        chosen = [work[i][0] for i in sampled]
+        page_rows, page_columns, page_ids = _columns(pages)
+        token_rows, token_positions, token_ids = _columns(tokens)
+        rows, starts, counts = _columns(grants)
+        return Batch(
+            step=self._num_steps - 1,
+            page_rows=page_rows,
+            page_columns=page_columns,
+            page_ids=page_ids,
+            token_rows=token_rows,
+            token_positions=token_positions,
+            token_ids=token_ids,
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            sampled=np.array(sampled, np.int32),
+            temperatures=np.array([s.sampling.temperature for s in chosen], np.float32),
+            top_ks=np.array([s.sampling.top_k for s in chosen], np.int32),
+            top_ps=np.array([s.sampling.top_p for s in chosen], np.float32),
+            min_ps=np.array([s.sampling.min_p for s in chosen], np.float32),
+            seeds=np.array([s.seed for s in chosen], np.int64),
+        )
+
+    def generate(self, sequences: Sequence[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
+        """Run until every sequence has `num_tokens` outputs; prompts are computed `chunk` positions at a time."""
+        while live := [sequence for sequence in sequences if len(sequence.output) < num_tokens]:
+            batch = self.batch([(sequence, chunk) for sequence in live])
+            results = self._runner.launch(batch).wait()
+            for index, token in zip(batch.sampled, results, strict=True):
+                live[index].tokens.append(int(token))
+
+
+def _columns(rows: Sequence[tuple[int, int, int]]) -> tuple[Int32, Int32, Int32]:
+    table = np.array(rows, np.int32).reshape(-1, 3)
+    return table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()

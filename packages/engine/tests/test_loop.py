@@ -1,0 +1,229 @@
+"""Single behaviours of the loops; random traffic is in test_scenarios.py."""
+
+import numpy as np
+import pytest
+
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    EngineConfig,
+    FinishReason,
+    Refusal,
+    Refuse,
+    SamplingParams,
+    Submit,
+)
+from pagewood.engine.arrays import Int32
+from pagewood.engine.batch import Batch
+from pagewood.engine.build import assemble
+from pagewood.engine.loop import Engine, EngineInfo, Pending, Runner, StepHandle
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import EchoRunner, oracle_tokens
+
+INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=32, page_size=4)
+
+
+class Bench:
+    """An engine with an echo runner, and everything that it answered."""
+
+    def __init__(self, config: EngineConfig, *, runner: Runner | None = None) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        self.engine: Engine = assemble(
+            config,
+            info=INFO,
+            make_runner=lambda kv: (
+                runner
+                or EchoRunner(num_rows=config.max_running, max_length=64, num_pages=32, page_size=4, vocab_size=50)
+            ),
+            inbox=self.inbox,
+            outbox=self.outbox,
+        )
+        self.pending: Pending | None = None
+        self.deltas: list[Delta] = []
+
+    def step(self, *commands: Command) -> list[Delta]:
+        for command in commands:
+            self.inbox.put(command)
+        self.pending = self.engine.advance(self.pending)
+        deltas = list(self.outbox.take())
+        self.deltas += deltas
+        return deltas
+
+    def until_idle(self) -> None:
+        for _ in range(500):
+            self.step()
+            if self.pending is None and not self.engine.counters().num_running + self.engine.counters().num_waiting:
+                return
+        raise AssertionError("the engine does not come to rest")
+
+
+def submit(name: str, prompt: list[int], **sampling: object) -> Submit:
+    params = SamplingParams(temperature=0.0, **sampling)  # pyright: ignore[reportArgumentType]
+    return Submit(request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=params, carry=name.encode())
+
+
+CONFIG = EngineConfig(page_size=4, max_running=4)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_abort_frees_everything_one_step_later(overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap, prefix_cache=False))
+    bench.step(submit("a", [1, 2, 3, 4, 5], max_tokens=50))
+    for _ in range(5):
+        bench.step()
+    assert bench.engine.counters().num_free_pages < 32
+    assert [delta.finish for delta in bench.step(Abort(request_id="a"))][-1] is FinishReason.ABORT
+    bench.step()
+    assert bench.engine.counters().num_free_pages == 32
+    assert bench.step(Abort(request_id="a")) == []
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=1))
+    bench.step(submit("a", [1], max_tokens=30), submit("b", [2], max_tokens=30))
+    deltas = bench.step(Abort(request_id="b"))
+    assert [(d.request_id, d.finish, d.carry) for d in deltas if d.finish] == [("b", FinishReason.ABORT, b"b")]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            submit("a", [1] * 60, max_tokens=5),
+            "maximum context length is 64 tokens, but the prompt has 60 tokens and max",
+        ),
+        (submit("a", [1] * 64, max_tokens=None), "maximum context length is 64 tokens, but the prompt has 64 tokens"),
+        (submit("a", [1, 50], max_tokens=5), r"prompt must have token ids in \[0, 50\), got 50"),
+        (submit("a", [1, -1], max_tokens=5), r"prompt must have token ids in \[0, 50\), got -1"),
+        (submit("a", [], max_tokens=5), "prompt must be one or more int32 token ids, got 0 bytes"),
+        (Submit(request_id="a", tokens=b"12345"), "prompt must be one or more int32 token ids, got 5 bytes"),
+        (Refuse(request_id="a", refusal=Refusal(message="no template")), "no template"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(command: Command, message: str) -> None:
+    bench = Bench(CONFIG)
+    (delta,) = bench.step(command)
+    assert (delta.finish, delta.first) == (FinishReason.REFUSED, True)
+    assert delta.refusal is not None
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(delta.refusal.message)
+
+
+def test_an_id_in_use_is_refused_and_the_first_request_lives() -> None:
+    bench = Bench(CONFIG)
+    bench.step(submit("a", [1, 2], max_tokens=3))
+    assert [d.finish for d in bench.step(submit("a", [3], max_tokens=3)) if d.refusal] == [FinishReason.REFUSED]
+    bench.until_idle()
+    assert sum(len(delta.tokens) for delta in bench.deltas) == 3
+
+
+def test_max_tokens_none_means_as_many_as_fit() -> None:
+    bench = Bench(CONFIG)
+    bench.step(submit("a", [1, 2, 3], max_tokens=None))
+    bench.until_idle()
+    assert bench.deltas[-1].num_output_tokens == 61
+    assert bench.deltas[-1].finish is FinishReason.LENGTH
+
+
+def test_requests_without_a_seed_get_different_ones() -> None:
+    bench = Bench(CONFIG)
+    tokens = np.array([1, 2, 3], "<i4").tobytes()
+    sampling = SamplingParams(max_tokens=10, temperature=1.0)
+    bench.step(*(Submit(request_id=name, tokens=tokens, sampling=sampling) for name in "ab"))
+    bench.until_idle()
+    a, b = ([t for delta in bench.deltas if delta.request_id == name for t in delta.tokens] for name in "ab")
+    assert len(a) == len(b) == 10
+    assert a != b
+
+
+class FailingStep:
+    """A step that the device could not finish."""
+
+    def __init__(self, step: StepHandle) -> None:
+        self._step = step
+
+    def wait(self) -> Int32:
+        self._step.wait()
+        raise RuntimeError("out of device memory")
+
+
+class FailingOnce:
+    """A runner whose third step fails."""
+
+    def __init__(self) -> None:
+        self.echo = EchoRunner(num_rows=4, max_length=64, num_pages=32, page_size=4, vocab_size=50)
+        self.num_launched = 0
+
+    def launch(self, batch: Batch) -> StepHandle:
+        self.num_launched += 1
+        step = self.echo.launch(batch)
+        return FailingStep(step) if self.num_launched == 3 else step
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_step_ends_its_requests_and_not_the_engine(overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=FailingOnce())
+    bench.step(submit("a", [1, 2, 3], max_tokens=20))
+    bench.until_idle()
+    assert bench.deltas[-1].finish is FinishReason.ERROR
+    assert bench.deltas[-1].refusal is not None
+    assert "out of device memory" in bench.deltas[-1].refusal.message
+    assert bench.engine.violation() is None
+    bench.deltas.clear()
+    bench.step(submit("b", [1, 2, 3], max_tokens=5))
+    bench.until_idle()
+    expected = oracle_tokens(
+        [1, 2, 3],
+        SamplingParams(max_tokens=5, temperature=0.0),
+        vocab_size=50,
+        stop_ids=frozenset(),
+        max_length=64,
+    )
+    assert [token for delta in bench.deltas for token in delta.tokens] == expected
+
+
+def test_broken_accounting_is_healed_while_idle(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(CONFIG)
+    bench.step(submit("a", [1] * 10, max_tokens=5))
+    bench.until_idle()
+    bench.engine._kv._allocator.alloc(3)  # pyright: ignore[reportPrivateUsage]  # a leak
+    bench.step()
+    counters = bench.engine.counters()
+    assert (counters.num_violations, counters.num_free_pages, counters.num_cached_pages) == (1, 32, 0)
+    assert "KV accounting is wrong" in caplog.text
+    bench.step(submit("b", [1] * 10, max_tokens=5))
+    bench.until_idle()
+    assert bench.engine.counters().num_violations == 1
+
+
+def test_run_ends_what_is_alive_when_it_is_stopped() -> None:
+    bench = Bench(CONFIG)
+    bench.inbox.put(submit("a", [1, 2, 3], max_tokens=60))
+    turns = iter([False] * 10 + [True])
+    bench.engine.run(lambda: next(turns))
+    deltas = bench.outbox.take()
+    assert deltas[-1].finish is FinishReason.ABORT
+    assert bench.engine.violation() is None
+    assert bench.engine.counters().num_running == 0
+
+
+def test_requests_that_share_a_long_prefix_compute_it_once() -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, chunked_prefill_size=64))
+    prefix = list(range(1, 41))
+    bench.step(*(submit(str(i), [*prefix, 41 + i], max_tokens=4) for i in range(4)))
+    bench.until_idle()
+    assert bench.engine.counters().num_tokens == 41 + 3 * 1 + 4 * 3
+    cached = {delta.request_id: delta.num_cached_tokens for delta in bench.deltas}
+    assert cached == {"0": 0, "1": 40, "2": 40, "3": 40}
+
+
+def test_a_higher_priority_is_admitted_first() -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=1))
+    bench.step(submit("running", [9], max_tokens=3))
+    low, high = submit("low", [1], max_tokens=2), submit("high", [2], max_tokens=2)
+    bench.step(low, Submit(request_id="high", tokens=high.tokens, sampling=high.sampling, priority=5))
+    bench.until_idle()
+    assert [delta.request_id for delta in bench.deltas if delta.finish] == ["running", "high", "low"]

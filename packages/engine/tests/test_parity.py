@@ -1,0 +1,211 @@
+"""Whole models against `transformers`: every architecture and rope, in fp32, with tiny random weights.
+
+Dynamic rope is compared with `transformers` token by token with its cache: that is where both rotate a position by
+itself. (Computing a prompt in one pass, `transformers` rotates all of it by the frequencies of its end.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from pagewood.engine.load import load_model
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.testing.driver import RowDriver
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+PAGE_SIZE = 4
+NUM_STEPS = 64
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.12,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    kind: str
+    extra: dict[str, Any]
+    by_token: bool = False
+    """Whether the reference computes one token at a time."""
+
+
+def _rope(kind: str, **extra: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **extra}}
+
+
+def _llama3() -> dict[str, Any]:
+    return _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+
+
+CASES = {
+    "llama": Case(kind="Llama", extra={}),
+    "llama-multi-head": Case(kind="Llama", extra={"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-one-kv-head": Case(kind="Llama", extra={"num_key_value_heads": 1, "head_dim": 8}),
+    "llama-biases": Case(kind="Llama", extra={"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": Case(kind="Llama", extra=_rope("linear", factor=3.0)),
+    "llama-dynamic": Case(
+        kind="Llama", extra={**_rope("dynamic", factor=2.0), "max_position_embeddings": 24}, by_token=True
+    ),
+    "llama-yarn": Case(kind="Llama", extra=_rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama-llama3": Case(kind="Llama", extra={**_llama3(), "tie_word_embeddings": True}),
+    "mistral-window": Case(kind="Mistral", extra={"sliding_window": 9, "head_dim": 8}),
+    "mistral-no-window": Case(kind="Mistral", extra={"sliding_window": None}),
+    "qwen2": Case(kind="Qwen2", extra={"tie_word_embeddings": True}),
+    "qwen2-windows": Case(
+        kind="Qwen2", extra={"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    ),
+    "qwen3": Case(kind="Qwen3", extra={"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-windows": Case(
+        kind="Qwen3",
+        extra={
+            "head_dim": 8,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A model and its reference."""
+
+    reference: Any
+    model: Decoder
+    by_token: bool
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """The reference's logits at all positions."""
+        ids = torch.tensor(tokens)[None]
+        with torch.inference_mode():
+            if not self.by_token:
+                return self.reference(ids).logits[0]
+            cache, rows = transformers.DynamicCache(config=self.reference.config), []
+            for i in range(len(tokens)):
+                out = self.reference(
+                    ids[:, i : i + 1], past_key_values=cache, position_ids=torch.tensor([[i]]), use_cache=True
+                )
+                rows.append(out.logits[0, 0])
+            return torch.stack(rows)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    case = CASES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    reference = _build(case, folder)
+    return Pair(reference=reference, model=load_model(folder, CPUOps(num_threads=2)), by_token=case.by_token)
+
+
+def _build(case: Case, folder: Path) -> Any:
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{case.kind}Config")(**{**SMALL, **case.extra})
+    config._attn_implementation = "eager"
+    reference = getattr(transformers, f"{case.kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if parameter.ndim == 1:  # norms start at one and biases at zero: a test would not see them swapped
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    reference.save_pretrained(folder)
+    return reference
+
+
+@pytest.fixture
+def runner(pair: Pair) -> Iterator[CPURunner]:
+    runner = _runner(pair.model)
+    yield runner
+    runner.close()
+
+
+def _runner(model: Decoder) -> CPURunner:
+    config = model.config
+    layout = MultiHeadLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        page_size=PAGE_SIZE,
+        order="HND",
+    )
+    return CPURunner(
+        model, KVStorage(layout, 400), warm_up(config.head_dim), max_rows=10, max_length=160, num_threads=2
+    )
+
+
+def _driver(runner: CPURunner) -> RowDriver:
+    return RowDriver(runner, num_pages=400, page_size=PAGE_SIZE)
+
+
+def _prompts(num: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, SMALL["vocab_size"], length).tolist() for length in [37, 1, 5, 64, 23, 8, 70, 16, 30][:num]]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> None:
+    tokens = _prompts(7)[6]
+    driver = _driver(runner)
+    sequence = driver.add(tokens)
+    parts: list[Tensor] = []
+    while sequence.num_computed < len(tokens):
+        parts.append(runner.forward(driver.batch([(sequence, chunk)])))
+    torch.testing.assert_close(torch.cat(parts), pair.logits(tokens), atol=1e-4, rtol=0)
+
+
+def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:
+    prompts = _prompts(9)
+    driver = _driver(runner)
+    sequences = [driver.add(prompt) for prompt in prompts]
+    logits = runner.forward(driver.batch([(sequence, 100) for sequence in sequences]))
+    expected = torch.cat([pair.logits(prompt) for prompt in prompts])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
+    """Alone, then the same prompt with its first pages shared, then among nine."""
+    prompts = _prompts(9)
+    driver = _driver(runner)
+    alone = driver.add(prompts[0])
+    driver.generate([alone], num_tokens=NUM_STEPS, chunk=chunk)
+    assert alone.output == pair.logits(alone.tokens).argmax(-1)[alone.num_prompt - 1 : -1].tolist()
+
+    after_hit = driver.add(prompts[0], share=alone, num_shared_pages=len(prompts[0]) // PAGE_SIZE)
+    driver.generate([after_hit], num_tokens=NUM_STEPS, chunk=chunk)
+    assert after_hit.output == alone.output
+
+    runner.close()
+    crowded = _runner(pair.model)
+    driver = _driver(crowded)
+    sequences = [driver.add(prompt) for prompt in prompts]
+    driver.generate(sequences, num_tokens=NUM_STEPS, chunk=chunk)
+    crowded.close()
+    assert sequences[0].output == alone.output
+    other = sequences[4]
+    assert other.output == pair.logits(other.tokens).argmax(-1)[other.num_prompt - 1 : -1].tolist()
+
+
+def test_every_supported_architecture_is_compared(pair: Pair) -> None:
+    assert isinstance(pair.model.config, ModelConfig)
+    assert {case.kind for case in CASES.values()} == {"Llama", "Mistral", "Qwen2", "Qwen3"}

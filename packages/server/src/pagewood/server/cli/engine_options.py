@@ -1,0 +1,113 @@
+"""The options that decide how an engine is built; `serve` and `generate` have them in common."""
+
+from __future__ import annotations
+
+import argparse
+
+from pagewood.engine.api import EngineConfig
+
+DEFAULTS = EngineConfig()
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the groups `model`, `memory` and `scheduling`."""
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model",
+        metavar="PATH",
+        help="folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json (default: the small model "
+        "that ships with Pagewood)",
+    )
+    model.add_argument("--device", choices=("auto", "cpu"), default=DEFAULTS.device, help="(default: %(default)s)")
+    model.add_argument(
+        "--threads", type=int, metavar="N", help="threads that compute on the CPU (default: one per physical core)"
+    )
+    model.add_argument(
+        "--random-seed",
+        type=int,
+        default=DEFAULTS.seed,
+        metavar="N",
+        help="seed of the requests that name none (default: %(default)s)",
+    )
+    memory = parser.add_argument_group("memory")
+    memory.add_argument(
+        "--max-total-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="KV memory, over all requests and the prefix cache (default: what suits model and machine)",
+    )
+    memory.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="longest prompt plus output of one request (default: what model and KV memory allow)",
+    )
+    memory.add_argument(
+        "--page-size", type=int, default=DEFAULTS.page_size, metavar="TOKENS", help="(default: %(default)s)"
+    )
+    memory.add_argument(
+        "--disable-radix-cache", action="store_true", help="do not share the KV of common prefixes between requests"
+    )
+    scheduling = parser.add_argument_group("scheduling")
+    scheduling.add_argument(
+        "--schedule-policy",
+        default=DEFAULTS.schedule_policy,
+        metavar="NAME",
+        help="who runs next: fcfs, lpm (longest cached prefix), priority, ... (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--schedule-conservativeness",
+        type=float,
+        default=DEFAULTS.schedule_conservativeness,
+        metavar="FACTOR",
+        help="scales the memory kept for the outputs of running requests; less admits more requests and preempts more "
+        "of them (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--max-running-requests",
+        type=int,
+        default=DEFAULTS.max_running,
+        metavar="N",
+        help="requests that run at the same time (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--chunked-prefill-size",
+        type=int,
+        default=DEFAULTS.chunked_prefill_size,
+        metavar="TOKENS",
+        help="prompt tokens computed in one step (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--max-prefills",
+        type=int,
+        default=DEFAULTS.max_prefills,
+        metavar="N",
+        help="prompts in progress in one step (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--disable-overlap", action="store_true", help="plan a step only after the one before it has been computed"
+    )
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """Return the configuration that the options ask for.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+    return EngineConfig(
+        model=options.model,
+        device=options.device,
+        num_threads=options.threads,
+        max_total_tokens=options.max_total_tokens,
+        max_length=options.max_length,
+        max_running=options.max_running_requests,
+        page_size=options.page_size,
+        schedule_policy=options.schedule_policy,
+        schedule_conservativeness=options.schedule_conservativeness,
+        chunked_prefill_size=options.chunked_prefill_size,
+        max_prefills=options.max_prefills,
+        overlap=not options.disable_overlap,
+        prefix_cache=not options.disable_radix_cache,
+        seed=options.random_seed,
+    )

@@ -1,0 +1,68 @@
+"""`pagewood serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pagewood.engine.folder import model_folder, model_name
+from pagewood.server.cli.engine_options import add_engine_options, engine_config
+from pagewood.server.config import ServeConfig
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+
+
+def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP, with OpenAI's API: chat completions, completions and models.",
+        epilog="SIGINT (Ctrl-C) and SIGTERM stop the server and all its processes.",
+    )
+    http = parser.add_argument_group("HTTP")
+    http.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    http.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0: any free one (default: %(default)s)"
+    )
+    http.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its folder's)")
+    http.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=16 * 1024 * 1024,
+        metavar="BYTES",
+        help="longest request body; a longer one is answered with 413 (default: %(default)s)",
+    )
+    processes = parser.add_argument_group("processes and queues")
+    processes.add_argument(
+        "--tokenizer-workers", type=int, default=1, metavar="N", help="tokenizer processes (default: %(default)s)"
+    )
+    processes.add_argument(
+        "--max-queued-requests",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait beyond those that run; more are answered with 429 (default: %(default)s)",
+    )
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    engine = engine_config(options)
+    folder = model_folder(engine.model)
+    config = ServeConfig(
+        engine=engine,
+        host=options.host,
+        port=options.port,
+        served_model_name=options.served_model_name or model_name(engine.model),
+        model_folder=folder,
+        tokenizer_workers=options.tokenizer_workers,
+        max_queued=options.max_queued_requests,
+        max_body_bytes=options.max_body_bytes,
+    )
+    from pagewood.server.serve import run_server  # the HTTP stack, which the other commands do not need
+
+    return run_server(config)

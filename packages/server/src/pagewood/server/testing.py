@@ -1,0 +1,242 @@
+"""A server in one process: every stage in a thread, memory links between them, the real engine with an echo model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers.pre_tokenizers import ByteLevel
+
+from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.batch import Batch
+from pagewood.engine.build import assemble
+from pagewood.engine.folder import default_sampling
+from pagewood.engine.loop import EngineInfo, StepHandle
+from pagewood.engine.testing import EchoRunner, oracle_tokens
+from pagewood.engine.text import Tokenizer
+from pagewood.server import wire
+from pagewood.server.app import Frontend
+from pagewood.server.detokenizing import run_detokenizer
+from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.links import MemoryLink
+from pagewood.server.live import LiveRequests
+from pagewood.server.status import EngineState, EngineStatus
+from pagewood.server.tokenizing import run_tokenizer
+
+MAX_LENGTH = 400
+NUM_PAGES = 100
+NUM_ROWS = 8
+EOS_ID = 257
+EOS = "<|end|>"
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message['content'] == 'refuse me' %}{{ raise_exception('I refuse') }}{% endif %}
+    {{- '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"""
+
+
+def write_echo_folder(folder: Path) -> None:
+    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy by default."""
+    alphabet: list[str] = sorted(ByteLevel.alphabet())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": id, "content": text, **flags} for id, text in ((EOS_ID - 1, "<|start|>"), (EOS_ID, EOS))]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {piece: id for id, piece in enumerate(alphabet)}, "merges": []},
+    }
+    settings = {"bos_token": "<|start|>", "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
+
+
+class Gate:
+    """Lets an engine run, or a number of its steps."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_steps = math.inf
+        self.is_held = False
+        """Whether the engine stands before it."""
+
+    def allow(self, num_steps: float) -> None:
+        """Let that many steps pass from now on; infinity: all."""
+        with self._changed:
+            self._num_steps = num_steps
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Let all steps pass."""
+        self.allow(math.inf)
+
+    def close(self) -> None:
+        """Let no step pass."""
+        self.allow(0)
+
+    def wait(self) -> None:
+        """Pass, as soon as that is allowed."""
+        with self._changed:
+            self.is_held = self._num_steps < 1
+            assert self._changed.wait_for(lambda: self._num_steps >= 1, timeout=60)
+            self.is_held = False
+            self._num_steps -= 1
+
+
+class GatedRunner:
+    """An echo model that launches only what its gate lets pass."""
+
+    def __init__(self, runner: EchoRunner, gate: Gate) -> None:
+        self._runner = runner
+        self._gate = gate
+
+    def launch(self, batch: Batch) -> StepHandle:
+        """Wait for the gate, then launch."""
+        self._gate.wait()
+        return self._runner.launch(batch)
+
+    def close(self) -> None:
+        """Close the runner."""
+        self._runner.close()
+
+
+class MemoryServer:
+    """The whole server, from ASGI to the engine and back."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, *, limit: int) -> None:
+        self.tokenizer = tokenizer
+        self.gate = Gate()
+        self._stopped = threading.Event()
+        self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
+        self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
+        self.frontend = Frontend(
+            live=LiveRequests([self._to_tokenizer], limit=limit),
+            status=EngineStatus(),
+            defaults=default_sampling(folder),
+            model_name="echo",
+            max_body_bytes=100_000,
+            started=1,
+        )
+        self.app = self.frontend.app()
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory")
+
+    async def start(self) -> None:
+        """Start all stages and wait until the engine serves."""
+        loop = asyncio.get_running_loop()
+        stopped = self._stopped.is_set
+        stages: list[Callable[[], None]] = [
+            lambda: run_tokenizer(self.tokenizer, self._to_tokenizer, self._to_engine, stopped=stopped),
+            self._run_engine,
+            lambda: run_detokenizer(self.tokenizer, self._to_detokenizer, self._to_http, stopped=stopped),
+            lambda: self._run_pump(loop),
+        ]
+        self._threads = [threading.Thread(target=stage) for stage in stages]
+        for thread in self._threads:
+            thread.start()
+        await self.until(lambda: self.frontend.status.state is EngineState.READY)
+
+    async def stop(self) -> None:
+        """End all stages; none may hang."""
+        await self.client.aclose()
+        self.gate.open()
+        self._stopped.set()
+        for link in self._links:
+            link.wake()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, 10)
+            assert not thread.is_alive()
+
+    async def until(self, holds: Callable[[], bool], *, limit_s: float = 20.0) -> None:
+        """Wait until `holds`."""
+        deadline_s = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < deadline_s, "it never came true"
+            await asyncio.sleep(0.002)
+
+    async def until_idle(self) -> None:
+        """Wait until no request is left anywhere, and check that all memory is free or cached."""
+        status, live = self.frontend.status, self.frontend.live
+
+        def idle() -> bool:
+            counters = status.counters
+            busy = counters["num_waiting"] + counters["num_running"] + counters["num_draining"]
+            return not busy and not live.num_live and not live.num_ending
+
+        await self.until(idle)
+        assert status.counters["num_free_pages"] + status.counters["num_cached_pages"] == NUM_PAGES
+        assert status.counters["num_violations"] == 0
+
+    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """Send a request for the model of this server."""
+        return await self.client.post(path, json={"model": "echo", **body})
+
+    def expected_tokens(
+        self, prompt: list[int], *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+    ) -> list[int]:
+        """Return what the echo model says to a prompt, computed alone."""
+        return oracle_tokens(
+            prompt,
+            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
+            vocab_size=self.tokenizer.vocab_size,
+            stop_ids=frozenset({EOS_ID}),
+            max_length=MAX_LENGTH,
+        )
+
+    def expected_text(
+        self, prompt: str, *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+    ) -> str:
+        """Return what the echo model says to a text."""
+        tokens = self.tokenizer.encode(prompt).tolist()
+        return self.tokenizer.decode(
+            self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        )
+
+    def _run_engine(self) -> None:
+        inbox = EngineInbox(self._to_engine, stopped=self._stopped.is_set)
+        engine = assemble(
+            EngineConfig(max_running=NUM_ROWS),
+            info=EngineInfo(
+                model_name="echo",
+                max_length=MAX_LENGTH,
+                vocab_size=self.tokenizer.vocab_size,
+                eos_token_ids=(EOS_ID,),
+                num_pages=NUM_PAGES,
+                page_size=16,
+            ),
+            make_runner=lambda kv: GatedRunner(
+                EchoRunner(
+                    num_rows=NUM_ROWS,
+                    max_length=MAX_LENGTH,
+                    num_pages=NUM_PAGES,
+                    page_size=16,
+                    vocab_size=self.tokenizer.vocab_size,
+                    held_pages=kv.held_pages,
+                ),
+                self.gate,
+            ),
+            inbox=inbox,
+            outbox=EngineOutbox(self._to_detokenizer),
+        )
+        model = wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size)
+        inbox.attach(
+            Heartbeat(self._to_detokenizer, incarnation=0, model=model, counters=lambda: asdict(engine.counters()))
+        )
+        engine.run(self._stopped.is_set)
+        engine.close()
+
+    def _run_pump(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stopped.is_set():
+            for message in wire.read(wire.to_http, self._to_http.receive(timeout_s=None)):
+                loop.call_soon_threadsafe(self.frontend.take, message)

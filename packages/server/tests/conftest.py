@@ -1,0 +1,41 @@
+"""Servers and model folders for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from pagewood.engine.text import Tokenizer
+from pagewood.server.testing import MemoryServer, write_echo_folder
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights."""
+    folder = tmp_path_factory.mktemp("echo")
+    write_echo_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    """The tokenizer of that folder: 256 bytes and two special tokens."""
+    return Tokenizer.from_folder(model_folder)
+
+
+@pytest.fixture
+async def server(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
+    """A server that is ready, and leaves nothing behind."""
+    server = MemoryServer(model_folder, tokenizer, limit=64)
+    await server.start()
+    yield server
+    await server.until_idle()
+    await server.stop()

@@ -1,0 +1,193 @@
+"""Whatever a client sends, it gets OpenAI's error envelope with what is wrong; never a 500, never silence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewood.server.errors import ApiError
+from pagewood.server.openai_chat import parse_chat
+from pagewood.server.openai_completions import parse_completion, prompts
+from pagewood.server.testing import MAX_LENGTH, MemoryServer
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+USER = {"role": "user", "content": "Hi"}
+
+
+def check_envelope(answer: Any) -> dict[str, Any]:
+    assert set(answer) == {"error"}
+    assert list(answer["error"]) == ["message", "type", "param", "code"]
+    return answer["error"]
+
+
+WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
+    ({"messages": None}, "messages", "invalid_type", "expected an array, but got null"),
+    ({"messages": []}, "messages", "invalid_value", "at least 1 item"),
+    ({"messages": "Hi"}, "messages", "invalid_type", "expected an array, but got a string"),
+    ({"messages": ["Hi"]}, "messages[0]", "invalid_type", "expected an object, but got a string"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter", "Missing required"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", "Missing required"),
+    ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role", "invalid_value", "'system'"),
+    ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role", "invalid_value", "'system'"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value", "got an integer"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content",
+        "invalid_value",
+        "'image_url'",
+    ),
+    ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content", "invalid_value", "every part"),
+    ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "invalid_value", "at most 0"),
+    ({"messages": [{**USER, "mood": 1}]}, "messages[0].mood", "unknown_parameter", "Unrecognized request argument"),
+    ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "invalid_messages", "I refuse"),
+    ({"messages": [{"role": "user", "content": "x" * 999}]}, "messages", "context_length_exceeded", str(MAX_LENGTH)),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", ">= 1"),
+    ({"max_tokens": -5}, "max_tokens", "invalid_value", ">= 1"),
+    ({"max_tokens": 1.5}, "max_tokens", "invalid_type", "expected an integer, but got a decimal"),
+    ({"max_tokens": "5"}, "max_tokens", "invalid_type", "expected an integer, but got a string"),
+    ({"max_tokens": True}, "max_tokens", "invalid_type", "expected an integer, but got a boolean"),
+    ({"max_tokens": 10**30}, "max_tokens", None, "max_tokens"),
+    ({"max_tokens": MAX_LENGTH}, "max_tokens", "context_length_exceeded", str(MAX_LENGTH)),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "invalid_value", "two names"),
+    ({"temperature": -0.1}, "temperature", "invalid_value", ">= 0"),
+    ({"temperature": 2.1}, "temperature", "invalid_value", "<= 2"),
+    ({"temperature": "hot"}, "temperature", "invalid_type", "expected a decimal"),
+    ({"top_p": 1.1}, "top_p", "invalid_value", "<= 1"),
+    ({"top_k": -1}, "top_k", "invalid_value", ">= 0"),
+    ({"min_p": 2}, "min_p", "invalid_value", "<= 1"),
+    ({"seed": 2**63}, "seed", "invalid_value", "seed"),
+    ({"seed": "1"}, "seed", "invalid_type", "expected an integer"),
+    ({"priority": 1.5}, "priority", "invalid_type", "expected an integer"),
+    ({"stream": "yes"}, "stream", "invalid_type", "expected a boolean"),
+    ({"stream": 1}, "stream", "invalid_type", "expected a boolean, but got an integer"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value", "only allowed"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter", "Unrecognized"),
+    ({"stop": 5}, "stop", "invalid_value", "a string or an array of strings, but got an integer"),
+    ({"stop": ["a", 5]}, "stop", "invalid_value", "a string or an array of strings"),
+    ({"stop": ""}, "stop", "invalid_value", "must not be empty"),
+    ({"stop": ["x"] * 17}, "stop", "invalid_value", "at most 16"),
+    ({"stop_token_ids": [300]}, "stop_token_ids", "invalid_value", "[0, 258), but got 300"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value", ">= 0"),
+    ({"n": 2}, "n", "unsupported_parameter", "'n' is not supported"),
+    ({"n": True}, "n", "unsupported_parameter", "'n' is not supported"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "not supported"),
+    ({"mood": "good"}, "mood", "unknown_parameter", "Unrecognized request argument supplied: mood"),
+    ({"model": 5}, "model", "invalid_type", "expected a string"),
+    ({"model": None}, "model", "invalid_type", "expected a string, but got null"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_wrong_chats(server: MemoryServer, stream: bool) -> None:
+    for fields, param, code, words in WRONG_CHATS:
+        response = await server.post(CHAT, {"messages": [USER], **({"stream": True} if stream else {}), **fields})
+        if stream and "only allowed" in words:
+            continue  # that is right in a stream
+        error = check_envelope(response.json())
+        assert response.status_code == 400, fields
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+        assert words in error["message"], error
+        if code is not None:
+            assert error["code"] == code
+
+
+async def test_wrong_completions(server: MemoryServer) -> None:
+    cases: list[tuple[Any, str]] = [
+        (None, "a string, or an array"),
+        ([], "not empty"),
+        ({}, "got an object"),
+        ([1.5], "an array of strings"),
+        ([True], "an array of strings"),
+        (["a", 1], "an array of strings"),
+        ([[1], "a"], "an array of strings"),
+        ([-1], "[0, 258), but got -1"),
+        ([5, 258], "[0, 258), but got 258"),
+        ([10**30], "but got 1"),
+        ([[]], "at least one token"),
+        ("", "at least one token"),
+        (["ok", ""], "at least one token"),
+        (["x"] * 129, "at most 128"),
+        ("x" * (MAX_LENGTH - 15), str(MAX_LENGTH - 15)),
+    ]
+    for prompt, words in cases:
+        response = await server.post(COMPLETIONS, {"prompt": prompt})
+        error = check_envelope(response.json())
+        assert response.status_code == 400, prompt
+        assert error["param"] == ("max_tokens" if words.isdigit() else "prompt"), error
+        assert words in error["message"], error
+    response = await server.post(COMPLETIONS, {})
+    assert check_envelope(response.json())["message"] == "Missing required parameter: 'prompt'."
+    for name, value in {"suffix": "x", "best_of": 2, "logprobs": 0}.items():
+        response = await server.post(COMPLETIONS, {"prompt": "x", name: value})
+        assert check_envelope(response.json())["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b"5", b"\xff", b'{"a": NaN}', b'"\\ud800"', b"[" * 50_000, b'{"model": 1e999}']
+)
+async def test_bodies_that_are_no_object(server: MemoryServer, body: bytes) -> None:
+    response = await server.client.post(CHAT, content=body)
+    assert response.status_code == 400
+    check_envelope(response.json())
+
+
+async def test_other_refusals(server: MemoryServer) -> None:
+    for path, method, status, code in (
+        ("/v1/chat/completions", "GET", 405, "method_not_allowed"),
+        ("/ready", "POST", 405, "method_not_allowed"),
+        ("/v2/nothing", "GET", 404, "unknown_path"),
+        ("/", "POST", 404, "unknown_path"),
+    ):
+        response = await server.client.request(method, path)
+        assert response.status_code == status
+        assert check_envelope(response.json())["code"] == code
+    response = await server.client.get(CHAT)
+    assert response.headers["allow"] == "POST"
+    response = await server.client.post(CHAT, content=b" " * 100_001)
+    assert response.status_code == 413
+    assert check_envelope(response.json())["code"] == "request_too_large"
+    response = await server.post(CHAT, {"model": "gpt-9", "messages": [USER]})
+    assert response.status_code == 404
+    error = check_envelope(response.json())
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def parse_ids(body: bytes) -> object:
+    return prompts(parse_completion(body), vocab_size=258)
+
+
+NAMES = st.sampled_from(
+    ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "stop", "seed", "n", "top_p", "role"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("echo"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(body=st.dictionaries(NAMES, JSON, max_size=8) | JSON)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_body_makes_a_parser_fail_otherwise(body: Any) -> None:
+    encoded = json.dumps(body, ensure_ascii=False).encode(errors="surrogatepass")
+    for parse in (parse_chat, parse_ids):
+        error: ApiError | None = None
+        try:
+            parse(encoded)
+        except ApiError as refused:
+            error = refused
+        if error is not None:
+            assert error.status == 400
+            check_envelope(json.loads(error.body()))

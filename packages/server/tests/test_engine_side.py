@@ -1,0 +1,71 @@
+"""The engine's pulse: rare while it works, at once before it waits; and an inbox that ends its wait to stop."""
+
+from __future__ import annotations
+
+import threading
+
+from pagewood.engine.api import Abort, Delta
+from pagewood.server import wire
+from pagewood.server.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.links import MemoryLink
+
+MODEL = wire.Model(max_length=10, vocab_size=5)
+
+
+class Recorder:
+    """A sender that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.messages: list[wire.FromEngine] = []
+
+    def send(self, frame: bytes) -> None:
+        self.messages.append(wire.from_engine.decode(frame))
+
+
+def test_pulses() -> None:
+    sent = Recorder()
+    now_s = 0.0
+    counters = {"num_running": 1}
+    heartbeat = Heartbeat(sent, incarnation=3, model=MODEL, counters=lambda: dict(counters), clock=lambda: now_s)
+    heartbeat.busy()
+    heartbeat.busy()
+    assert sent.messages == [wire.Pulse(incarnation=3, model=MODEL, counters={"num_running": 1})]
+    now_s += PULSE_BUSY_S
+    heartbeat.busy()
+    assert len(sent.messages) == 2
+    heartbeat.idle()  # nothing is new
+    assert len(sent.messages) == 2
+    counters["num_running"] = 0
+    heartbeat.idle()  # before it waits, the truth is out
+    assert len(sent.messages) == 3
+    now_s += PULSE_IDLE_S
+    heartbeat.idle()  # a sign of life
+    assert len(sent.messages) == 4
+
+
+def test_commands_and_steps() -> None:
+    link = MemoryLink(stopping=lambda: False)
+    inbox = EngineInbox(link, stopped=lambda: False)
+    abort = Abort(request_id="a")
+    link.send(b"rubbish")
+    link.send(wire.encode(wire.to_engine(abort)))
+    assert inbox.receive(timeout_s=None) == [abort]
+    assert inbox.receive(timeout_s=0) == []
+    assert inbox.receive(timeout_s=0.01) == []
+    sent = Recorder()
+    outbox = EngineOutbox(sent)
+    outbox.send([])
+    outbox.send([Delta(request_id="a"), Delta(request_id="b")])
+    assert sent.messages == [wire.Step((Delta(request_id="a"), Delta(request_id="b")))]
+
+
+def test_a_wait_without_limit_ends_when_the_engine_is_to_stop() -> None:
+    stopped = threading.Event()
+    link = MemoryLink(stopping=stopped.is_set)
+    inbox = EngineInbox(link, stopped=stopped.is_set)
+    thread = threading.Thread(target=lambda: inbox.receive(timeout_s=None))
+    thread.start()
+    stopped.set()
+    link.wake()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,145 @@
+"""What happens when there is too much, when a client leaves, and when the engine is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message, Scope
+
+from pagewood.engine.text import Tokenizer
+from pagewood.server.errors import unavailable
+from pagewood.server.testing import MemoryServer
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+LONG = {"model": "echo", "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+
+
+class Client:
+    """An ASGI client that sees every message as it is sent, and can leave at any time."""
+
+    def __init__(self, server: MemoryServer, body: dict[str, Any]) -> None:
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": CHAT,
+            "raw_path": CHAT.encode(),
+            "query_string": b"",
+            "headers": [],
+            "server": ("memory", 80),
+        }
+        self.served = asyncio.create_task(server.app(scope, self._incoming.get, self._outgoing.put))
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Yield what the server sends."""
+        while True:
+            message = await self._outgoing.get()
+            yield message
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                return
+
+    async def leave(self) -> None:
+        """Close the connection, and wait until the server has noticed."""
+        self._incoming.put_nowait({"type": "http.disconnect"})
+        await self.served
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_request(server: MemoryServer, stream: bool) -> None:
+    server.gate.allow(5)  # then the engine stands still, so that the request cannot have ended by itself
+    client = Client(server, {**LONG, "stream": stream})
+    await server.until(lambda: server.gate.is_held)
+    await client.leave()
+    assert server.frontend.live.num_live == 0
+    assert server.frontend.live.num_ending == 1
+    server.gate.open()
+    await server.until_idle()
+    assert server.frontend.status.counters["num_tokens"] < 100
+
+
+async def test_a_client_that_leaves_before_the_engine_has_begun(server: MemoryServer) -> None:
+    server.gate.close()
+    client = Client(server, LONG)
+    await server.until(lambda: server.frontend.live.num_live == 1)
+    await client.leave()
+    server.gate.open()
+
+
+async def test_text_comes_before_the_end(server: MemoryServer) -> None:
+    server.gate.allow(5)
+    client = Client(server, {**LONG, "stream": True})
+    num_chunks = 0
+    async for message in client.messages():
+        num_chunks += message["type"] == "http.response.body"
+        if num_chunks == 3:
+            break
+    assert server.frontend.live.num_live == 1
+    server.gate.open()
+    async for _ in client.messages():
+        pass
+
+
+async def test_too_many_requests_are_told_to_come_back(model_folder: Path, tokenizer: Tokenizer) -> None:
+    server = MemoryServer(model_folder, tokenizer, limit=3)
+    await server.start()
+    server.gate.close()
+    clients = [Client(server, LONG) for _ in range(3)]
+    await server.until(lambda: server.frontend.live.num_live == 3)
+    response = await server.post(CHAT, LONG)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "overloaded"
+    await clients[0].leave()  # its place is free only when the engine has ended it
+    assert (await server.post(CHAT, LONG)).status_code == 429
+    server.gate.open()
+    await server.until(lambda: server.frontend.live.num_ending == 0)
+    assert (await server.post(CHAT, {**LONG, "max_tokens": 3})).status_code == 200
+    for client in clients[1:]:
+        await client.leave()
+    # Several prompts of one request are taken all or none.
+    body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 1}
+    assert (await server.post("/v1/completions", body)).status_code == 429
+    await server.until_idle()
+    await server.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_fail_with_their_engine(server: MemoryServer, stream: bool) -> None:
+    server.gate.allow(5)
+    client = Client(server, {**LONG, "stream": stream})
+    if stream:
+        async for message in client.messages():
+            if message["type"] == "http.response.body":
+                break
+    await server.until(lambda: server.gate.is_held)
+    server.frontend.status.lost(next_incarnation=1)
+    server.frontend.live.engine_side_lost(unavailable("The engine process died.", code="engine_lost"))
+    messages = [message async for message in client.messages()]
+    body = b"".join(message.get("body", b"") for message in messages)
+    if stream:  # the status is sent already: the error is the last event, and there is no [DONE]
+        *_, last, nothing = body.decode().split("\n\n")
+        assert nothing == ""
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
+    else:
+        assert messages[0]["status"] == 503
+        assert json.loads(body)["error"]["code"] == "engine_lost"
+    refused = await server.post(CHAT, LONG)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "not_ready"
+    assert "retry-after" in refused.headers
+    ready = await server.client.get("/ready")
+    assert ready.status_code == 503
+    assert ready.json()["status"] == "down"
+    assert (await server.client.get("/health")).status_code == 200
+    server.gate.open()
+    server.frontend.status.incarnation = 0  # the engine of this test never died: hear it again, for the clean-up
+    await server.until(lambda: bool(server.frontend.status.counters))

@@ -1,0 +1,162 @@
+"""The registry of live requests: every client hears its end once, whatever dies, and nothing is cancelled twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.server import wire
+from pagewood.server.errors import ApiError, unavailable
+from pagewood.server.live import LiveGroup, LiveRequests
+
+LOST = unavailable("The engine process died.", code="engine_lost")
+
+
+class Recorder:
+    """A sender that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.messages: list[wire.ToTokenizer] = []
+
+    def send(self, frame: bytes) -> None:
+        self.messages.append(wire.to_tokenizer.decode(frame))
+
+    def take(self) -> list[str]:
+        """Return `+id` for each request and `-id` for each cancellation since the last call."""
+        words = [("+" if isinstance(m, wire.Generate) else "-") + m.request_id for m in self.messages]
+        self.messages.clear()
+        return words
+
+
+def generate(request_id: str) -> wire.Generate:
+    return wire.Generate(request_id=request_id, prompt=wire.TextPrompt(text="x"), sampling=SamplingParams(max_tokens=9))
+
+
+def answer(request_id: str, *, finish: FinishReason | None = None, ended: bool = False) -> wire.Answers:
+    return wire.Answers((wire.Answer(request_id, "t", finish, ended, None, 1, 0, 1),))
+
+
+def heard(group: LiveGroup) -> list[str]:
+    """Return what the client of a group has been told."""
+    words: list[str] = []
+    while not group.queue.empty():
+        item = group.queue.get_nowait()
+        words.append(str(item) if isinstance(item, ApiError) else f"{item[1].text} {item[1].finish}")
+    return words
+
+
+def test_a_stop_string_tells_the_engine_and_waits_for_its_word() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9)
+    group = live.submit([generate("a")], prompt_param="prompt")
+    live.take(answer("a", finish=FinishReason.STOP))
+    assert sender.take() == ["+a", "-a"]
+    assert (live.num_live, live.num_ending) == (0, 1)
+    live.close(group)  # the response is complete
+    assert sender.take() == []
+    live.take(answer("a", finish=FinishReason.ABORT, ended=True))
+    assert (live.num_live, live.num_ending) == (0, 0)
+    assert heard(group) == ["t FinishReason.STOP"]
+
+
+def test_a_request_that_ended_is_not_cancelled() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9)
+    group = live.submit([generate("a")], prompt_param="prompt")
+    live.take(answer("a", finish=FinishReason.LENGTH, ended=True))
+    live.close(group)
+    assert sender.take() == ["+a"]
+
+
+def test_a_cancellation_follows_its_request() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=9)
+    groups = [live.submit([generate(name)], prompt_param="prompt") for name in "abc"]
+    for group in groups:
+        live.close(group)
+    assert [sender.take() for sender in senders] == [["+a", "+c", "-a", "-c"], ["+b", "-b"]]
+
+
+def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=9)
+    groups = {name: live.submit([generate(name)], prompt_param="prompt") for name in "abcde"}
+    live.take(answer("c"))  # has left its tokenizer
+    live.close(groups["e"])  # its cancellation may be lost with the tokenizer
+    for sender in senders:
+        sender.take()
+    live.tokenizer_lost(0)
+    assert sorted(senders[0].take()) == ["-a", "-e"]
+    assert senders[1].take() == []
+    assert heard(groups["a"]) == ["The tokenizer of this request died."]
+    assert heard(groups["b"]) == []
+    assert heard(groups["c"]) == ["t None"]
+    live.take(answer("c", finish=FinishReason.STOP, ended=True))
+    assert heard(groups["c"]) == ["t FinishReason.STOP"]
+
+
+def test_a_dead_engine_fails_everything_and_is_not_waited_for() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=2)
+    group, gone = [live.submit([generate(name)], prompt_param="prompt") for name in "ab"]
+    live.close(gone)
+    with pytest.raises(ApiError, match="already holds 2"):
+        live.submit([generate("c")], prompt_param="prompt")
+    sender.take()
+    live.engine_side_lost(LOST)
+    assert sender.take() == ["-a"]  # it may still be on its way to the next engine
+    assert heard(group) == ["The engine process died."]
+    assert (live.num_live, live.num_ending) == (0, 0)
+    live.take(answer("a"))  # late words of the dead engine
+    assert heard(group) == []
+
+
+EVENTS = st.sampled_from(["submit", "submit2", "text", "stop", "end", "close", "tokenizer", "engine"])
+
+
+@given(events=st.lists(st.tuples(EVENTS, st.integers(0, 5)), max_size=40))
+def test_every_client_hears_one_end(events: list[tuple[str, int]]) -> None:
+    live = LiveRequests([Recorder(), Recorder()], limit=100)
+    groups: list[LiveGroup] = []
+    closed: set[int] = set()
+    names: list[str] = []
+    ends: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for event, choice in events:
+        if event in ("submit", "submit2"):
+            new = [f"{len(names) + i}" for i in range(1 + (event == "submit2"))]
+            sizes[len(groups)] = len(new)
+            groups.append(live.submit([generate(name) for name in new], prompt_param="prompt"))
+            names += new
+        elif event == "tokenizer":
+            live.tokenizer_lost(choice % 2)
+        elif event == "engine":
+            live.engine_side_lost(LOST)
+        elif event == "close" and groups:
+            live.close(groups[choice % len(groups)])
+            closed.add(choice % len(groups))
+        elif names:
+            finish = {"text": None, "stop": FinishReason.STOP, "end": FinishReason.LENGTH}.get(event)
+            live.take(answer(names[choice % len(names)], finish=finish, ended=event == "end"))
+    live.engine_side_lost(LOST)
+    assert (live.num_live, live.num_ending) == (0, 0)
+    for index, group in enumerate(groups):
+        ends[index] = sum(word != "t None" for word in heard(group))
+        assert ends[index] == sizes[index] or (index in closed and ends[index] < sizes[index])
+        assert not group.open_ids
+
+
+def test_errors_come_out_of_next() -> None:
+    async def scenario() -> None:
+        live = LiveRequests([Recorder()], limit=9)
+        group = live.submit([generate("a")], prompt_param="messages")
+        live.take(answer("a", finish=FinishReason.REFUSED, ended=True))
+        with pytest.raises(ApiError, match="refused") as error:
+            await group.next()
+        assert error.value.status == 400
+
+    asyncio.run(scenario())

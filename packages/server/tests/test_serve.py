@@ -1,0 +1,333 @@
+"""`pagewood serve` as a user runs it: real processes, real sockets, the real OpenAI client, the embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import zmq
+from openai import APIStatusError, AsyncOpenAI, OpenAI
+
+from pagewood.server.links import address
+
+MODEL = "pagewood-demo"
+LIMIT_S = 60.0
+
+
+def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
+    """Wait until `holds`."""
+    deadline_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> dict[str, int]:
+    """Return module -> process id of the children of a process."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (entry / "cmdline").read_text().split("\0")
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == pid and "-m" in words:
+            found[words[words.index("-m") + 1].rpartition(".")[2]] = int(entry.name)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Server:
+    """A server process, its URL and its folder of sockets."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self._stderr = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pagewood.server", "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+        assert self.process.stdout is not None
+        line = next((line for line in self.process.stdout if line.startswith("Pagewood serves")), None)
+        assert line is not None, self.stderr()
+        self.url = line.split(" at ")[1].split()[0]
+        self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S)
+        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def children(self) -> dict[str, int]:
+        return children(self.process.pid)
+
+    def sockets(self) -> list[Path]:
+        """Folders of sockets that there are."""
+        return list(self.folder.glob("pagewood-*"))
+
+    def ready(self) -> dict[str, Any]:
+        return self.http.get("/ready").json()
+
+    def until_idle(self) -> dict[str, int]:
+        """Wait until no request is left anywhere and return the counters."""
+
+        def idle() -> bool:
+            ready = self.ready()
+            engine = ready["engine"]
+            names = ("num_waiting", "num_running", "num_draining")
+            return ready["status"] == "ready" and not any([*ready["requests"].values(), *(engine[n] for n in names)])
+
+        until(idle)
+        return self.ready()["engine"]
+
+    def close(self) -> None:
+        """End it, gently if it is still there."""
+        self.openai.close()
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(LIMIT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._stderr.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    """A server for the tests that do it no harm."""
+    server = Server(tmp_path_factory.mktemp("serve"))
+    yield server
+    server.until_idle()
+    server.close()
+
+
+@pytest.fixture
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    """A server that a test may destroy."""
+    server = Server(tmp_path_factory.mktemp("own"), "--tokenizer-workers", "1")
+    yield server
+    server.close()
+
+
+def ask(server: Server, text: str, **options: Any) -> Any:
+    return server.openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], **options)
+
+
+QUESTION = "What can you do?"
+LONG: dict[str, Any] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+
+
+def test_chat_whole_and_streamed(server: Server) -> None:
+    whole = ask(server, QUESTION)
+    assert whole.choices[0].finish_reason == "stop"
+    assert len(whole.choices[0].message.content) > 10
+    stream = ask(server, QUESTION, stream=True, stream_options={"include_usage": True})
+    *chunks, last = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    # One chunk per token that is shown, one that says who speaks, and one that says why it ended.
+    assert len(chunks) == whole.usage.completion_tokens - 1 + 2
+
+
+def test_a_model_that_answers(server: Server) -> None:
+    assert ask(server, "What is 2 + 3?").choices[0].message.content.strip().endswith("5")
+
+
+def test_many_clients_at_once(server: Server) -> None:
+    questions = [f"What is {n} + {n}?" for n in range(12)]
+    alone = [ask(server, question).choices[0].message.content for question in questions]
+
+    async def together() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
+            async def streamed(question: str) -> str:
+                messages: Any = [{"role": "user", "content": question}]
+                stream = await client.chat.completions.create(model=MODEL, messages=messages, stream=True)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            return await asyncio.gather(*[streamed(question) for question in questions])
+
+    assert asyncio.run(together()) == alone
+
+
+def test_completions_stop_and_multi_byte_text(server: Server) -> None:
+    whole = ask(server, QUESTION).choices[0].message.content
+    stop = whole[8:13]
+    cut = ask(server, QUESTION, stop=stop)
+    assert cut.choices[0].message.content == whole[: whole.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    echoed = server.openai.completions.create(model=MODEL, prompt="Füße 世界 🎉", echo=True, max_tokens=3)
+    assert echoed.choices[0].text.startswith("Füße 世界 🎉")
+    ids = server.openai.completions.create(model=MODEL, prompt=[[5, 6, 7], [8, 9]], max_tokens=3)
+    assert [choice.index for choice in ids.choices] == [0, 1]
+    assert ids.usage is not None
+    assert ids.usage.prompt_tokens == 5
+
+
+def test_a_second_identical_request_is_cached(server: Server) -> None:
+    text = "Remember these words: " + "stone river cloud " * 10
+    first, second = [ask(server, text, max_tokens=4) for _ in range(2)]
+    assert first.choices[0].message.content == second.choices[0].message.content
+    num_prompt = second.usage.prompt_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens == (num_prompt - 1) // 16 * 16
+
+
+def test_errors_reach_the_client_typed(server: Server) -> None:
+    with pytest.raises(APIStatusError) as error:
+        ask(server, "word " * 5000)
+    assert (error.value.status_code, error.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(APIStatusError) as error:
+        ask(server, "x", extra_body={"mood": 1})
+    assert error.value.param == "mood"
+    assert server.http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024)).status_code == 413
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> None:
+    idle = server.until_idle()
+    body = {"model": MODEL, "prompt": "a", "stream": stream, "max_tokens": 1500, "ignore_eos": True}
+    with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
+        content = httpx.Request("POST", server.url, json=body).content
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+        until(lambda: server.ready()["engine"]["num_running"] == 1)
+    after = server.until_idle()
+    assert after["num_tokens"] - idle["num_tokens"] < 1400
+    assert after["num_free_pages"] + after["num_cached_pages"] == after["num_pages"]
+
+
+def test_only_the_engine_has_torch(server: Server) -> None:
+    processes = {"http": server.process.pid, **server.children()}
+    assert set(processes) == {"http", "engine_process", "tokenizer_process", "detokenizer_process"}
+    with_torch = [name for name, pid in processes.items() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
+    assert with_torch == ["engine_process"]
+
+
+def test_sockets_are_private_and_refuse_pickle(server: Server) -> None:
+    (folder,) = server.sockets()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    before = server.children()
+    with zmq.Context() as context:
+        for name in ("tokenizer-0", "engine", "detokenizer", "http"):
+            with context.socket(zmq.PUSH) as push:
+                push.connect(address(folder, name))
+                push.send(pickle.dumps({"request_id": "a"}))
+                push.close(linger=5000)
+    until(lambda: server.stderr().count("dropped a malformed message") == 4)
+    assert ask(server, QUESTION).choices[0].finish_reason == "stop"
+    assert server.children() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> None:
+    stream = ask(own_server, QUESTION, stream=True, **LONG)
+    next(iter(stream))
+    pids = own_server.children().values()
+    assert len(pids) == 3
+    own_server.process.send_signal(number)
+    code = own_server.process.wait(LIMIT_S)
+    assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL)
+    until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
+    stream.close()
+
+
+def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
+    for module in ("tokenizer_process", "detokenizer_process", "engine_process"):
+        stage = module.removesuffix("_process")
+        pid = own_server.children()[module]
+        stream = iter(ask(own_server, QUESTION, stream=True, **LONG))
+        next(stream)
+        if stage == "tokenizer":
+            # What has left the tokenizer goes on; a request that is in it when it dies fails.
+            os.kill(pid, signal.SIGSTOP)
+            with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
+                content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+                connection.sendall(head.encode() + content)
+                until(lambda: own_server.ready()["requests"]["live"] == 2)
+                os.kill(pid, signal.SIGKILL)
+                answer = connection.recv(65536)
+            assert b" 503 " in answer.splitlines()[0]
+            assert b'"code":"tokenizer_lost"' in answer
+            assert len(list(stream)) > 100
+        else:
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(Exception, match=f"The {stage} process died"):
+                list(stream)
+            if stage == "engine":
+                assert own_server.http.get("/ready").status_code == 503
+                assert own_server.http.get("/health").status_code == 200
+        until(lambda: own_server.http.get("/ready").status_code == 200)
+        assert ask(own_server, QUESTION).choices[0].finish_reason == "stop"
+        assert own_server.children()[module] != pid
+        counters = own_server.until_idle()
+        assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pagewood.server", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def test_a_server_that_cannot_start_says_why(server: Server, tmp_path: Path) -> None:
+    port = server.url.rpartition(":")[2]
+    taken = run("serve", "--port", port)
+    assert taken.returncode == 2
+    assert taken.stderr == f"pagewood: error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    missing = run("serve", "--port", "0", "--model", str(tmp_path / "none"))
+    assert missing.returncode == 2
+    assert "model must be a folder" in missing.stderr
+    (tmp_path / "config.json").write_text("{}")
+    empty = run("serve", "--port", "0", "--model", str(tmp_path))
+    assert empty.returncode == 1
+    assert "before the server was ready" in empty.stderr
+
+
+def test_chat_in_the_terminal(server: Server) -> None:
+    answer = ask(server, QUESTION).choices[0].message.content
+    result = run("chat", "--url", server.url, stdin=f"{QUESTION}\n\n/clear\n{QUESTION}\n/exit\n")
+    assert result.stderr == ""
+    assert result.stdout.count(answer) == 2
+    assert "forgotten" in result.stdout
+    too_long = run("chat", "--url", server.url, stdin="word " * 5000 + "\n")
+    assert "maximum context length" in too_long.stderr
+    nobody = run("chat", "--url", "http://127.0.0.1:9", stdin="")
+    assert nobody.returncode == 2
+    assert "no server answers" in nobody.stderr
+
+
+def test_generate_without_a_server(server: Server) -> None:
+    result = run("generate", QUESTION, "What is 2 + 3?")
+    assert result.returncode == 0, result.stderr
+    expected = [ask(server, text).choices[0].message.content for text in (QUESTION, "What is 2 + 3?")]
+    assert result.stdout == "".join(f"{text}\n" for text in expected)
+    refused = run("generate", "--max-length", "64", "word " * 200)
+    assert refused.returncode == 1
+    assert "maximum context length" in refused.stderr

@@ -1,0 +1,93 @@
+"""Messages come out as they went in, and what is not a message is dropped; nowhere is there pickle."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pagewood.engine
+import pagewood.server
+from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SamplingParams, Submit
+from pagewood.server import wire
+
+TEXT = st.text(max_size=10)
+SAMPLING = st.builds(
+    SamplingParams,
+    max_tokens=st.none() | st.integers(1, 2**31),
+    temperature=st.floats(0, 2),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop_token_ids=st.lists(st.integers(0, 2**31)).map(tuple),
+    ignore_eos=st.booleans(),
+)
+REFUSAL = st.builds(Refusal, message=TEXT, param=st.none() | TEXT, code=st.none() | TEXT)
+SUBMIT = st.builds(
+    Submit, request_id=TEXT, tokens=st.binary(), sampling=SAMPLING, priority=st.integers(-9, 9), carry=st.binary()
+)
+COMMAND = SUBMIT | st.builds(Abort, request_id=TEXT) | st.builds(Refuse, request_id=TEXT, refusal=REFUSAL)
+DELTA = st.builds(
+    Delta,
+    request_id=TEXT,
+    tokens=st.lists(st.integers(0, 2**31 - 1)).map(tuple),
+    finish=st.none() | st.sampled_from(FinishReason),
+    refusal=st.none() | REFUSAL,
+    first=st.booleans(),
+    carry=st.binary(),
+    num_prompt_tokens=st.integers(0, 10**6),
+)
+PROMPT = (
+    st.builds(wire.TextPrompt, text=TEXT)
+    | st.builds(wire.TokenPrompt, tokens=st.binary())
+    | st.builds(wire.ChatPrompt, messages=st.lists(st.dictionaries(TEXT, TEXT)).map(tuple))
+)
+
+
+@given(command=COMMAND)
+def test_commands(command: Command) -> None:
+    frame = wire.encode(wire.to_engine(command))
+    (message,) = wire.read(wire.engine_commands, [frame])
+    assert message.command == command
+
+
+@given(deltas=st.lists(DELTA, max_size=3))
+def test_steps(deltas: list[Delta]) -> None:
+    step = wire.Step(tuple(deltas))
+    assert list(wire.read(wire.from_engine, [wire.encode(step)])) == [step]
+
+
+@given(prompt=PROMPT, sampling=SAMPLING, stop=st.lists(TEXT).map(tuple), echo=st.booleans())
+def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str, ...], echo: bool) -> None:
+    generate = wire.Generate(request_id="a", prompt=prompt, sampling=sampling, stop=stop, echo=echo)
+    cancel = wire.Cancel(request_id="a")
+    frames = [wire.encode(generate), wire.encode(cancel)]
+    assert list(wire.read(wire.to_tokenizer, frames)) == [generate, cancel]
+
+
+@pytest.mark.parametrize("decoder", [wire.to_tokenizer, wire.engine_commands, wire.from_engine, wire.to_http])
+def test_what_is_not_a_message_is_dropped(decoder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cancel = wire.Cancel(request_id="a")
+    wrong = [
+        pickle.dumps(cancel.request_id),
+        pickle.dumps({"type": "cancel"}),
+        b"",
+        b"\x81" * 100_000,  # nested deeper than any reader should go
+        wire.encode({"type": "cancel"}),
+        wire.encode({"type": "submit", "command": {"request_id": "a", "tokens": b"", "sampling": {"max_tokens": 0}}}),
+    ]
+    good = wire.encode(wire.Answers(()))
+    expected = [wire.Answers(())] if decoder is wire.to_http else []
+    assert list(wire.read(decoder, [*wrong, good])) == expected
+    assert capsys.readouterr().err.count("dropped a malformed message") == len(wrong) + (not expected)
+
+
+def test_no_source_uses_pickle() -> None:
+    forbidden = re.compile(r"\b(pickle|marshal|shelve|dill|_pyobj|multiprocessing|eval\(|exec\()\b")
+    for package in (pagewood.server, pagewood.engine):
+        assert package.__file__ is not None
+        for file in Path(package.__file__).parent.rglob("*.py"):
+            assert not forbidden.search(file.read_text()), file

@@ -1,0 +1,72 @@
+"""Conversations: turns of all tasks in a row, what was told before, and now and then a system message."""
+
+import random
+from collections.abc import Iterator
+
+import fact_tasks
+import number_tasks
+import talk_tasks
+import text_tasks
+from memory_tasks import Memory
+from tasks import GENERATORS, Turn, draw, held_out
+from text_tasks import sentence
+
+REGISTERED = (fact_tasks, number_tasks, talk_tasks, text_tasks)
+"""The modules whose import puts tasks into `GENERATORS`."""
+
+SYSTEM = (
+    "You are a helpful assistant.", "You are a helpful assistant", "You are a helpful, honest and concise assistant.",
+    "You are a friendly chatbot.", "Be brief.", "Answer the user's questions.", "You are an AI assistant.",
+    "You are a small demo model.", "Answer in one sentence.", "You are Pagewood, a helpful assistant.",
+    "You are a helpful AI assistant. Answer concisely.", "Be helpful and polite.",
+)  # fmt: skip
+MEMORY_SHARE = 0.06
+
+NAMES_OF_TASKS = tuple(sorted(GENERATORS))
+SHARES = tuple(GENERATORS[name][0] for name in NAMES_OF_TASKS)
+
+
+def system_message(rng: random.Random) -> str | None:
+    """None for most conversations."""
+    kind = rng.random()
+    if kind < 0.65:
+        return None
+    return rng.choice(SYSTEM) if kind < 0.92 else sentence(rng)
+
+
+def turns(rng: random.Random) -> Iterator[Turn]:
+    """An endless conversation of training turns, with questions on what it said earlier."""
+    memory = Memory()
+    told = rng.random() < 0.5
+    while True:
+        if not told or rng.random() < MEMORY_SHARE:
+            told = True
+            yield from remembered(rng, memory)
+        else:
+            yield draw(rng, rng.choices(NAMES_OF_TASKS, SHARES)[0], held=False)
+
+
+def remembered(rng: random.Random, memory: Memory) -> Iterator[Turn]:
+    """One turn that tells or asks; a told value that is held out is told again with another."""
+    if rng.random() < (0.35 if memory.known else 0.75):
+        before = dict(memory.known)
+        while held_out((turn := memory.tell(rng)).content):
+            memory.known = dict(before)
+        yield turn
+    else:
+        yield memory.ask(rng)
+
+
+def turns_of_any_task(rng: random.Random, count: int) -> list[Turn]:
+    return [draw(rng, rng.choices(NAMES_OF_TASKS, SHARES)[0], held=False) for _ in range(count)]
+
+
+def memory_dialog(rng: random.Random, *, distance: int) -> list[Turn]:
+    """A held-out value is told, `distance` turns of other tasks follow, and the last turn asks for it."""
+    memory = Memory()
+    while not held_out((first := memory.tell(rng)).content):
+        memory = Memory()
+    between = turns_of_any_task(rng, distance)
+    while (last := memory.ask(rng)).content != first.content:
+        pass
+    return [first, *between, last]

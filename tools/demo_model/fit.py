@@ -1,0 +1,129 @@
+"""The training loop: a step is several small chunks that one-thread workers take in turn and that are added in order.
+
+So a busy core slows a step instead of stalling it, and the result does not depend on how many workers there are.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from batches import Encoder, batch
+from model import Llama
+from muon import Muon
+from torch import Tensor
+
+CHUNK = 1024
+"""Tokens a worker takes at once."""
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""From logits, tokens, positions and targets to the summed loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long to train and how fast; rates are full until the last `decay` steps, then fall to 0 in a line.
+
+    Long rows are mixed in while the rates fall.
+    """
+
+    name: str
+    steps: int
+    decay: int
+    chunks: int
+    matrix_rate: float = 0.02
+    other_rate: float = 0.005
+    warmup: int = 60
+
+    def scale(self, step: int) -> float:
+        return min(1.0, step / self.warmup, (self.steps - step) / self.decay)
+
+
+def log(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def scores(model: Llama, tokens: Tensor, at: Tensor) -> Tensor:
+    """Logits in 32 bits at these flat positions."""
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        hidden = model(tokens).flatten(0, 1)[at]
+        return model.logits(hidden).float()
+
+
+def fit(
+    model: Llama,
+    encoder: Encoder,
+    loss_of: Loss,
+    plan: Plan,
+    *,
+    workers: int,
+    checkpoint: Path,
+    every: int,
+    look: Callable[[int], None],
+) -> None:
+    """Train in place; write `checkpoint` and call `look` with the step `every` so many steps.
+
+    A run that finds its checkpoint goes on from there and ends as it would have without the stop.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    parameters = [parameter for _, parameter in model.named_parameters()]
+    inner = [p.ndim == 2 and n.startswith("layers.") for n, p in zip(names, parameters, strict=True)]
+    muon = Muon([p for p, is_inner in zip(parameters, inner, strict=True) if is_inner])
+    adam = torch.optim.AdamW(
+        [p for p, is_inner in zip(parameters, inner, strict=True) if not is_inner],
+        lr=0.0,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+    )
+    first, seen, spent, recent = 1, 0, 0.0, 0.0
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        model.load_state_dict(state["model"])
+        adam.load_state_dict(state["adam"])
+        muon.momenta = state["muon"]
+        first, seen, spent, recent = state["step"] + 1, state["seen"], state["spent"], state["recent"]
+
+    def chunk(seed: str, long: bool) -> tuple[list[Tensor], float, int, int]:
+        torch.set_num_threads(1)
+        tokens, at, targets = batch(encoder, seed, CHUNK, long=long)
+        loss = loss_of(scores(model, tokens, at), tokens, at, targets)
+        return list(torch.autograd.grad(loss, parameters)), loss.item(), len(targets), tokens.numel()
+
+    started = time.monotonic() - spent
+    with ThreadPoolExecutor(workers) as pool:
+        for step in range(first, plan.steps + 1):
+            total, targets = 0.0, 0
+            seeds, long = [f"{plan.name} {step} {part}" for part in range(plan.chunks)], step > plan.steps - plan.decay
+            for at, (gradients, loss, num_targets, num_tokens) in enumerate(
+                pool.map(chunk, seeds, [long] * plan.chunks)
+            ):
+                if at == 0:
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        parameter.grad = gradient
+                else:
+                    torch._foreach_add_([p.grad for p in parameters], gradients)
+                total, targets, seen = total + loss, targets + num_targets, seen + num_tokens
+            torch._foreach_mul_([p.grad for p in parameters], 1 / targets)
+            scale = plan.scale(step)
+            muon.step(plan.matrix_rate * scale, pool)
+            adam.param_groups[0]["lr"] = plan.other_rate * scale
+            adam.step()
+            recent = total / targets if step == 1 else 0.97 * recent + 0.03 * total / targets
+            if step % 50 == 0 or step == plan.steps:
+                spent = time.monotonic() - started
+                log(
+                    f"{plan.name} step {step}/{plan.steps} loss {recent:.4f} tokens {seen / 1e6:.2f}M time {spent:.0f}s"
+                )
+            if step % every == 0 or step == plan.steps:
+                spent = time.monotonic() - started
+                state = {
+                    "model": model.state_dict(),
+                    "adam": adam.state_dict(),
+                    "muon": muon.momenta,
+                    "step": step,
+                    "seen": seen,
+                }
+                torch.save(state | {"spent": spent, "recent": recent}, checkpoint)
+                look(step)
