@@ -61,7 +61,7 @@ def test_a_stream_is_the_completion_in_pieces(llm: LLM) -> None:
 def test_a_stream_that_is_left_ends_its_request(llm: LLM) -> None:
     stream = llm.stream("Count from 1 to 20", SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True))
     next(stream)
-    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    stream.close()
     counters = llm._engine.counters()  # pyright: ignore[reportPrivateUsage]
     assert (counters.num_running, counters.num_waiting, counters.num_draining) == (0, 0, 0)
 

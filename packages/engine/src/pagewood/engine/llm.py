@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -103,7 +103,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Iterator[str]:
+    ) -> Generator[str]:
         """Yield the text of one completion as it comes; closing the iterator ends the request.
 
         Raises:
