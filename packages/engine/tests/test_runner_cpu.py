@@ -68,6 +68,10 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
         ahead.tokens.append(-1)  # its value is in the runner's table only
     assert [int(handle.wait()[0]) for handle in handles] == plain.output
 
+    told = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
+    driver.generate([told], num_tokens=1, chunk=64)
+    assert told.output == plain.output[-1:]
+
 
 def test_seeded_tokens_do_not_depend_on_the_batch(runner: CPURunner) -> None:
     sampling = SamplingParams(temperature=1.0, top_p=0.95)
