@@ -208,14 +208,14 @@ def test_errors_reach_the_client_typed(server: Server) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> None:
     idle = server.until_idle()
-    body = {"model": MODEL, "prompt": "a", "stream": stream, "max_tokens": 1500, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": ["a"] * 32, "stream": stream, "max_tokens": 1500, "ignore_eos": True}
     with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
         content = httpx.Request("POST", server.url, json=body).content
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
-        until(lambda: server.ready()["engine"]["num_running"] == 1)
+        until(lambda: server.ready()["engine"]["num_running"] > 0)
     after = server.until_idle()
-    assert after["num_tokens"] - idle["num_tokens"] < 1400
+    assert after["num_tokens"] - idle["num_tokens"] < 32 * 1400
     assert after["num_free_pages"] + after["num_cached_pages"] == after["num_pages"]
 
 

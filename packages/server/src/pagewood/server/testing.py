@@ -165,6 +165,11 @@ class MemoryServer:
             assert time.monotonic() < deadline_s, "it never came true"
             await asyncio.sleep(0.002)
 
+    @property
+    def engine_is_told(self) -> bool:
+        """Whether a command waits before the engine, which is held by its gate."""
+        return self.gate.is_held and self._to_engine.num_queued > 0
+
     async def until_idle(self) -> None:
         """Wait until no request is left anywhere, and check that all memory is free or cached."""
         status, live = self.frontend.status, self.frontend.live
