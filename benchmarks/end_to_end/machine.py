@@ -1,0 +1,139 @@
+# pyright: basic
+# (torch.ops is untyped)
+"""What the machine can do: how fast it reads memory, and how fast it multiplies the model's shapes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn import functional
+
+from end_to_end.model import BYTES_PER_VALUE, LinearShape
+from pagewood.engine.runner.ops_cpu import CPUOps
+
+_STREAM_PASSES = 6
+_MIN_MEASURE_S = 0.02
+_MIN_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where a record was made."""
+
+    processor: str
+    num_cores: int
+    memory_gb: float
+    system: str
+    python: str
+    torch: str
+    transformers: str
+    num_threads: int
+    environment: dict[str, str]
+    """Variables that change how threads wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearTime:
+    """How long a projection takes for so many rows, by who computes it and where its weights lie."""
+
+    shape: str
+    num_rows: int
+    gflops: dict[str, float]
+    """By form of the weights ("engine", "torch"): rate of one matrix used again and again, so that it is in the cache
+    if it fits there."""
+    walk_ms: dict[str, float]
+    """By form: one pass over the matrices of all layers, as in a step; they come from memory."""
+
+
+def describe_machine(num_threads: int) -> Machine:
+    """Return what identifies this machine."""
+    names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    return Machine(
+        processor=_processor(),
+        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gb=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        num_threads=num_threads,
+        environment={name: os.environ[name] for name in names if name in os.environ},
+    )
+
+
+class Stream:
+    """Reads a large array from memory with all threads."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Take an array of `num_bytes`, which should be far larger than any cache."""
+        self._array = torch.ones(num_bytes // BYTES_PER_VALUE)
+
+    def measure(self) -> list[float]:
+        """Return bytes per second of a few passes."""
+        rates: list[float] = []
+        for _ in range(_STREAM_PASSES):
+            start = perf_counter()
+            self._array.sum()
+            rates.append(self._array.nbytes / (perf_counter() - start))
+        return rates
+
+
+class Linears:
+    """The projections of the model, with the engine's packed weights and with torch's plain ones."""
+
+    def __init__(self, shapes: Sequence[LinearShape], *, num_threads: int) -> None:
+        self._shapes = tuple(shapes)
+        ops = CPUOps(num_threads=num_threads)
+        self._forms: dict[str, list[list[Callable[[Tensor], Tensor]]]] = {"engine": [], "torch": []}
+        for shape in shapes:
+            weights = [torch.randn(shape.num_out, shape.num_in) for _ in range(shape.count)]
+            self._forms["torch"].append([_plain(weight) for weight in weights])
+            self._forms["engine"].append([ops.linear(weight, None) for weight in weights])
+
+    def measure(self, num_rows: int) -> list[LinearTime]:
+        """Time every projection for `num_rows` rows."""
+        times: list[LinearTime] = []
+        for index, shape in enumerate(self._shapes):
+            x = torch.randn(num_rows, shape.num_in)
+            gflops, walk_ms = {}, {}
+            with torch.inference_mode():
+                for form, by_shape in self._forms.items():
+                    copies = by_shape[index]
+                    one_s = _seconds(lambda copies=copies, x=x: copies[0](x))
+                    gflops[form] = 2e-9 * num_rows * shape.num_out * shape.num_in / one_s
+                    walk_ms[form] = 1e3 * _seconds(lambda copies=copies, x=x: [copy(x) for copy in copies])
+            times.append(LinearTime(shape=shape.name, num_rows=num_rows, gflops=gflops, walk_ms=walk_ms))
+        return times
+
+
+def _plain(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: functional.linear(x, weight)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the median time of a few calls after a first one."""
+    call()
+    times: list[float] = []
+    while len(times) < _MIN_REPEATS or sum(times) < _MIN_MEASURE_S:
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,122 @@
+"""Runs all systems in turn, again and again, with measurements of the machine in between."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import sleep
+
+from end_to_end.cases import Case, Prompts, draw_prompts
+from end_to_end.machine import Linears, LinearTime, Stream
+from end_to_end.roofline import CHUNK, Rates
+from end_to_end.run import Run, System
+from end_to_end.transformers_systems import StaticBatch
+
+_SETTLE_S = 0.3  # idle threads of the system before it spin for a while
+_WARM_UP = Case(name="warm-up", num_requests=2, num_shared=0, num_own=8, num_output=4)
+
+
+@dataclass(slots=True, kw_only=True)
+class Samples:
+    """What one system did in one case, over the repetitions."""
+
+    case: str
+    system: str
+    tokens_per_s: list[float] = field(default_factory=list[float])  # written by: measure
+    first_token_s: list[float] = field(default_factory=list[float])  # written by: measure
+    decode_tokens_per_s: list[float] = field(default_factory=list[float])  # written by: measure
+    num_answers: int = 0  # written by: measure
+    num_differing: int = 0
+    """Answers that are not those of `transformers`' static batch."""  # written by: measure
+    largest_gap: float = 0.0
+    """Of the two logits where such an answer first differs; tiny where rounding decides."""  # written by: measure
+    error: str | None = None
+    """Why it could not run."""  # written by: measure
+
+
+@dataclass(slots=True, kw_only=True)
+class MachineSamples:
+    """What the machine could do, over the repetitions."""
+
+    stream_bytes_per_s: list[float] = field(default_factory=list[float])  # written by: measure
+    linears: list[LinearTime] = field(default_factory=list[LinearTime])  # written by: measure
+
+    def rates(self, choose: Callable[[Iterable[float]], float]) -> Rates:
+        """Return the median or the best (`max`) of what was measured."""
+        flops: dict[tuple[str, int], list[float]] = {}
+        for time in self.linears:
+            flops.setdefault((time.shape, time.num_rows), []).append(1e9 * max(time.gflops.values()))
+        return Rates(
+            bytes_per_s=choose(self.stream_bytes_per_s),
+            flops_per_s={key: choose(values) for key, values in flops.items()},
+        )
+
+    def walk_s(self, num_rows: int, *, form: str) -> float:
+        """Return the seconds that all projections of a step take, one after the other and nothing else: medians."""
+        by_shape: dict[str, list[float]] = {}
+        for time in self.linears:
+            if time.num_rows == num_rows:
+                by_shape.setdefault(time.shape, []).append(time.walk_ms[form] / 1e3)
+        return sum(map(median, by_shape.values()))
+
+
+def measure(
+    cases: Sequence[Case],
+    systems: Sequence[System],
+    reference: StaticBatch,
+    linears: Linears,
+    stream: Stream,
+    *,
+    vocab_size: int,
+    num_repeats: int,
+) -> tuple[list[Samples], MachineSamples]:
+    """Run everything `num_repeats` times; what a repetition asks is new, so that no cache knows it."""
+    machine = MachineSamples()
+    samples = {(c.name, s.name): Samples(case=c.name, system=s.name) for c in cases for s in systems}
+    row_counts = sorted({case.num_requests for case in cases} | {CHUNK})
+    for system in systems:
+        _try(system, _WARM_UP, draw_prompts(_WARM_UP, vocab_size=vocab_size, seed=-1))
+    for repeat in range(num_repeats):
+        for num_rows in row_counts:
+            machine.linears += linears.measure(num_rows)
+        for case in cases:
+            machine.stream_bytes_per_s += stream.measure()
+            prompts = draw_prompts(case, vocab_size=vocab_size, seed=repeat)
+            shift = repeat % len(systems)
+            runs: dict[str, Run] = {}
+            for system in (*systems[shift:], *systems[:shift]):
+                print(f"  {repeat + 1}/{num_repeats} {case.name}: {system.name} ...", file=sys.stderr, flush=True)
+                run = _try(system, case, prompts)
+                if isinstance(run, Run):
+                    runs[system.name] = run
+                else:
+                    samples[case.name, system.name].error = run
+            for name, run in runs.items():
+                _add(samples[case.name, name], run)
+                if reference.name in runs:
+                    _compare(samples[case.name, name], run, runs[reference.name], prompts, reference)
+    return list(samples.values()), machine
+
+
+def _try(system: System, case: Case, prompts: Prompts) -> Run | str:
+    sleep(_SETTLE_S)
+    try:
+        return system.run(case, prompts)
+    except Exception as error:  # one system that cannot run must not end the comparison; the report says why
+        return f"{type(error).__name__}: {error}"
+
+
+def _add(samples: Samples, run: Run) -> None:
+    samples.tokens_per_s.append(run.tokens_per_s)
+    samples.first_token_s.append(run.first_token_s)
+    samples.decode_tokens_per_s.append(run.decode_tokens_per_s)
+
+
+def _compare(samples: Samples, run: Run, expected: Run, prompts: Prompts, reference: StaticBatch) -> None:
+    for prompt, tokens, others in zip(prompts, run.tokens, expected.tokens, strict=True):
+        samples.num_answers += 1
+        if tokens != others:
+            samples.num_differing += 1
+            samples.largest_gap = max(samples.largest_gap, reference.logit_gap(prompt, others, tokens))

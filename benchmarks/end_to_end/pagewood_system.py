@@ -1,0 +1,73 @@
+"""Pagewood's engine, driven in this thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from end_to_end.cases import Case, Prompts
+from end_to_end.run import Run
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.loop import Pending
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+
+
+class PagewoodSystem:
+    """An engine with one of its two loops; its prefix cache lives as long as it does."""
+
+    def __init__(self, folder: Path, cases: Sequence[Case], *, overlap: bool, num_threads: int) -> None:
+        self.name = "pagewood" if overlap else "pagewood, plain loop"
+        before = sys.getswitchinterval()
+        self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
+        self._engine = build_engine(
+            EngineConfig(
+                model=str(folder),
+                num_threads=num_threads,
+                max_total_tokens=max(64 + case.num_requests * (case.length + 16) for case in cases),
+                max_running=max(case.num_requests for case in cases),
+                overlap=overlap,
+            ),
+            inbox=self._inbox,
+            outbox=self._outbox,
+        )
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(before)  # the engine's choice must not touch the other systems
+
+    def run(self, case: Case, prompts: Prompts) -> Run:
+        sampling = SamplingParams(max_tokens=case.num_output, temperature=0.0, ignore_eos=True)
+        tokens: list[list[int]] = [[] for _ in prompts]
+        times: list[list[float]] = [[] for _ in prompts]
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(self._switch_interval_s)
+        try:
+            start = perf_counter()
+            for index, prompt in enumerate(prompts):
+                self._inbox.put(
+                    Submit(request_id=str(index), tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling)
+                )
+            self._answer(tokens, times)
+        finally:
+            sys.setswitchinterval(before)
+        return Run(submitted_s=start, tokens=tuple(map(tuple, tokens)), times_s=tuple(map(tuple, times)))
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _answer(self, tokens: list[list[int]], times: list[list[float]]) -> None:
+        pending: Pending | None = None
+        num_open = len(tokens)
+        while num_open or pending is not None:
+            pending = self._engine.advance(pending)
+            now = perf_counter()
+            for delta in self._outbox.take():
+                if delta.refusal is not None:
+                    raise RuntimeError(f"request {delta.request_id}: {delta.refusal.message}")
+                index = int(delta.request_id)
+                tokens[index] += delta.tokens
+                times[index] += [now] * len(delta.tokens)
+                num_open -= delta.finish is not None
