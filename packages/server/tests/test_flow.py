@@ -123,7 +123,7 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
                 break
     await server.until(lambda: server.gate.is_held)
     server.frontend.status.lost(next_incarnation=1)
-    server.frontend.live.engine_side_lost(unavailable("The engine process died.", code="engine_lost"))
+    server.frontend.live.fail_all(unavailable("The engine process died.", code="engine_lost"))
     messages = [message async for message in client.messages()]
     body = b"".join(message.get("body", b"") for message in messages)
     if stream:  # the status is sent already: the error is the last event, and there is no [DONE]

@@ -257,6 +257,26 @@ def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> N
     until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
 
 
+def test_a_start_can_be_broken_off(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("start")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "pagewood: importing torch\n"
+    pids = children(process.pid).values()
+    assert len(pids) == 3
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=LIMIT_S)[1]
+    assert process.returncode == 0
+    assert "Traceback" not in rest
+    assert not any(is_alive(pid) for pid in pids)
+    assert not list(folder.glob("pagewood-*"))
+
+
 def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
     for module in ("tokenizer_process", "detokenizer_process", "engine_process"):
         stage = module.removesuffix("_process")
