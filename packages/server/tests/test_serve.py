@@ -22,7 +22,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAI
 from pagewood.server.links import address
 
 MODEL = "pagewood-demo"
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:

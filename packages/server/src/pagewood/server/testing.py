@@ -158,7 +158,7 @@ class MemoryServer:
             await asyncio.to_thread(thread.join, 10)
             assert not thread.is_alive()
 
-    async def until(self, holds: Callable[[], bool], *, limit_s: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], bool], *, limit_s: float = 60.0) -> None:
         """Wait until `holds`."""
         deadline_s = time.monotonic() + limit_s
         while not holds():
