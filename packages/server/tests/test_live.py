@@ -107,7 +107,7 @@ def test_a_dead_engine_fails_everything_and_is_not_waited_for() -> None:
     with pytest.raises(ApiError, match="already holds 2"):
         live.submit([generate("c")], prompt_param="prompt")
     sender.take()
-    live.engine_side_lost(LOST)
+    live.fail_all(LOST)
     assert sender.take() == ["-a"]  # it may still be on its way to the next engine
     assert heard(group) == ["The engine process died."]
     assert (live.num_live, live.num_ending) == (0, 0)
@@ -135,14 +135,14 @@ def test_every_client_hears_one_end(events: list[tuple[str, int]]) -> None:
         elif event == "tokenizer":
             live.tokenizer_lost(choice % 2)
         elif event == "engine":
-            live.engine_side_lost(LOST)
+            live.fail_all(LOST)
         elif event == "close" and groups:
             live.close(groups[choice % len(groups)])
             closed.add(choice % len(groups))
         elif names:
             finish = {"text": None, "stop": FinishReason.STOP, "end": FinishReason.LENGTH}.get(event)
             live.take(answer(names[choice % len(names)], finish=finish, ended=event == "end"))
-    live.engine_side_lost(LOST)
+    live.fail_all(LOST)
     assert (live.num_live, live.num_ending) == (0, 0)
     for index, group in enumerate(groups):
         ends[index] = sum(word != "t None" for word in heard(group))

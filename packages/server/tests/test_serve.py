@@ -22,7 +22,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAI
 from pagewood.server.links import address
 
 MODEL = "pagewood-demo"
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
@@ -208,14 +208,14 @@ def test_errors_reach_the_client_typed(server: Server) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> None:
     idle = server.until_idle()
-    body = {"model": MODEL, "prompt": "a", "stream": stream, "max_tokens": 1500, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": ["a"] * 32, "stream": stream, "max_tokens": 1500, "ignore_eos": True}
     with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
         content = httpx.Request("POST", server.url, json=body).content
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
-        until(lambda: server.ready()["engine"]["num_running"] == 1)
+        until(lambda: server.ready()["engine"]["num_running"] > 0)
     after = server.until_idle()
-    assert after["num_tokens"] - idle["num_tokens"] < 1400
+    assert after["num_tokens"] - idle["num_tokens"] < 32 * 1400
     assert after["num_free_pages"] + after["num_cached_pages"] == after["num_pages"]
 
 
@@ -255,6 +255,26 @@ def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> N
     assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL)
     assert "Traceback" not in own_server.stderr()
     until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
+
+
+def test_a_start_can_be_broken_off(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("start")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "pagewood: importing torch\n"
+    pids = children(process.pid).values()
+    assert len(pids) == 3
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=LIMIT_S)[1]
+    assert process.returncode == 0
+    assert "Traceback" not in rest
+    assert not any(is_alive(pid) for pid in pids)
+    assert not list(folder.glob("pagewood-*"))
 
 
 def test_a_process_that_dies_is_replaced(own_server: Server) -> None:

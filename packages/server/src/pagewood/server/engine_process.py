@@ -15,6 +15,8 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     """Build the engine, report how that goes, and run it until the parent ends it."""
 
     def progress(what: str, done: int, total: int) -> None:
+        if stopped():
+            raise SystemExit
         loading = wire.Loading(incarnation=settings.incarnation, what=what, done=done, total=total)
         outbox.send(wire.encode(loading))
 

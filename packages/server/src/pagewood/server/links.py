@@ -130,6 +130,11 @@ class MemoryLink:
         """Queue a frame."""
         self._frames.put(frame)
 
+    @property
+    def num_queued(self) -> int:
+        """Frames that were sent and not received yet."""
+        return self._frames.qsize()
+
     def wake(self) -> None:
         """End a wait, so that the receiver looks at `stopping`."""
         self._frames.put(None)

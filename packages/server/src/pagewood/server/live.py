@@ -68,7 +68,7 @@ class LiveRequests:
         self._limit = limit
         self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
         # Cancelled, with the tokenizer that was told, and not yet confirmed by the engine.
-        self._ending: dict[str, int] = {}  # written by: _answer, close, engine_side_lost
+        self._ending: dict[str, int] = {}  # written by: _answer, close, fail_all
         self._next_tokenizer = 0  # written by: submit
 
     @property
@@ -118,8 +118,8 @@ class LiveRequests:
             if told == tokenizer:
                 self._tell_cancel(request_id, tokenizer)
 
-    def engine_side_lost(self, error: ApiError) -> None:
-        """The engine or the detokenizer died: no request that was in there gets a trustworthy end."""
+    def fail_all(self, error: ApiError) -> None:
+        """The engine or the detokenizer died: no request gets a trustworthy end from there, and none is waited for."""
         for request_id in tuple(self._live):
             self._fail(request_id, error)
         self._ending.clear()

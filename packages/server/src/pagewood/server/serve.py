@@ -157,7 +157,7 @@ def _on_death(
     if stage is ENGINE:
         frontend.status.lost(next_incarnation=next_incarnation)
         console.show(frontend.status)
-    frontend.live.engine_side_lost(
+    frontend.live.fail_all(
         unavailable(f"The {stage.name} process died; it is started again.", code=f"{stage.name}_lost")
     )
 
@@ -202,7 +202,7 @@ async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> Non
     while not server.should_exit:
         await asyncio.sleep(STOP_POLL_S)
     await asyncio.sleep(LAST_ANSWERS_S)
-    frontend.live.engine_side_lost(unavailable("The server is shutting down.", code="shutting_down"))
+    frontend.live.fail_all(unavailable("The server is shutting down.", code="shutting_down"))
 
 
 async def _pump(address: str, frontend: Frontend, console: Console) -> None:

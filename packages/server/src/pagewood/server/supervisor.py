@@ -37,8 +37,9 @@ class Stage:
 class Supervisor:
     """Keeps one process per stage alive.
 
-    A process that dies before the server was ever ready is a reason to give up; later, it is started again, after a
-    delay that grows while it keeps dying. The children read their standard input: its end is what stops them.
+    A process that cannot be started, or dies before the server was ever ready, is a reason to give up; later, it is
+    started again, after a delay that grows while it keeps dying. The children read their standard input: its end is
+    what stops them.
 
     Args:
         stages: the processes.
@@ -84,7 +85,11 @@ class Supervisor:
         delay_s = FIRST_DELAY_S
         while True:
             started_s = loop.time()
-            process = await self._start(stage, incarnation)
+            try:
+                process = await self._start(stage, incarnation)
+            except OSError as error:
+                self._on_failure(f"the {stage.name} process cannot be started: {error}")
+                return
             code = await process.wait()
             if self._stopping:
                 return

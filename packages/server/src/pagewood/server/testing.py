@@ -158,12 +158,17 @@ class MemoryServer:
             await asyncio.to_thread(thread.join, 10)
             assert not thread.is_alive()
 
-    async def until(self, holds: Callable[[], bool], *, limit_s: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], bool], *, limit_s: float = 60.0) -> None:
         """Wait until `holds`."""
         deadline_s = time.monotonic() + limit_s
         while not holds():
             assert time.monotonic() < deadline_s, "it never came true"
             await asyncio.sleep(0.002)
+
+    @property
+    def engine_is_told(self) -> bool:
+        """Whether a command waits before the engine, which is held by its gate."""
+        return self.gate.is_held and self._to_engine.num_queued > 0
 
     async def until_idle(self) -> None:
         """Wait until no request is left anywhere, and check that all memory is free or cached."""

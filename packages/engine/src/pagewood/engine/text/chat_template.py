@@ -55,7 +55,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    dict.update(environment.filters, tojson=_to_json)
+    filters: dict[str, Any] = environment.filters
+    filters["tojson"] = _to_json
     return environment
 
 

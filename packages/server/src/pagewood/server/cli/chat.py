@@ -22,7 +22,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "chat", help="chat with a server in the terminal", description=f"Chat with a server in the terminal: {HELP}."
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--url", default="http://127.0.0.1:8000", help="(default: %(default)s)")
+    server.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
     server.add_argument("--model", metavar="NAME", help="what the server calls the model (default: its first one)")
     answers = parser.add_argument_group("answers")
     answers.add_argument("--system", metavar="TEXT", help="instructions before the conversation (default: none)")

@@ -18,7 +18,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json (default: the small model "
         "that ships with Pagewood)",
     )
-    model.add_argument("--device", choices=("auto", "cpu"), default=DEFAULTS.device, help="(default: %(default)s)")
+    model.add_argument(
+        "--device", choices=("auto", "cpu"), default=DEFAULTS.device, help="what computes (default: %(default)s)"
+    )
     model.add_argument(
         "--threads", type=int, metavar="N", help="threads that compute on the CPU (default: one per physical core)"
     )
@@ -43,7 +45,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="longest prompt plus output of one request (default: what model and KV memory allow)",
     )
     memory.add_argument(
-        "--page-size", type=int, default=DEFAULTS.page_size, metavar="TOKENS", help="(default: %(default)s)"
+        "--page-size",
+        type=int,
+        default=DEFAULTS.page_size,
+        metavar="TOKENS",
+        help="positions of KV memory that are handed out together (default: %(default)s)",
     )
     memory.add_argument(
         "--disable-radix-cache", action="store_true", help="do not share the KV of common prefixes between requests"
@@ -53,7 +59,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--schedule-policy",
         default=DEFAULTS.schedule_policy,
         metavar="NAME",
-        help="who runs next: fcfs, lpm (longest cached prefix), priority, ... (default: %(default)s)",
+        help="who runs next, among equal priorities: fcfs (first come, first served) or lpm (longest cached "
+        "prefix) (default: %(default)s)",
     )
     scheduling.add_argument(
         "--schedule-conservativeness",

@@ -12,7 +12,9 @@ from pagewood.server.cli import chat, generate, serve
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code of the process."""
-    parser = argparse.ArgumentParser(prog="pagewood", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="pagewood", description="Serve a model, chat with a server, or generate without one."
+    )
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (serve, chat, generate):

@@ -1,0 +1,32 @@
+"""What the fields of a request mean to the engine, and what the model's folder says where they are silent."""
+
+from __future__ import annotations
+
+from pagewood.engine.api import SamplingParams
+from pagewood.server.openai_chat import ChatRequest, parse_chat
+from pagewood.server.openai_fields import sampling
+
+DEFAULTS = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
+
+
+def chat(fields: bytes) -> ChatRequest:
+    return parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "x"}]%b}' % fields)
+
+
+def meant(fields: bytes) -> SamplingParams:
+    return sampling(chat(fields), DEFAULTS, max_tokens=7, vocab_size=100)
+
+
+def test_what_a_request_says() -> None:
+    said = b', "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0, "seed": -4, "ignore_eos": true'
+    assert meant(said + b', "stop_token_ids": [5, 99]') == SamplingParams(
+        max_tokens=7, temperature=1.0, top_k=3, top_p=0.5, min_p=0.0, seed=-4, ignore_eos=True, stop_token_ids=(5, 99)
+    )
+
+
+def test_what_the_folder_says() -> None:
+    assert meant(b"") == SamplingParams(max_tokens=7, temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
+
+
+def test_no_mass_at_all_is_greedy() -> None:
+    assert meant(b', "top_p": 0').temperature == 0
