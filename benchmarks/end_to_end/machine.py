@@ -75,7 +75,7 @@ class Stream:
 
     def __init__(self, num_bytes: int) -> None:
         """Take an array of `num_bytes`, which should be far larger than any cache."""
-        self._array = torch.ones(num_bytes // BYTES_PER_VALUE)
+        self._array = torch.rand(num_bytes // BYTES_PER_VALUE)  # no host can merge its pages
 
     def measure(self) -> list[float]:
         """Return bytes per second of a few passes."""
