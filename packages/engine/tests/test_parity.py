@@ -4,10 +4,13 @@ Dynamic rope is compared with `transformers` token by token with its cache: that
 itself. (Computing a prompt in one pass, `transformers` rotates all of it by the frequencies of its end.)
 """
 
+# pyright: basic
+# torch and transformers are typed in part only.
+
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +98,20 @@ class Pair:
     reference: Any
     model: Decoder
     by_token: bool
+    known: dict[tuple[int, ...], Tensor] = field(default_factory=dict[tuple[int, ...], Tensor])
 
     def logits(self, tokens: list[int]) -> Tensor:
         """The reference's logits at all positions."""
-        ids = torch.tensor(tokens)[None]
+        if tuple(tokens) not in self.known:
+            self.known[tuple(tokens)] = self._logits(torch.tensor(tokens)[None])
+        return self.known[tuple(tokens)]
+
+    def _logits(self, ids: Tensor) -> Tensor:
         with torch.inference_mode():
             if not self.by_token:
                 return self.reference(ids).logits[0]
             cache, rows = transformers.DynamicCache(config=self.reference.config), []
-            for i in range(len(tokens)):
+            for i in range(ids.shape[1]):
                 out = self.reference(
                     ids[:, i : i + 1], past_key_values=cache, position_ids=torch.tensor([[i]]), use_cache=True
                 )

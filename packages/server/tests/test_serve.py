@@ -130,7 +130,8 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
 
 
 def ask(server: Server, text: str, **options: Any) -> Any:
-    return server.openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], **options)
+    create: Any = server.openai.chat.completions.create
+    return create(model=MODEL, messages=[{"role": "user", "content": text}], **options)
 
 
 QUESTION = "What can you do?"
@@ -242,15 +243,18 @@ def test_sockets_are_private_and_refuse_pickle(server: Server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> None:
-    stream = ask(own_server, QUESTION, stream=True, **LONG)
+    create: Any = own_server.openai.completions.create  # more than can be done before it has to stop
+    stream = create(model=MODEL, prompt=[QUESTION] * 64, stream=True, **LONG)
     next(iter(stream))
     pids = own_server.children().values()
     assert len(pids) == 3
     own_server.process.send_signal(number)
+    with pytest.raises(Exception, match="shutting down" if number != signal.SIGKILL else "onnection"):
+        list(stream)
     code = own_server.process.wait(LIMIT_S)
     assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL)
+    assert "Traceback" not in own_server.stderr()
     until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
-    stream.close()
 
 
 def test_a_process_that_dies_is_replaced(own_server: Server) -> None:

@@ -32,7 +32,11 @@ from pagewood.server.status import EngineStatus
 from pagewood.server.supervisor import Stage, Supervisor
 
 KEEP_ALIVE_S = 75
-SHUTDOWN_GRACE_S = 2
+LAST_ANSWERS_S = 2
+"""How long requests may go on when the server is to stop."""
+LAST_WORDS_S = 2
+"""How long a client may then take to be told that its request failed."""
+STOP_POLL_S = 0.1
 BACKLOG = 2048
 
 ENGINE = Stage(name="engine", module="pagewood.server.engine_process", computes=True)
@@ -107,14 +111,18 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
         on_failure=give_up,
     )
     with _signals_stop(server):
-        pump = asyncio.create_task(_pump(address(folder, HTTP), frontend, console))
+        tasks = [
+            asyncio.create_task(_pump(address(folder, HTTP), frontend, console)),
+            asyncio.create_task(_fail_last_requests(server, frontend)),
+        ]
         supervisor.start()
         try:
             await server.serve(sockets=[listening])
         finally:
             await supervisor.stop()
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             for sender in senders:
                 sender.close()
             context.term()
@@ -164,7 +172,7 @@ def _uvicorn(frontend: Frontend) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+            timeout_graceful_shutdown=LAST_ANSWERS_S + LAST_WORDS_S,
         )
     )
 
@@ -187,6 +195,14 @@ def _signals_stop(server: uvicorn.Server) -> Generator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> None:
+    """When the server is to stop, tell the clients that still wait; uvicorn would break off in mid-sentence."""
+    while not server.should_exit:
+        await asyncio.sleep(STOP_POLL_S)
+    await asyncio.sleep(LAST_ANSWERS_S)
+    frontend.live.engine_side_lost(unavailable("The server is shutting down.", code="shutting_down"))
 
 
 async def _pump(address: str, frontend: Frontend, console: Console) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tokenizers.pre_tokenizers import ByteLevel
 
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.batch import Batch
@@ -46,7 +45,8 @@ CHAT_TEMPLATE = """\
 
 def write_echo_folder(folder: Path) -> None:
     """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy by default."""
-    alphabet: list[str] = sorted(ByteLevel.alphabet())
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = [chr(code) for code in (*printable, *range(256, 512 - len(printable)))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": id, "content": text, **flags} for id, text in ((EOS_ID - 1, "<|start|>"), (EOS_ID, EOS))]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

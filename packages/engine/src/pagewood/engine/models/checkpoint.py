@@ -1,5 +1,8 @@
 """The weights of a Hugging Face folder: safetensors only, one file or many, read where they lie."""
 
+# pyright: basic
+# safetensors has no types.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -30,8 +33,8 @@ class Checkpoint:
         self.folder = Path(folder)
         self._dtype = dtype
         self._progress = progress
-        self._files = {path: _open(path) for path in _paths(self.folder)}
-        self._unread = {name: file for file in self._files.values() for name in file.keys()}  # written by: stack
+        self._files = [_open(path) for path in _paths(self.folder)]  # written by: finish
+        self._unread = {name: file for file in self._files for name in _names(file)}  # written by: stack, finish
         self._num_read = 0  # written by: stack
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
@@ -88,6 +91,10 @@ def _paths(folder: Path) -> list[Path]:
             "convert them to model.safetensors"
         )
     raise FileNotFoundError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
+
+
+def _names(file: safe_open) -> list[str]:
+    return list(file.keys())
 
 
 def _open(path: Path) -> safe_open:

@@ -50,8 +50,8 @@ class ModelConfig:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}")
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"head_dim must be even and >= 2, got {self.head_dim}")
+        if self.head_dim < 4 or self.head_dim % 4:
+            raise ValueError(f"head_dim must be a multiple of 4, got {self.head_dim}")
         if len(self.windows) != self.num_layers:
             raise ValueError(f"windows must have one entry for each of {self.num_layers} layers, got {self.windows}")
         if any(window is not None and window < 1 for window in self.windows):
@@ -110,6 +110,8 @@ _TRAITS: Mapping[str, _Traits] = MappingProxyType(
 
 def _read(fields: Fields, generation: Fields) -> ModelConfig:
     architecture, traits = _architecture(fields)
+    if fields.section("quantization_config") is not None:
+        raise ValueError(f"{fields.source}: quantization_config must be absent, quantised weights are not supported")
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ValueError(f"{fields.source}: hidden_act must be silu, got {activation!r}")

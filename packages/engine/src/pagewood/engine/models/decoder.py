@@ -25,6 +25,14 @@ class Linear(Protocol):
         ...
 
 
+class Embedding(Protocol):
+    """A table that holds the embedding of every token."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return `[T, E]` of token ids `[T] int32`. Raises IndexError for one that is not in the vocabulary."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSplit:
     """How a layer's fused projection falls into heads, and what happens to them before they are rotated."""
@@ -48,12 +56,12 @@ class Ops(Protocol):
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
         ...
 
-    def tied_linear(self, table: Tensor) -> Linear:
-        """Return the projection onto the rows of an embedding table `[V, E]` that stays in use."""
+    def embedding(self, table: Tensor) -> Embedding:
+        """Take over `table` `[V, E]`; the caller must drop it."""
         ...
 
-    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
-        """Return the rows `[T, E]` of `table` `[V, E]`. Raises IndexError for a token that is not in it."""
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding, Linear]:
+        """Take over `table` `[V, E]`, which is also the weight of a projection; the caller must drop it."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -111,21 +119,21 @@ class Layer:
 class Decoder:
     """A decoder-only transformer. Invariant: a call changes nothing in it; all state is in the attention's memory."""
 
-    __slots__ = ("_embeddings", "_head", "_layers", "_norm", "_ops", "_rope", "config")
+    __slots__ = ("_embedding", "_head", "_layers", "_norm", "_ops", "_rope", "config")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and leave it to `ops` to keep it."""
         self.config = config
         self._ops = ops
         self._rope = Rope(config.rope, device=device)
-        self._embeddings = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
+        table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
+        if config.tied_embeddings:
+            self._embedding, self._head = ops.tied_embedding(table)
+        else:
+            head = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
+            self._embedding, self._head = ops.embedding(table), ops.linear(head, None)
         self._layers = [_read_layer(config, weights, ops, f"model.layers.{i}") for i in range(config.num_layers)]
         self._norm = weights.stack([("model.norm.weight", config.hidden_size)])
-        self._head = (
-            ops.tied_linear(self._embeddings)
-            if config.tied_embeddings
-            else ops.linear(weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size), None)
-        )
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, attention: Attention, *, wanted: Tensor | None = None
@@ -143,7 +151,7 @@ class Decoder:
         """
         ops, epsilon = self._ops, self.config.norm_epsilon
         rotation = self._rope(positions)
-        residual = ops.embed(self._embeddings, tokens)
+        residual = self._embedding(tokens)
         x = ops.rms_norm(residual, self._layers[0].input_norm, epsilon)
         for index, layer in enumerate(self._layers):
             if index > 0:

@@ -11,7 +11,7 @@ from typing import cast
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it came from. A field that is absent or null has its default; without one, it is an error.
+    """A JSON object and where it came from. An absent or null field has its default; without one, it is an error.
 
     Every reader raises ValueError for a value of another type.
     """
@@ -83,7 +83,7 @@ class Fields:
             return None
         items = cast("list[object]", value) if isinstance(value, list) else [value]
         if not all(isinstance(item, str) for item in items):
-            raise self._wrong(name, "a list of strings", value)
+            raise self._wrong(name, "a list of strings", items)
         return tuple(cast("list[str]", items))
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Fields:
             return ()
         items = cast("list[object]", value) if isinstance(value, list) else [value]
         if any(isinstance(item, bool) or not isinstance(item, int) for item in items):
-            raise self._wrong(name, "a whole number or a list of them", value)
+            raise self._wrong(name, "a whole number or a list of them", items)
         return tuple(cast("list[int]", items))
 
     def optional_number(self, name: str) -> float | None:

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagewood.engine.arrays import Int32
 from pagewood.engine.runner.compiled.attention import AttentionKernels, cut
 from pagewood.kvpool.storage import KVStorage
-
-Int32 = NDArray[np.int32]
 
 _UNLIMITED = 1 << 40  # a window that no sequence fills
 _TILE_ROWS = 192  # query rows of an item: enough to pay for copying a block of keys
@@ -118,5 +117,7 @@ class CPUAttention:
         cut(starts, counts, layout.num_kv_heads, self._tile, window, items, costs)
         ends = np.cumsum(costs)
         parts = self._num_threads if ends[-1] * layout.head_dim >= _PARALLEL_COST else 1
-        shares = ends[-1] / parts * np.arange(1, parts)
-        return _Cut(items=items, bounds=np.concatenate(([0], np.searchsorted(ends, shares), [most])))
+        bounds = np.zeros(parts + 1, np.int64)
+        bounds[1:-1] = np.searchsorted(ends, ends[-1] / parts * np.arange(1, parts))
+        bounds[-1] = most
+        return _Cut(items=items, bounds=bounds)

@@ -3,6 +3,9 @@
 Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 """
 
+# pyright: basic
+# torch and numba are typed in part only.
+
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,17 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.attention_cpu import CPUAttention
 from pagewood.engine.runner.compiled.attention import AttentionKernels
 from pagewood.engine.runner.sampling import sample
 from pagewood.kvpool.storage import KVStorage
-
-Int32 = NDArray[np.int32]
 
 
 class StepHandle:
@@ -123,6 +124,9 @@ class CPURunner:
 
 
 def _set_threads(num_threads: int) -> None:
-    """Let the calling thread compute with `num_threads`; numba keeps that number per thread, and torch may."""
-    torch.set_num_threads(num_threads)
-    numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+    """Let the calling thread's compiled loops use `num_threads`, a number that numba keeps per thread.
+
+    torch gets one: what it is left with is small, and a second pool of threads would wait for work on the same cores.
+    """
+    torch.set_num_threads(1)
+    numba.set_num_threads(min(num_threads, numba.get_num_threads()))  # at first it is the most that there can be

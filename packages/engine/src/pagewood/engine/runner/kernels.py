@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewood.engine.runner.compiled import attention, rows, sampling
+from pagewood.engine.runner.compiled import attention, matmul, rows, sampling
 from pagewood.engine.runner.compiled.attention import AttentionKernels, attention_kernels
 
 Progress = Callable[[str, int, int], None]
@@ -15,6 +15,8 @@ def warm_up(head_dim: int, *, progress: Progress | None = None) -> AttentionKern
     """Load every kernel from the cache on disk, or compile it and store it there; return those of `head_dim`."""
     own = attention_kernels(head_dim)
     kernels = (
+        matmul.multiply,
+        matmul.multiply_parallel,
         rows.norm,
         rows.norm_parallel,
         rows.add_norm,

@@ -1,4 +1,7 @@
-"""The arithmetic of a decoder on a CPU: oneDNN's packed matrix products, and compiled loops between them."""
+"""The arithmetic of a decoder on a CPU, in float32: compiled loops over preallocated tensors.
+
+Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +11,77 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.models.decoder import HeadParts, HeadSplit, Linear
-from pagewood.engine.runner.compiled import rows
+from pagewood.engine.models.decoder import Embedding, HeadParts, HeadSplit, Linear
+from pagewood.engine.runner.compiled import matmul, rows
 
 _EMPTY: NDArray[np.float32] = np.empty(0, np.float32)
-_PARALLEL_ROWS = 128  # rows below which waking the other threads costs more than they save
+_PARALLEL_ROWS = 128  # rows below which sharing a loop over rows costs more than it saves
+_PARALLEL_PRODUCTS = 1 << 16  # multiplications below which sharing a matrix product does
 
 
-class PlainLinear:
-    """A projection by weights that stay as they are, `[out, in]`."""
-
-    __slots__ = ("_bias", "_weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return `[T, out]` of `[T, in]`."""
-        return functional.linear(x, self._weight, self._bias)
-
-
-class PackedLinear:
-    """A projection by weights in oneDNN's blocked form, three to six times as fast as the plain form for few rows.
+class PanelLinear:
+    """A projection, its weights in the panels of `compiled.matmul`.
 
     Invariant: a row of the result depends on the same row of the input only, to the last bit, however many rows there
-    are (tested, not promised by oneDNN).
+    are and however many threads share the work.
     """
 
-    __slots__ = ("_bias", "_weight")
+    __slots__ = ("_bias", "_num_threads", "_panels", "_size")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-        self._bias = bias
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, num_threads: int) -> None:
+        """Lay out `weight` `[out, in]` anew, and pad it and `bias` `[out]` with zeros to whole panels."""
+        self._size = len(weight)
+        padding = -self._size % matmul.WIDTH
+        padded = functional.pad(weight, (0, 0, 0, padding)).view(-1, matmul.WIDTH, weight.shape[1])
+        self._panels = padded.transpose(1, 2).contiguous()  # [P, in, 32]
+        self._bias = torch.zeros(self._size + padding)
+        if bias is not None:
+            self._bias[: self._size] = bias
+        self._num_threads = num_threads
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return `[T, out]` of `[T, in]`."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        out, packed = torch.empty(len(x), self._size), torch.empty(x.numel())
+        arrays = (x.numpy(), self._panels.view(-1).numpy(), self._bias.numpy(), out.numpy(), packed.numpy())
+        if self._num_threads == 1 or self._panels.numel() * len(x) < _PARALLEL_PRODUCTS:
+            matmul.multiply(*arrays)
+        else:
+            matmul.multiply_parallel(*arrays, self._num_threads)
+        return out
+
+    def weights_of(self, outputs: Tensor) -> Tensor:
+        """Return the weights `[T, in]` of some outputs `[T]`."""
+        panels, places = outputs // matmul.WIDTH, outputs % matmul.WIDTH
+        return self._panels[panels, :, places]
+
+
+class TableEmbedding:
+    """An embedding table of its own, `[V, E]`."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return `[T, E]`. Raises IndexError for a token that is not in the vocabulary."""
+        return self._table.index_select(0, tokens)
+
+
+class TiedEmbedding:
+    """The weights of a projection as an embedding table, so that there is one copy of both."""
+
+    __slots__ = ("_projection", "_vocab_size")
+
+    def __init__(self, projection: PanelLinear, vocab_size: int) -> None:
+        self._projection = projection
+        self._vocab_size = vocab_size
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return `[T, E]`. Raises IndexError for a token that is not in the vocabulary."""
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+            raise IndexError(f"tokens must be in [0, {self._vocab_size}), got {tokens.tolist()}")
+        return self._projection.weights_of(tokens)
 
 
 class CPUOps:
@@ -56,18 +93,17 @@ class CPUOps:
         self._num_threads = num_threads
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Pack `weight` `[out, in]`; the caller drops its own reference, so that one copy is left."""
-        if torch.backends.mkldnn.is_available():
-            return PackedLinear(weight, bias)
-        return PlainLinear(weight, bias)
+        """Lay out `weight` `[out, in]` in panels; the caller drops its own reference, so that one copy is left."""
+        return PanelLinear(weight, bias, num_threads=self._num_threads)
 
-    def tied_linear(self, table: Tensor) -> Linear:
-        """Project onto the rows of `table` without a second copy of it."""
-        return PlainLinear(table, None)
+    def embedding(self, table: Tensor) -> Embedding:
+        """Keep `table` `[V, E]`."""
+        return TableEmbedding(table)
 
-    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
-        """Return the rows `[T, E]` of `table` `[V, E]`."""
-        return table.index_select(0, tokens)
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding, Linear]:
+        """Lay out `table` `[V, E]` in panels, which serve both."""
+        projection = PanelLinear(table, None, num_threads=self._num_threads)
+        return TiedEmbedding(projection, len(table)), projection
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the norm of `x` `[T, E]`."""

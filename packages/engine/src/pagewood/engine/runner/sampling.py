@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
 from pagewood.engine.runner.compiled.sampling import draw_tokens
-
-Int32 = NDArray[np.int32]
 
 
 def sample(logits: Tensor, batch: Batch, positions: Int32) -> Int32:

@@ -136,11 +136,14 @@ class RowDriver:
 
     def generate(self, sequences: Sequence[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
         """Run until every sequence has `num_tokens` outputs; prompts are computed `chunk` positions at a time."""
-        while live := [sequence for sequence in sequences if len(sequence.output) < num_tokens]:
+        while True:
+            live: list[DrivenSequence] = [sequence for sequence in sequences if len(sequence.output) < num_tokens]
+            if not live:
+                return
             batch = self.batch([(sequence, chunk) for sequence in live])
             results = self._runner.launch(batch).wait()
-            for index, token in zip(batch.sampled, results, strict=True):
-                live[index].tokens.append(int(token))
+            for index, token in zip(batch.sampled.tolist(), results.tolist(), strict=True):
+                live[index].tokens.append(token)
 
 
 def _columns(rows: Sequence[tuple[int, int, int]]) -> tuple[Int32, Int32, Int32]:

@@ -22,11 +22,11 @@ import numpy as np
 
 from pagewood.engine.runner.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.compiled.numeric import exp
+from pagewood.engine.runner.compiled.tile import TALL, WIDTH, tall
 
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 _BLOCK = 64  # keys of a block
-_ROWS = 4  # query rows of a block that are computed together
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
 _SIGNATURE = (
@@ -95,8 +95,9 @@ def _largest(scores: Any, row: Any, lowest: Any, halves: Any) -> Any:
 
     Halving compares whole vectors, where a running maximum would compare one number after the other.
     """
+    start = _U(row * _BLOCK)
     for j in range(_U(32)):
-        a, b = scores[row, j], scores[row, j + _U(32)]
+        a, b = scores[start + j], scores[start + j + _U(32)]
         halves[j] = a if a > b else b
     for j in range(_U(16)):
         halves[j] = halves[j] if halves[j] > halves[j + _U(16)] else halves[j + _U(16)]
@@ -158,8 +159,12 @@ def _attend_few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token:
 
 @inlined
 def _load_block(memory: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any, first: Any,
-               last: Any, keys: Any, values: Any) -> None:  # fmt: skip
-    """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, dim]`."""
+                last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, width]`.
+
+    The other values become zeros; their keys stay what they are, for their scores will be masked.
+    """
+    width = _U(_wide(dim))
     half = _U(kv_heads * page_size * dim)
     key = first
     while key < last:
@@ -169,112 +174,96 @@ def _load_block(memory: Any, page_table: Any, row: Any, head: Any, kv_heads: Any
         to = _U(key - first)
         for j in range(_U(size)):
             for d in range(_U(dim)):
-                keys[d, to + j] = memory[base + j * _U(dim) + d]
+                keys[d * _U(_BLOCK) + to + j] = memory[base + j * _U(dim) + d]
             for d in range(_U(dim)):
-                values[to + j, d] = memory[base + half + j * _U(dim) + d]
+                values[(to + j) * width + d] = memory[base + half + j * _U(dim) + d]
         key += size
-    for j in range(_U(last - first), _U(_BLOCK)):
+    for i in range(_U(last - first) * width, _U(_BLOCK) * width):
+        values[i] = _F(0.0)
+
+
+@inlined
+def _wide(dim: Any) -> Any:
+    """Return `dim`, rounded up to whole panels."""
+    return (dim + WIDTH - 1) // WIDTH * WIDTH
+
+
+@inlined
+def _load_queries(q: Any, queries: Any, token: Any, first_head: Any, group: Any, num_rows: Any, dim: Any,
+                  scale: Any) -> None:  # fmt: skip
+    """Copy query rows, scaled, to `queries`, tile by tile, each tile `[dim, TALL]`: row r is head r % group."""
+    for r in range(num_rows):
+        base = _U(r // TALL * TALL * dim + r % TALL)
+        start = _U((first_head + r % group) * dim)
         for d in range(_U(dim)):
-            keys[d, j] = _F(0.0)
-            values[j, d] = _F(0.0)
+            queries[base + d * _U(TALL)] = q[_U(token + r // group), start + d] * scale
 
 
 @inlined
-def _four(array: Any, row: Any, column: Any) -> Any:
-    return array[row, column], array[row, column + _U(1)], array[row, column + _U(2)], array[row, column + _U(3)]
-
-
-@inlined
-def _score_rows(queries: Any, r: Any, keys: Any, scores: Any, dim: Any) -> None:
-    """Write the scores of rows r to r + 3 to `scores` `[4, 64]`."""
+def _weigh(scores: Any, i: Any, maxima: Any, totals: Any, sums: Any, r: Any, width: Any, halves: Any) -> None:
+    """Turn row i of `scores` into weights, relative to the largest score of query row r so far; rescale its sums."""
+    largest = _largest(scores, i, maxima[r], halves)
+    shrink = exp(maxima[r] - largest)
+    maxima[r] = largest
+    total = _F(0.0)
     for j in range(_U(_BLOCK)):
-        scores[0, j] = _F(0.0)
-        scores[1, j] = _F(0.0)
-        scores[2, j] = _F(0.0)
-        scores[3, j] = _F(0.0)
-    for d in range(_U(0), _U(dim), _U(4)):
-        a0, a1, a2, a3 = _four(queries, r, d)
-        b0, b1, b2, b3 = _four(queries, r + _U(1), d)
-        c0, c1, c2, c3 = _four(queries, r + _U(2), d)
-        e0, e1, e2, e3 = _four(queries, r + _U(3), d)
-        for j in range(_U(_BLOCK)):
-            x0, x1, x2, x3 = keys[d, j], keys[d + _U(1), j], keys[d + _U(2), j], keys[d + _U(3), j]
-            scores[0, j] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-            scores[1, j] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-            scores[2, j] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-            scores[3, j] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
-
-
-@inlined
-def _add_values(scores: Any, values: Any, sums: Any, r: Any, dim: Any) -> None:
-    """Add `scores` `[4, 64]` times `values` `[64, dim]` to rows r to r + 3 of `sums`."""
-    for j in range(_U(0), _U(_BLOCK), _U(4)):
-        a0, a1, a2, a3 = _four(scores, _U(0), j)
-        b0, b1, b2, b3 = _four(scores, _U(1), j)
-        c0, c1, c2, c3 = _four(scores, _U(2), j)
-        e0, e1, e2, e3 = _four(scores, _U(3), j)
-        for d in range(_U(dim)):
-            x0, x1, x2, x3 = values[j, d], values[j + _U(1), d], values[j + _U(2), d], values[j + _U(3), d]
-            sums[r, d] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-            sums[r + _U(1), d] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-            sums[r + _U(2), d] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-            sums[r + _U(3), d] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+        p = exp(scores[_U(i * _BLOCK) + j] - largest)
+        scores[_U(i * _BLOCK) + j] = p
+        total += p
+    totals[r] = totals[r] * shrink + total
+    if shrink != _F(1.0):
+        for d in range(_U(width)):
+            sums[_U(r * width) + d] *= shrink
 
 
 @inlined
 def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any, size: Any,
-                head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any) -> None:  # fmt: skip
+                 head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any,
+                 scale: Any) -> None:  # fmt: skip
     """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
-    num_rows = size * group
-    padded = (num_rows + _ROWS - 1) // _ROWS * _ROWS
-    queries = np.zeros((padded, dim), np.float32)
-    sums = np.zeros((padded, dim), np.float32)
+    num_rows, width = size * group, _wide(dim)
+    padded = (num_rows + TALL - 1) // TALL * TALL
+    queries = np.zeros(padded * dim, np.float32)
+    sums = np.zeros(padded * width, np.float32)
     maxima = np.full(padded, _LOWEST, np.float32)
     totals = np.zeros(padded, np.float32)
-    keys = np.empty((dim, _BLOCK), np.float32)
-    values = np.empty((_BLOCK, dim), np.float32)
-    scores = np.empty((_ROWS, _BLOCK), np.float32)
+    keys = np.zeros(dim * _BLOCK, np.float32)
+    values = np.zeros(_BLOCK * width, np.float32)
+    scores = np.empty(TALL * _BLOCK, np.float32)
+    zeros = np.zeros(WIDTH, np.float32)
     halves = np.empty(_BLOCK // 2, np.float32)
-    for r in range(num_rows):
-        for d in range(dim):
-            queries[r, d] = q[token + r // group, (head * group + r % group) * dim + d] * scale
+    _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
     end = position + size
     for first in range(max(0, position + 1 - window) // _BLOCK * _BLOCK, end, _BLOCK):
         last = min(first + _BLOCK, end)
         _load_block(memory, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
-        for r in range(0, num_rows, _ROWS):
-            low, high = position + r // group, position + (min(r + _ROWS, num_rows) - 1) // group
+        for r in range(0, num_rows, TALL):
+            low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
             if first > high or last <= low - window + 1:
                 continue  # no row sees a key of this block
-            _score_rows(queries, _U(r), keys, scores, dim)
+            for column in range(0, _BLOCK, WIDTH):
+                tall(queries, r * dim, TALL, 1, keys, column, _BLOCK, dim, zeros, 0, 0, scores, column, _BLOCK)
             if last > low + 1 or last < first + _BLOCK or first <= high - window:
-                for i in range(_ROWS):
+                for i in range(TALL):
                     own = position + min(r + i, num_rows - 1) // group
                     for j in range(_BLOCK):
                         seen = first + j <= own and first + j > own - window
-                        scores[i, j] = scores[i, j] if seen else _F(-np.inf)
-            for i in range(_ROWS):
-                largest = _largest(scores, i, maxima[r + i], halves)
-                shrink = exp(maxima[r + i] - largest)
-                maxima[r + i] = largest
-                total = _F(0.0)
-                for j in range(_U(_BLOCK)):
-                    p = exp(scores[i, j] - largest)
-                    scores[i, j] = p
-                    total += p
-                totals[r + i] = totals[r + i] * shrink + total
-                if shrink != _F(1.0):
-                    for d in range(_U(dim)):
-                        sums[r + i, d] *= shrink
-            _add_values(scores, values, sums, _U(r), dim)
+                        scores[i * _BLOCK + j] = scores[i * _BLOCK + j] if seen else _F(-np.inf)
+            for i in range(TALL):
+                _weigh(scores, i, maxima, totals, sums, r + i, width, halves)
+            for column in range(0, width, WIDTH):
+                at = r * width + column
+                tall(scores, 0, 1, _BLOCK, values, column, width, _BLOCK, sums, at, width, sums, at, width)
     for r in range(num_rows):
-        for d in range(dim):
-            out[token + r // group, (head * group + r % group) * dim + d] = sums[r, d] / totals[r]
+        to, start = _U(token + r // group), _U((head * group + r % group) * dim)
+        for d in range(_U(dim)):
+            out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
 
 @inlined
 def _attend_items(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
-                 kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any, first: Any, last: Any) -> None:  # fmt: skip
+                  kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any, first: Any,
+                  last: Any) -> None:  # fmt: skip
     group = q.shape[1] // (kv_heads * dim)
     for item in range(first, last):
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCacheLocator
@@ -39,7 +40,7 @@ class _Locator(UserWideCacheLocator):
 
 
 class _CacheImpl(CompileResultCacheImpl):
-    _locator_classes = [_Locator]
+    _locator_classes: ClassVar = [_Locator]
 
 
 class _Cache(FunctionCache):
@@ -57,18 +58,16 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], signature: str, *, parallel: bool) -> None:
         self.name = function.__qualname__
         self._signature = signature
-        self._dispatcher = numba.njit(nogil=True, parallel=parallel, fastmath=set(REASSOCIATE), error_model="numpy")(
-            function
-        )
+        self._dispatcher: Any = numba.njit(
+            nogil=True, parallel=parallel, fastmath=set(REASSOCIATE), error_model="numpy"
+        )(function)
 
     def compile(self) -> None:
         """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
         if self._dispatcher.signatures:
             return
-        try:
+        with suppress(RuntimeError):  # no folder to write to: it is compiled anew in every process
             self._dispatcher._cache = _Cache(self._dispatcher.py_func)
-        except RuntimeError:
-            pass  # no folder to write to: it is compiled anew in every process
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
 

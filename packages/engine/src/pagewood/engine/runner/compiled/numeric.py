@@ -17,14 +17,16 @@ from pagewood.engine.runner.compiled.kernel import exact
 _F = np.float32
 
 
-@intrinsic
-def _float_from_bits(typing_context: Any, bits: Any) -> Any:
-    """Return the float32 whose bits are the given int32."""
+def _bitcast(typing_context: Any, bits: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
+
+
+_float_from_bits: Any = intrinsic(_bitcast)
+"""Returns the float32 whose bits are the given int32."""
 
 
 @exact

@@ -1,8 +1,8 @@
 """Drawing a token from a row of logits: temperature, top-k, top-p and min-p, and one hashed number per token.
 
-The token is a function of (row, parameters, seed, position) alone: the random number is a hash of seed and position, and
-the distribution is walked in the order of the vocabulary. No row is sorted. Its probabilities fall into a histogram over
-the distance from the largest logit, and only the bin in which a filter's limit lies is looked at closely.
+The token is a function of (row, parameters, seed, position) alone: the random number is a hash of seed and position,
+and the distribution is walked in the order of the vocabulary. No row is sorted. Its probabilities fall into a histogram
+over the distance from the largest logit, and only the bin in which a filter's limit lies is looked at closely.
 
 Legend: S rows, V vocab_size.
 Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014 (the mixing function).

@@ -1,0 +1,185 @@
+"""The compiled attention against a naive one, over ragged mixes of grants."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pagewood.engine.arrays import Int32
+from pagewood.engine.runner import attention_cpu
+from pagewood.engine.runner.attention_cpu import CPUAttention
+from pagewood.engine.runner.compiled.attention import AttentionKernels
+from pagewood.engine.runner.kernels import warm_up
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+DIM = 16
+MAX_LENGTH = 320
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Some grants over rows whose earlier positions are in memory already."""
+
+    grants: list[tuple[int, int]]
+    """(start, count) of row 0, 1, ..."""
+    num_heads: int
+    num_kv_heads: int
+    page_size: int
+    window: int | None
+    num_threads: int
+    seed: int
+
+
+@cache
+def kernels() -> AttentionKernels:
+    return warm_up(DIM)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    num_kv_heads = draw(st.sampled_from([1, 2, 3]))
+    lengths = st.one_of(st.integers(0, 20), st.integers(0, 150), st.just(63), st.just(64))
+    counts = st.one_of(st.just(1), st.integers(1, 9), st.integers(1, 150))
+    return Problem(
+        grants=draw(st.lists(st.tuples(lengths, counts), min_size=1, max_size=6)),
+        num_heads=num_kv_heads * draw(st.sampled_from([1, 2, 3, 8])),
+        num_kv_heads=num_kv_heads,
+        page_size=draw(st.sampled_from([1, 4, 16, 128])),
+        window=draw(st.one_of(st.none(), st.integers(1, 200))),
+        num_threads=draw(st.sampled_from([1, 2, 5])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_work_is_too_small_for_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_cpu, "_PARALLEL_COST", 0)
+
+
+class Bench:
+    """The inputs of a problem, and its results by both ways."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        generator = torch.Generator().manual_seed(problem.seed)
+        kv_size, q_size = problem.num_kv_heads * DIM, problem.num_heads * DIM
+        ends = [start + count for start, count in problem.grants]
+        self.keys = [torch.randn(end, kv_size, generator=generator) * 2 for end in ends]
+        self.values = [torch.randn(end, kv_size, generator=generator) for end in ends]
+        self.queries = [torch.randn(count, q_size, generator=generator) for _, count in problem.grants]
+
+    def naive(self) -> Tensor:
+        return torch.cat([self._naive(row) for row in range(len(self.problem.grants))])
+
+    def _naive(self, row: int) -> Tensor:
+        problem, (start, count) = self.problem, self.problem.grants[row]
+        group = problem.num_heads // problem.num_kv_heads
+        q = self.queries[row].view(count, problem.num_heads, DIM).double()
+        k = self.keys[row].view(-1, problem.num_kv_heads, DIM).double().repeat_interleave(group, 1)
+        v = self.values[row].view(-1, problem.num_kv_heads, DIM).double().repeat_interleave(group, 1)
+        distance = torch.arange(start, start + count)[:, None] - torch.arange(start + count)[None]
+        seen = (distance >= 0) & (distance < (problem.window or MAX_LENGTH))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1).float()
+
+    def compiled(self, *, in_steps_of: int | None = None) -> Tensor:
+        """Compute all grants in one step, or each in steps of so many tokens."""
+        problem = self.problem
+        pages_per_row = -(-MAX_LENGTH // problem.page_size)
+        layout = MultiHeadLayout(
+            num_layers=2,
+            num_kv_heads=problem.num_kv_heads,
+            head_dim=DIM,
+            page_size=problem.page_size,
+            order="HND",
+        )
+        num_pages = pages_per_row * len(problem.grants)
+        storage = KVStorage(layout, num_pages)
+        storage.layer(0).fill_(torch.nan)
+        storage.layer(1).fill_(torch.nan)  # what is not written must not be read
+        order = np.random.default_rng(problem.seed).permutation(num_pages).astype(np.int32)
+        page_table = order.reshape(len(problem.grants), pages_per_row)
+        for row, (start, _) in enumerate(problem.grants):
+            positions = np.arange(start)
+            slots = page_table[row, positions // problem.page_size] * problem.page_size + positions % problem.page_size
+            k, v = (x[row][:start].view(start, problem.num_kv_heads, DIM) for x in (self.keys, self.values))
+            storage.write(1, k, v, torch.from_numpy(slots))
+        attention = CPUAttention(
+            storage,
+            page_table,
+            kernels(),
+            num_heads=problem.num_heads,
+            windows=[None, problem.window],
+            num_threads=problem.num_threads,
+        )
+        if in_steps_of is None:
+            return self._step(attention, [(row, *grant) for row, grant in enumerate(problem.grants)])
+        parts = [
+            self._step(attention, [(row, first, min(in_steps_of, start + count - first))])
+            for row, (start, count) in enumerate(problem.grants)
+            for first in range(start, start + count, in_steps_of)
+        ]
+        return torch.cat(parts)
+
+    def _step(self, attention: CPUAttention, grants: list[tuple[int, int, int]]) -> Tensor:
+        def column(i: int) -> Int32:
+            return np.array([grant[i] for grant in grants], np.int32)
+
+        attention.plan(column(0), column(1), column(2))
+        q = torch.cat(
+            [self.queries[row][start - self.problem.grants[row][0] :][:count] for row, start, count in grants]
+        )
+        k = torch.cat([self.keys[row][start:][:count] for row, start, count in grants])
+        v = torch.cat([self.values[row][start:][:count] for row, start, count in grants])
+        return attention.run(q, k, v, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_attention_is_the_naive_one(problem: Problem) -> None:
+    bench = Bench(problem)
+    torch.testing.assert_close(bench.compiled(), bench.naive(), atol=2e-6, rtol=2e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(), st.sampled_from([1, 7, 64]))
+def test_attention_does_not_depend_on_the_chunks(problem: Problem, size: int) -> None:
+    bench = Bench(problem)
+    torch.testing.assert_close(bench.compiled(in_steps_of=size), bench.compiled(), atol=2e-6, rtol=2e-5)
+
+
+def test_a_single_token_gets_the_same_bits_in_any_batch() -> None:
+    grants = [(start, 1) for start in (0, 5, 63, 64, 130, 200)]
+    options = {"num_heads": 6, "num_kv_heads": 2, "page_size": 4, "window": None, "num_threads": 2, "seed": 1}
+    bench = Bench(Problem(grants=grants, **options))
+    assert torch.equal(bench.compiled(), bench.compiled(in_steps_of=1))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    problem = Problem(
+        grants=[(70, 40), (90, 1)], num_heads=2, num_kv_heads=1, page_size=16, window=None, num_threads=1, seed=0
+    )
+    bench = Bench(problem)
+    bench.queries = [q * 1000 for q in bench.queries]
+    result = bench.compiled()
+    assert result.isfinite().all()
+    torch.testing.assert_close(result, bench.naive(), atol=1e-2, rtol=1e-2)
+
+
+def test_storage_of_another_order_is_refused() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4, order="NHD")
+    table = np.zeros((1, 1), np.int32)
+    with pytest.raises(ValueError, match="HND"):
+        CPUAttention(KVStorage(layout, 2), table, kernels(), num_heads=1, windows=[None], num_threads=1)

@@ -1,0 +1,141 @@
+"""Weights of a folder: fused as they are read, and every way in which they can be wrong."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pagewood.engine.load import load_model
+from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.runner.ops_cpu import CPUOps
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def tensors() -> dict[str, Tensor]:
+    shapes = {"model.embed_tokens": (11, 8), "model.norm": (8,), "lm_head": (11, 8)}
+    for i in range(2):
+        layer = {
+            "self_attn.q_proj": (8, 8),
+            "self_attn.k_proj": (4, 8),
+            "self_attn.v_proj": (4, 8),
+            "self_attn.o_proj": (8, 8),
+            "mlp.gate_proj": (12, 8),
+            "mlp.up_proj": (12, 8),
+            "mlp.down_proj": (8, 12),
+            "input_layernorm": (8,),
+            "post_attention_layernorm": (8,),
+        }
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def save(folder: Path, weights: dict[str, Tensor]) -> None:
+    save_file(weights, folder / "model.safetensors")
+
+
+def load(folder: Path) -> None:
+    load_model(folder, CPUOps(num_threads=1))
+
+
+def test_progress_counts_every_tensor(folder: Path) -> None:
+    save(folder, tensors())
+    told: list[tuple[str, int, int]] = []
+    load_model(folder, CPUOps(num_threads=1), progress=lambda *step: told.append(step))
+    assert told == [("reading weights", i + 1, 21) for i in range(21)]
+
+
+def test_parts_are_stacked_and_converted(folder: Path) -> None:
+    save(folder, {"a": torch.full((2, 3), 1.5, dtype=torch.bfloat16), "b": torch.full((1, 3), 2, dtype=torch.float16)})
+    checkpoint = Checkpoint(folder, dtype=torch.float32)
+    assert checkpoint.stack([("a", 2), ("b", 1)], 3).equal(torch.tensor([[1.5] * 3, [1.5] * 3, [2.0] * 3]))
+    checkpoint.finish(ignored=lambda name: False)
+
+
+def test_shards_are_found_by_their_index(folder: Path) -> None:
+    weights = tensors()
+    names = sorted(weights)
+    weight_map = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for i in range(2):
+        save_file({name: weights[name] for name in names[i::2]}, folder / f"part-{i}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    load(folder)
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(FileNotFoundError):
+        load(folder)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_pickles_are_never_read(folder: Path, file: str) -> None:
+    (folder / file).write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="pickles"):
+        load(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+        load(folder)
+
+
+def test_a_missing_tensor(folder: Path) -> None:
+    weights = tensors()
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save(folder, weights)
+    with pytest.raises(ValueError, match=r"lacks the tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder)
+
+
+def test_an_unexpected_tensor(folder: Path) -> None:
+    save(folder, {**tensors(), "model.layers.0.self_attn.q_proj.bias": torch.zeros(8)})
+    with pytest.raises(ValueError, match=r"1 unexpected tensors, the first is .*q_proj\.bias"):
+        load(folder)
+
+
+def test_a_tensor_of_another_shape(folder: Path) -> None:
+    save(folder, {**tensors(), "model.layers.0.mlp.down_proj.weight": torch.zeros(12, 8)})
+    with pytest.raises(ValueError, match=r"down_proj\.weight must have shape \(8, 12\), got \(12, 8\)"):
+        load(folder)
+
+
+def test_a_tensor_of_whole_numbers(folder: Path) -> None:
+    save(folder, {**tensors(), "model.norm.weight": torch.zeros(8, dtype=torch.int8)})
+    with pytest.raises(ValueError, match="must hold floating point numbers"):
+        load(folder)
+
+
+def test_a_damaged_file(folder: Path) -> None:
+    save(folder, tensors())
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load(folder)
+
+
+def test_what_repeats_other_tensors_is_ignored(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    save(folder, {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
+    load(folder)

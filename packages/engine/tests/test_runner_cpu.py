@@ -1,0 +1,126 @@
+"""The worker thread of the CPU runner: order, errors, threads, and steps launched before their tokens are known."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.load import load_model
+from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.testing.driver import RowDriver
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(1)
+    config: Any = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def runner(folder: Path) -> Iterator[CPURunner]:
+    model = load_model(folder, CPUOps(num_threads=2))
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, order="HND")
+    runner = CPURunner(model, KVStorage(layout, 64), warm_up(16), max_rows=8, max_length=64, num_threads=2)
+    yield runner
+    runner.close()
+
+
+def driver_of(runner: CPURunner) -> RowDriver:
+    return RowDriver(runner, num_pages=64, page_size=4)
+
+
+def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) -> None:
+    driver = driver_of(runner)
+    plain = driver.add([3, 1, 4])
+    driver.generate([plain], num_tokens=12, chunk=8)
+
+    ahead = driver.add([3, 1, 4])
+    handles = []
+    for _ in range(12):
+        handles.append(runner.launch(driver.batch([(ahead, 8)])))
+        ahead.tokens.append(-1)  # its value is in the runner's table only
+    assert [int(handle.wait()[0]) for handle in handles] == plain.output
+
+
+def test_seeded_tokens_do_not_depend_on_the_batch(runner: CPURunner) -> None:
+    sampling = SamplingParams(temperature=1.0, top_p=0.95)
+    driver = driver_of(runner)
+    alone = driver.add([5, 6, 7], sampling=sampling, seed=42)
+    driver.generate([alone], num_tokens=20, chunk=8)
+    again = driver.add([5, 6, 7], sampling=sampling, seed=42)
+    others = [driver.add([9, i], sampling=sampling, seed=i) for i in range(3)]
+    driver.generate([*others, again], num_tokens=20, chunk=2)
+    assert again.output == alone.output
+    assert len({tuple(sequence.output) for sequence in [alone, *others]}) == 4
+
+
+def test_a_step_that_samples_nothing(runner: CPURunner) -> None:
+    driver = driver_of(runner)
+    sequence = driver.add([1, 2, 3, 4, 5])
+    tokens = runner.launch(driver.batch([(sequence, 3)])).wait()
+    assert tokens.shape == (0,)
+    assert tokens.dtype == np.int32
+
+
+def test_an_error_is_raised_where_its_step_is_awaited(runner: CPURunner) -> None:
+    driver = driver_of(runner)
+    good, bad = driver.add([1, 2]), driver.add([1, 50])
+    first = runner.launch(driver.batch([(good, 8)]))
+    broken = runner.launch(driver.batch([(bad, 8)]))
+    good.tokens.append(-1)
+    last = runner.launch(driver.batch([(good, 8)]))
+    assert first.wait().shape == (1,)
+    with pytest.raises(IndexError):
+        broken.wait()
+    assert last.wait().shape == (1,)
+
+
+def test_a_batch_may_be_read_only(runner: CPURunner) -> None:
+    driver = driver_of(runner)
+    sequence = driver.add([1, 2, 3], sampling=SamplingParams(temperature=1.0))
+    batch = driver.batch([(sequence, 8)])
+    for field in dataclasses.fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    assert runner.launch(batch).wait().shape == (1,)
+
+
+def test_close_ends_the_worker(folder: Path) -> None:
+    before = threading.active_count()
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, order="HND")
+    model = load_model(folder, CPUOps(num_threads=1))
+    runner = CPURunner(model, KVStorage(layout, 8), warm_up(16), max_rows=1, max_length=16, num_threads=1)
+    driver = RowDriver(runner, num_pages=8, page_size=4)
+    handle = runner.launch(driver.batch([(driver.add([1]), 1)]))
+    runner.close()
+    assert handle.wait().shape == (1,)
+    assert threading.active_count() == before
+    runner.close()

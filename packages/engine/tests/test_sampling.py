@@ -1,0 +1,182 @@
+"""Compiled sampling against a plain one that sorts, and the distributions that it draws from."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.arrays import Int32
+from pagewood.engine.batch import Batch
+from pagewood.engine.runner.compiled.sampling import draw_tokens
+from pagewood.engine.runner.sampling import sample
+
+NONE = np.empty(0, np.int32)
+Float32 = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    draw_tokens.compile()
+
+
+def batch_of(num: int, sampling: SamplingParams | None = None, *, seeds: list[int] | None = None) -> Batch:
+    """A batch that samples `num` rows alike; only its sampling fields are read."""
+    sampling = sampling or SamplingParams()
+    return Batch(
+        step=0,
+        page_rows=NONE,
+        page_columns=NONE,
+        page_ids=NONE,
+        token_rows=NONE,
+        token_positions=NONE,
+        token_ids=NONE,
+        rows=NONE,
+        starts=NONE,
+        counts=NONE,
+        sampled=np.arange(num, dtype=np.int32),
+        temperatures=np.full(num, sampling.temperature, np.float32),
+        top_ks=np.full(num, sampling.top_k, np.int32),
+        top_ps=np.full(num, sampling.top_p, np.float32),
+        min_ps=np.full(num, sampling.min_p, np.float32),
+        seeds=np.array(seeds if seeds is not None else range(num), np.int64),
+    )
+
+
+def positions_of(num: int, position: int = 3) -> Int32:
+    return np.full(num, position, np.int32)
+
+
+def plain_number(seed: int, position: int) -> float:
+    """The hash, in Python's integers."""
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(bits: int) -> int:
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & mask
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & mask
+        return bits ^ bits >> 31
+
+    return (mix(mix(seed + golden & mask) + position * golden & mask) >> 11) * 2.0**-53
+
+
+def plain_probabilities(logits: Float32, sampling: SamplingParams) -> NDArray[np.float64]:
+    """The filtered distribution, by sorting. Numbers equal to the last one that a filter keeps are kept too."""
+    scaled = (logits / np.float32(sampling.temperature)).astype(np.float64)
+    weights = np.exp(scaled - scaled.max())
+    if 0 < sampling.top_k < len(weights):
+        weights[weights < np.sort(weights)[-sampling.top_k]] = 0
+    if sampling.top_p < 1:
+        descending = np.sort(weights)[::-1]
+        kept = int(np.argmax(np.cumsum(descending) >= np.float32(sampling.top_p) * descending.sum()))
+        weights[weights < descending[kept]] = 0
+    weights[weights < np.float32(sampling.min_p)] = 0
+    return weights / weights.sum()
+
+
+def plain_draw(probabilities: NDArray[np.float64], number: float) -> tuple[int, float]:
+    """The token, and how far the number is from where the token would be another."""
+    ends = np.cumsum(probabilities)
+    token = int(np.searchsorted(ends, number, side="right"))
+    return token, float(np.abs(ends - number).min())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1, 2, 5, 300, 5000]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 6.0, 40.0]),
+    temperature=st.sampled_from([0.05, 0.7, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 1, 3, 50, 10_000]),
+    top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+)
+def test_tokens_are_those_of_the_plain_sampler(
+    seed: int, size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((4, size)) * spread).astype(np.float32)
+    seeds = [int(s) for s in rng.integers(-(2**63), 2**63 - 1, 4)]
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    tokens = sample(torch.from_numpy(logits), batch_of(4, sampling, seeds=seeds), positions_of(4, 17))
+    for row in range(4):
+        token, margin = plain_draw(plain_probabilities(logits[row], sampling), plain_number(seeds[row], 17))
+        # A rounding may move a limit by one token: then the mass of a token of the tail is the difference.
+        assert tokens[row] == token or margin < 1e-3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.6),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=1.5, top_k=9, top_p=0.9, min_p=0.05),
+    ],
+)
+def test_frequencies_are_the_probabilities(sampling: SamplingParams) -> None:
+    """Chi-square with fixed seeds; 3.3 standard deviations above its mean would have a chance of about 1 in 1000."""
+    logits = np.random.default_rng(5).standard_normal(12).astype(np.float32) * 1.5
+    num = 20_000
+    tokens = sample(torch.from_numpy(np.tile(logits, (num, 1))), batch_of(num, sampling), positions_of(num))
+    expected = plain_probabilities(logits, sampling) * num
+    counts = np.bincount(tokens, minlength=12)
+    kept = expected > 0
+    assert counts[~kept].sum() == 0
+    degrees = kept.sum() - 1
+    chi_square = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    assert chi_square < degrees + 3.3 * np.sqrt(2 * degrees)
+
+
+def test_positions_and_seeds_are_independent() -> None:
+    """Tokens at consecutive positions of one seed, and at one position of consecutive seeds, are uniform in pairs."""
+    flat = torch.zeros(4096, 8)
+    by_position = sample(flat, batch_of(4096, seeds=[11] * 4096), np.arange(4096, dtype=np.int32))
+    by_seed = sample(flat, batch_of(4096), positions_of(4096))
+    for tokens in (by_position, by_seed):
+        pairs = np.bincount(tokens[:-1] * 8 + tokens[1:], minlength=64)
+        chi_square = ((pairs - 4095 / 64) ** 2 / (4095 / 64)).sum()
+        assert chi_square < 63 + 3.3 * np.sqrt(2 * 63)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    logits = torch.from_numpy(np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32))
+    together = sample(logits, batch_of(50, SamplingParams(top_p=0.9)), positions_of(50))
+    alone = [
+        int(sample(logits[i : i + 1], batch_of(1, SamplingParams(top_p=0.9), seeds=[i]), positions_of(1))[0])
+        for i in range(50)
+    ]
+    assert together.tolist() == alone
+    assert len(set(alone)) > 10
+
+
+def test_greedy_rows_among_random_ones() -> None:
+    logits = torch.zeros(3, 5)
+    logits[:, 2] = 1.0
+    batch = batch_of(3)
+    batch.temperatures[1] = 0
+    assert sample(logits, batch, positions_of(3))[1] == 2
+    assert sample(logits, batch_of(3, SamplingParams(temperature=0.0)), positions_of(3)).tolist() == [2, 2, 2]
+
+
+def test_minus_infinity_is_never_drawn() -> None:
+    logits = torch.full((500, 6), -torch.inf)
+    logits[:, 1] = 0.0
+    logits[:, 4] = 0.5
+    for sampling in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.99), SamplingParams(min_p=0.01)):
+        assert set(sample(logits, batch_of(500, sampling), positions_of(500)).tolist()) == {1, 4}
+
+
+def test_nan_is_an_error() -> None:
+    logits = torch.zeros(2, 4)
+    logits[1, 3] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        sample(logits, batch_of(2), positions_of(2))
