@@ -7,8 +7,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from end_to_end import model
 from end_to_end.cases import Case
 from end_to_end.machine import Linears, Stream, describe_machine
@@ -24,20 +22,19 @@ def compare(
     folder: Path, cases: Sequence[Case], *, quick: bool, tied: bool, num_threads: int, num_repeats: int
 ) -> Record:
     """Build the model in `folder` and run every system on every case; `quick` takes a tiny model."""
-    torch.set_num_threads(num_threads)
     shape = replace(model.QUICK if quick else model.FULL, tied=tied)
     num_parameters = model.write_model(shape, folder, seed=0)
     with ExitStack() as stack:
-        static = StaticBatch(load(folder))
+        static = StaticBatch(load(folder), num_threads=num_threads)
         systems = [
             *(PagewoodSystem(folder, cases, overlap=overlap, num_threads=num_threads) for overlap in (True, False)),
             static,
-            ContinuousBatching(load(folder)),
+            ContinuousBatching(load(folder), num_threads=num_threads),
         ]
         for system in systems:
             stack.enter_context(closing(system))
         linears = Linears((*shape.linears(), shape.head()), num_threads=num_threads)
-        stream = Stream(_QUICK_STREAM_BYTES if quick else _STREAM_BYTES)
+        stream = Stream(_QUICK_STREAM_BYTES if quick else _STREAM_BYTES, num_threads=num_threads)
         samples, machine_samples = measure(
             cases, systems, static, linears, stream, vocab_size=shape.vocab_size, num_repeats=num_repeats
         )

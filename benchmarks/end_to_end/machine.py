@@ -73,12 +73,14 @@ def describe_machine(num_threads: int) -> Machine:
 class Stream:
     """Reads a large array from memory with all threads."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, num_threads: int) -> None:
         """Take an array of `num_bytes`, which should be far larger than any cache."""
-        self._array = torch.ones(num_bytes // BYTES_PER_VALUE)
+        self._array = torch.rand(num_bytes // BYTES_PER_VALUE)  # no host can merge its pages
+        self._num_threads = num_threads
 
     def measure(self) -> list[float]:
         """Return bytes per second of a few passes."""
+        torch.set_num_threads(self._num_threads)
         rates: list[float] = []
         for _ in range(_STREAM_PASSES):
             start = perf_counter()
@@ -92,6 +94,7 @@ class Linears:
 
     def __init__(self, shapes: Sequence[LinearShape], *, num_threads: int) -> None:
         self._shapes = tuple(shapes)
+        self._num_threads = num_threads
         ops = CPUOps(num_threads=num_threads)
         self._forms: dict[str, list[list[Callable[[Tensor], Tensor]]]] = {"engine": [], "torch": []}
         for shape in shapes:
@@ -101,6 +104,7 @@ class Linears:
 
     def measure(self, num_rows: int) -> list[LinearTime]:
         """Time every projection for `num_rows` rows."""
+        torch.set_num_threads(self._num_threads)
         times: list[LinearTime] = []
         for index, shape in enumerate(self._shapes):
             x = torch.randn(num_rows, shape.num_in)

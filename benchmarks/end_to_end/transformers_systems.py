@@ -37,10 +37,12 @@ class StaticBatch:
 
     name = "transformers, static batch"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, num_threads: int) -> None:
         self._model = model
+        self._num_threads = num_threads
 
     def run(self, case: Case, prompts: Prompts) -> Run:
+        torch.set_num_threads(self._num_threads)  # an engine's worker may have set it for the whole process
         ids = torch.tensor(prompts)
         clock = _Clock()
         with torch.inference_mode():
@@ -73,11 +75,13 @@ class ContinuousBatching:
 
     name = "transformers, continuous batching"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, num_threads: int) -> None:
         self._model = model
+        self._num_threads = num_threads
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
     def run(self, case: Case, prompts: Prompts) -> Run:
+        torch.set_num_threads(self._num_threads)
         config = ContinuousBatchingConfig(
             page_size=_PAGE_SIZE,
             num_blocks=case.num_requests * ceil(case.length / _PAGE_SIZE) + _SPARE_PAGES,
