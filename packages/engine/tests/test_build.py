@@ -24,7 +24,7 @@ def test_memory_is_at_most_what_all_rows_can_use() -> None:
 
 
 def test_a_length_that_does_not_fit_is_an_error_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match="max_length must be at most 96 .* got 200"):
+    with pytest.raises(ValueError, match=r"max_length must be at most 96 .* got 200"):
         build(max_total_tokens=100, max_length=200)
 
 

@@ -40,5 +40,5 @@ def test_broken_advice_is_named(tmp_path: Path, text: str) -> None:
 
 def test_folder(tmp_path: Path) -> None:
     assert model_folder(str(tmp_path)) == tmp_path
-    with pytest.raises(FileNotFoundError, match="model must be a folder .*missing"):
+    with pytest.raises(FileNotFoundError, match=r"model must be a folder .*missing"):
         model_folder(str(tmp_path / "missing"))

@@ -27,17 +27,17 @@ class _Runner(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class DrivenSequence:
-    """A sequence that holds a row. All fields are written by: RowDriver."""
+    """A sequence that holds a row."""
 
     row: int
     tokens: list[int]
-    """Prompt, then what was sampled."""
-    pages: list[int]
+    """Prompt, then what was sampled."""  # written by: driver
+    pages: list[int]  # written by: driver
     num_prompt: int
     num_computed: int
-    """Positions whose KV is there, or will be by the end of the last step that was built."""
-    num_sent_tokens: int
-    num_sent_pages: int = 0
+    """Positions whose KV is there, or will be by the end of the last step that was built."""  # written by: driver
+    num_sent_tokens: int  # written by: driver
+    num_sent_pages: int = 0  # written by: driver
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     seed: int = 0
 

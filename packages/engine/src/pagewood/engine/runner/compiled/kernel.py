@@ -68,7 +68,7 @@ class Kernel:
         if self._is_compiled:
             return
         with suppress(RuntimeError):  # no folder to write to: it is compiled anew in every process
-            self._dispatcher._cache = _Cache(self._dispatcher.py_func)
+            self._dispatcher._cache = _Cache(self._dispatcher.py_func)  # not ours
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
         self._is_compiled = True
