@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
 from pagewood.engine.runner.compiled.sampling import draw_tokens
+
+Float32 = NDArray[np.float32]
 
 
 def sample(logits: Tensor, batch: Batch, positions: Int32) -> Int32:
@@ -26,14 +29,15 @@ def sample(logits: Tensor, batch: Batch, positions: Int32) -> Int32:
     Raises:
         ValueError: a row holds a NaN, so that there is no token to choose.
     """
-    best = logits.argmax(-1)
-    if logits.gather(1, best[:, None]).isnan().any():  # argmax prefers a NaN to every number
+    rows: Float32 = logits.numpy()
+    best = rows.argmax(-1)  # of a row that holds a NaN, the place of the NaN
+    if np.isnan(rows[np.arange(len(best)), best]).any():
         raise ValueError("logits must be numbers, got NaN")
     if not batch.temperatures.any():
-        return best.numpy().astype(np.int32)
+        return best.astype(np.int32)
     tokens = np.empty(len(positions), np.int32)
     draw_tokens(
-        logits.numpy(),
+        rows,
         batch.temperatures.copy(),
         batch.top_ks.copy(),
         batch.top_ps.copy(),
