@@ -25,7 +25,7 @@ def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         env=environment,
-        timeout=240,
+        timeout=280,
         check=False,
     )
 

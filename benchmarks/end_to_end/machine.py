@@ -90,7 +90,7 @@ class Stream:
 
 
 class Linears:
-    """The projections of the model, with the engine's packed weights and with torch's plain ones."""
+    """The projections of the model, with the very linear of the engine and with torch's."""
 
     def __init__(self, shapes: Sequence[LinearShape], *, num_threads: int) -> None:
         self._shapes = tuple(shapes)

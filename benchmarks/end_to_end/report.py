@@ -244,7 +244,7 @@ def _target_table(record: Record) -> str:
 def _linear_table(record: Record) -> str:
     lines = [
         "Matmul rate in GFLOP/s with the weights in the cache where they fit, and milliseconds of one pass over all "
-        "layers' weights from memory; the engine's packed weights / torch's plain ones; medians.\n",
+        "layers' weights from memory; the engine's linear / torch's; medians.\n",
         "| projection | rows | GFLOP/s | ms |",
         "|---|--:|--:|--:|",
     ]

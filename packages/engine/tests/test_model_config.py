@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagewood.engine.models.config import ModelConfig, SamplingDefaults
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope_config import (
     DynamicScaling,
     LinearScaling,
@@ -46,7 +46,6 @@ def test_sizes_and_defaults(tmp_path: Path) -> None:
     assert config.rope.theta == 10000.0
     assert config.rope.scaling is None
     assert config.eos_token_ids == ()
-    assert config.sampling_defaults == SamplingDefaults()
 
 
 @pytest.mark.parametrize(
@@ -108,13 +107,8 @@ def test_biases_and_norms_of_each_architecture(tmp_path: Path) -> None:
 
 
 def test_generation_config(tmp_path: Path) -> None:
-    config = read(
-        tmp_path,
-        {**LLAMA, "eos_token_id": 1},
-        {"eos_token_id": [7, 8], "temperature": 0.6, "top_k": 20, "top_p": 0.95},
-    )
+    config = read(tmp_path, {**LLAMA, "eos_token_id": 1}, {"eos_token_id": [7, 8]})
     assert config.eos_token_ids == (7, 8)
-    assert config.sampling_defaults == SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95)
 
 
 def test_eos_of_config_json(tmp_path: Path) -> None:

@@ -96,10 +96,6 @@ class Fields:
             raise self._wrong(name, "a whole number or a list of them", items)
         return tuple(cast("list[int]", items))
 
-    def optional_number(self, name: str) -> float | None:
-        """Return a number, or None where it is absent or null."""
-        return None if self.values.get(name) is None else self.number(name)
-
     def _value(self, name: str, default: object) -> object:
         value = self.values.get(name)
         if value is not None:
