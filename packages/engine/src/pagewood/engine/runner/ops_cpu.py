@@ -1,4 +1,4 @@
-"""The arithmetic of a decoder on a CPU, in float32: compiled loops over preallocated tensors.
+"""The arithmetic of a decoder on a CPU, in float32: compiled loops, one pool of threads.
 
 Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 """
