@@ -20,8 +20,10 @@ from torch import Tensor
 VOCAB = 768
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
 DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
-MODEL_PLAN = Plan(name="model", steps=6400, chunks=4, hold=1750, span=2750, later=2500, aim=5700, bend=3500, long=5600)
-DRAFT_PLAN = Plan(name="draft", steps=1000, chunks=4, hold=300, span=1000, later=300, aim=1000, bend=1000, long=900)
+MODEL_PLAN = Plan(
+    name="model", chunks=4, hold=1750, span=2750, aims=((2500, 5700), (3500, 6400), (4000, 5400)), long=5000
+)
+DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, span=800, aims=((200, 800),), long=700)
 LOOK = 40
 """Held-out prompts a task on which a running training is judged."""
 
