@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 SHORT_ROWS = ((192, 1.0),)
-MIXED_ROWS = ((192, 0.6), (512, 0.3), (1024, 0.1))
+MIXED_ROWS = ((192, 0.75), (512, 0.2), (1024, 0.05))
 """Row lengths with their shares: short rows are quicker to learn from, long rows teach long conversations."""
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -27,36 +26,23 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Plan:
     """How long to train, on what and how fast.
 
-    Rates are full until step `hold`, then fall as 1 - sqrt does over `span` steps; from the first step of each
-    pair in `aims` they fall in a line that would reach 0 at the second, which for the last pair is the end. After the
-    first of these steps the tasks that are slow to learn have larger shares; after `long` some rows are long.
+    Rates are full until step `hold`, then fall in a line to 0 at the end. After step `later` the tasks that are slow to
+    learn have larger shares; after `long` some rows are long.
     """
 
     name: str
     chunks: int
     hold: int
-    span: int
-    aims: tuple[tuple[int, int], ...]
+    steps: int
+    later: int
     long: int
     matrix_rate: float = 0.02
     other_rate: float = 0.005
     warmup: int = 60
 
-    @property
-    def steps(self) -> int:
-        return self.aims[-1][1]
-
-    @property
-    def later(self) -> int:
-        return self.aims[0][0]
-
     def scale(self, step: int) -> float:
-        decayed = max(0, min(step, self.later) - self.hold) / self.span
-        scale = min(1.0, step / self.warmup) * (1 - decayed**0.5)
-        for (start, aim), (end, _) in pairwise((*self.aims, (self.steps, 0))):
-            if step > start:
-                scale *= (aim - min(step, end)) / (aim - start)
-        return scale
+        """Part of the full rates that holds at this step."""
+        return min(1.0, step / self.warmup, (self.steps - step) / (self.steps - self.hold))
 
 
 def log(text: str) -> None:

@@ -20,10 +20,8 @@ from torch import Tensor
 VOCAB = 768
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
 DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
-MODEL_PLAN = Plan(
-    name="model", chunks=4, hold=1750, span=2750, aims=((2500, 5700), (3500, 6400), (4000, 5400)), long=5000
-)
-DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, span=800, aims=((200, 800),), long=700)
+MODEL_PLAN = Plan(name="model", chunks=4, hold=2000, steps=8000, later=1500, long=2500)
+DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=800, later=100, long=300)
 LOOK = 40
 """Held-out prompts a task on which a running training is judged."""
 
