@@ -23,7 +23,7 @@ DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32
 MODEL_PLAN = Plan(
     name="model", chunks=4, hold=1750, span=2750, aims=((2500, 5700), (3500, 6400), (4000, 5400)), long=5000
 )
-DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, span=800, aims=((200, 800),), long=700)
+DRAFT_PLAN = Plan(name="draft", chunks=3, hold=100, span=500, aims=((100, 500),), long=400)
 LOOK = 40
 """Held-out prompts a task on which a running training is judged."""
 
