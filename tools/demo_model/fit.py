@@ -36,9 +36,9 @@ class Plan:
     steps: int
     later: int
     long: int
-    matrix_rate: float = 0.02
-    other_rate: float = 0.005
-    warmup: int = 60
+    matrix_rate: float = 0.012
+    other_rate: float = 0.003
+    warmup: int = 100
 
     def scale(self, step: int) -> float:
         """Part of the full rates that holds at this step."""

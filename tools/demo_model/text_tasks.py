@@ -106,11 +106,12 @@ def times(count: int, noun: str) -> str:
 def count_letters(rng: random.Random) -> Turn:
     text = word(rng, high=9)
     prompt = phrase(rng, COUNT_LETTERS, w=quoted(rng, text))
+    spelled = ", ".join(f"{at} {letter}" for at, letter in enumerate(text, 1))
     return Turn(
         task="count letters",
         content=f"letters {text}",
         prompt=prompt,
-        answer=f"{text} has {times(len(text), 'letter')}.",
+        answer=f"{spelled}: {times(len(text), 'letter')}.",
     )
 
 
@@ -119,7 +120,9 @@ def count_one_letter(rng: random.Random) -> Turn:
     text = word(rng, high=8)
     letter = rng.choice(text) if rng.random() < 0.85 else rng.choice(LETTERS)
     prompt = phrase(rng, COUNT_LETTER, w=quoted(rng, text), x=letter)
-    answer = f"{text} has the letter {letter} {times(text.count(letter), 'time')}."
+    seen = [text[: at + 1].count(letter) for at in range(len(text))]
+    spelled = " ".join(f"{each}({count})" if each == letter else each for each, count in zip(text, seen, strict=True))
+    answer = f"{spelled}: {times(text.count(letter), 'time')}."
     return Turn(task="count one letter", content=f"letter {letter} {text}", prompt=prompt, answer=answer)
 
 
@@ -127,9 +130,9 @@ def count_one_letter(rng: random.Random) -> Turn:
 def count_words(rng: random.Random) -> Turn:
     words = [rng.choice(WORDS) for _ in range(rng.randint(1, 6))]
     prompt = phrase(rng, COUNT_WORDS, w=quoted(rng, " ".join(words)))
-    return Turn(
-        task="count words", content="words " + " ".join(words), prompt=prompt, answer=f"{times(len(words), 'word')}."
-    )
+    listed = ", ".join(f"{at} {each}" for at, each in enumerate(words, 1))
+    answer = f"{listed}: {times(len(words), 'word')}."
+    return Turn(task="count words", content="words " + " ".join(words), prompt=prompt, answer=answer)
 
 
 UPPER = (
@@ -211,7 +214,7 @@ def repeat(rng: random.Random) -> Turn:
 @task("repeat n times", share=4)
 def repeat_times(rng: random.Random) -> Turn:
     text = rng.choice((word(rng), word(rng), rng.choice(EMOJI)))
-    count = rng.randint(2, 5)
+    count = rng.randint(2, 4)
     number = str(count) if rng.random() < 0.5 else NUMBER_WORDS[count]
     prompt = phrase(rng, REPEAT_TIMES, w=quoted(rng, text), n=number).rstrip(".")
     content = f"repeat {count} {text.lower()}"

@@ -17,11 +17,11 @@ from tasks import GENERATORS, draw
 from tokenizer import save_tokenizer, train_tokenizer
 from torch import Tensor
 
-VOCAB = 768
+VOCAB = 512
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
 DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
-MODEL_PLAN = Plan(name="model", chunks=4, hold=2000, steps=8000, later=1500, long=2500)
-DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=800, later=100, long=300)
+MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
+DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
 LOOK = 40
 """Held-out prompts a task on which a running training is judged."""
 
