@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 SHORT_ROWS = ((192, 1.0),)
-MIXED_ROWS = ((192, 0.6), (512, 0.3), (1024, 0.1))
+MIXED_ROWS = ((192, 0.75), (512, 0.2), (1024, 0.05))
 """Row lengths with their shares: short rows are quicker to learn from, long rows teach long conversations."""
 
 
@@ -33,7 +33,7 @@ class Encoder:
         return [self.user, *self.ids(prompt), self.end, self.assistant], [*self.ids(answer), self.end]
 
 
-def row(encoder: Encoder, rng: random.Random, length: int) -> tuple[list[int], list[bool]]:
+def row(encoder: Encoder, rng: random.Random, length: int, *, later: bool = False) -> tuple[list[int], list[bool]]:
     """One conversation of `length` tokens; what does not fit in full is left out."""
     while True:
         tokens: list[int] = []
@@ -41,7 +41,7 @@ def row(encoder: Encoder, rng: random.Random, length: int) -> tuple[list[int], l
         if (system := system_message(rng)) is not None:
             tokens += encoder.system_part(system)
             marks += [False] * len(tokens)
-        for turn in turns(rng):
+        for turn in turns(rng, later=later):
             asked, answered = encoder.turn_parts(turn.prompt, turn.answer)
             if len(tokens) + len(asked) + len(answered) > length:
                 break
@@ -52,7 +52,7 @@ def row(encoder: Encoder, rng: random.Random, length: int) -> tuple[list[int], l
             return tokens + [encoder.pad] * padding, marks + [False] * padding
 
 
-def batch(encoder: Encoder, seed: str, num_tokens: int, *, long: bool) -> tuple[Tensor, Tensor, Tensor]:
+def batch(encoder: Encoder, seed: str, num_tokens: int, *, later: bool, long: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The batch of this seed.
 
     Returns:
@@ -62,7 +62,7 @@ def batch(encoder: Encoder, seed: str, num_tokens: int, *, long: bool) -> tuple[
     rng = random.Random(seed)
     lengths, shares = zip(*(MIXED_ROWS if long else SHORT_ROWS), strict=True)
     length = rng.choices(lengths, shares)[0]
-    rows = [row(encoder, rng, length) for _ in range(num_tokens // length)]
+    rows = [row(encoder, rng, length, later=later) for _ in range(num_tokens // length)]
     tokens = torch.tensor([tokens for tokens, _ in rows])
     marks = torch.tensor([marks for _, marks in rows])
     at = marks.flatten().nonzero().flatten()

@@ -25,6 +25,13 @@ MEMORY_SHARE = 0.06
 NAMES_OF_TASKS = tuple(sorted(GENERATORS))
 SHARES = tuple(GENERATORS[name][0] for name in NAMES_OF_TASKS)
 
+SLOW_TO_LEARN = {
+    "add": 2.2, "subtract": 2.0, "multiply": 1.5, "divide": 1.3, "sort numbers": 2.0, "sort words": 1.6,
+    "repeat n times": 1.8, "count words": 1.8, "upper-case": 1.3,
+}  # fmt: skip
+"""How much larger the shares of these are later in a training, when the quick ones are known."""
+LATER_SHARES = tuple(GENERATORS[name][0] * SLOW_TO_LEARN.get(name, 1.0) for name in NAMES_OF_TASKS)
+
 
 def system_message(rng: random.Random) -> str | None:
     """None for most conversations."""
@@ -34,16 +41,16 @@ def system_message(rng: random.Random) -> str | None:
     return rng.choice(SYSTEM) if kind < 0.92 else sentence(rng)
 
 
-def turns(rng: random.Random) -> Iterator[Turn]:
+def turns(rng: random.Random, *, later: bool = False) -> Iterator[Turn]:
     """An endless conversation of training turns, with questions on what it said earlier."""
-    memory = Memory()
+    memory, shares = Memory(), LATER_SHARES if later else SHARES
     told = rng.random() < 0.5
     while True:
         if not told or rng.random() < MEMORY_SHARE:
             told = True
             yield from remembered(rng, memory)
         else:
-            yield draw(rng, rng.choices(NAMES_OF_TASKS, SHARES)[0], held=False)
+            yield draw(rng, rng.choices(NAMES_OF_TASKS, shares)[0], held=False)
 
 
 def remembered(rng: random.Random, memory: Memory) -> Iterator[Turn]:

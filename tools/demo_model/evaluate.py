@@ -11,6 +11,7 @@ import torch
 from dialog import SYSTEM, memory_dialog, turns_of_any_task
 from tasks import GENERATORS, Turn, draw
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 ALL = "all tasks, after 10 turns"
 
@@ -142,6 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")
+    logging.disable_progress_bar()
     misses: list[str] = []
     print(markdown(measure(options.folder, options.count, misses=misses)))
     if options.misses:

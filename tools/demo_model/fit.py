@@ -24,21 +24,25 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long to train and how fast; rates are full until the last `decay` steps, then fall to 0 in a line.
+    """How long to train, on what and how fast.
 
-    Long rows are mixed in while the rates fall.
+    Rates are full until step `hold`, then fall in a line to 0 at the end. After step `later` the tasks that are slow to
+    learn have larger shares; after `long` some rows are long.
     """
 
     name: str
-    steps: int
-    decay: int
     chunks: int
-    matrix_rate: float = 0.02
-    other_rate: float = 0.005
-    warmup: int = 60
+    hold: int
+    steps: int
+    later: int
+    long: int
+    matrix_rate: float = 0.012
+    other_rate: float = 0.003
+    warmup: int = 100
 
     def scale(self, step: int) -> float:
-        return min(1.0, step / self.warmup, (self.steps - step) / self.decay)
+        """Part of the full rates that holds at this step."""
+        return min(1.0, step / self.warmup, (self.steps - step) / (self.steps - self.hold))
 
 
 def log(text: str) -> None:
@@ -85,9 +89,9 @@ def fit(
         muon.momenta = state["muon"]
         first, seen, spent, recent = state["step"] + 1, state["seen"], state["spent"], state["recent"]
 
-    def chunk(seed: str, long: bool) -> tuple[list[Tensor], float, int, int]:
+    def chunk(seed: str, later: bool, long: bool) -> tuple[list[Tensor], float, int, int]:
         torch.set_num_threads(1)
-        tokens, at, targets = batch(encoder, seed, CHUNK, long=long)
+        tokens, at, targets = batch(encoder, seed, CHUNK, later=later, long=long)
         loss = loss_of(scores(model, tokens, at), tokens, at, targets)
         return list(torch.autograd.grad(loss, parameters)), loss.item(), len(targets), tokens.numel()
 
@@ -95,10 +99,9 @@ def fit(
     with ThreadPoolExecutor(workers) as pool:
         for step in range(first, plan.steps + 1):
             total, targets = 0.0, 0
-            seeds, long = [f"{plan.name} {step} {part}" for part in range(plan.chunks)], step > plan.steps - plan.decay
-            for at, (gradients, loss, num_targets, num_tokens) in enumerate(
-                pool.map(chunk, seeds, [long] * plan.chunks)
-            ):
+            seeds = [f"{plan.name} {step} {part}" for part in range(plan.chunks)]
+            later, long = [step > plan.later] * plan.chunks, [step > plan.long] * plan.chunks
+            for at, (gradients, loss, num_targets, num_tokens) in enumerate(pool.map(chunk, seeds, later, long)):
                 if at == 0:
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         parameter.grad = gradient

@@ -101,9 +101,9 @@ SORT_DOWN = (
 @task("sort numbers", share=9)
 def sort_numbers(rng: random.Random) -> Turn:
     top = rng.choice((9, 20, 50, 99, 99))
-    numbers = [rng.randint(0, top) for _ in range(rng.randint(3, 6))]
-    down = rng.random() < 0.25
-    listed = rng.choice((", ", ", ", " ", ",")).join(map(str, numbers))
+    numbers = [rng.randint(0, top) for _ in range(rng.randint(3, 5))]
+    down = rng.random() < 0.2
+    listed = rng.choice((", ", ", ", ", ", " ")).join(map(str, numbers))
     if rng.random() < 0.1:
         listed = f"[{listed}]"
     prompt = phrase(rng, SORT_DOWN if down else SORT_UP, w=listed)

@@ -3,7 +3,6 @@
 import argparse
 import random
 import sys
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from tasks import GENERATORS, draw
 from tokenizer import save_tokenizer, train_tokenizer
 from torch import Tensor
 
-VOCAB = 768
+VOCAB = 512
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
 DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
-MODEL_PLAN = Plan(name="model", steps=4500, decay=1500, chunks=4)
-DRAFT_PLAN = Plan(name="draft", steps=1500, decay=1000, chunks=4)
+MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
+DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
 LOOK = 40
 """Held-out prompts a task on which a running training is judged."""
 
@@ -73,7 +72,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("build/demo_model"), help="a stopped run goes on from here")
-    parser.add_argument("--steps", type=int, default=MODEL_PLAN.steps)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -96,9 +94,15 @@ def main() -> None:
     def right(logits: Tensor, _tokens: Tensor, _at: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="sum")
 
-    plan = replace(MODEL_PLAN, steps=options.steps)
     fit(
-        model, encoder, right, plan, workers=options.workers, checkpoint=options.work / "model.pt", every=250, look=look
+        model,
+        encoder,
+        right,
+        MODEL_PLAN,
+        workers=options.workers,
+        checkpoint=options.work / "model.pt",
+        every=500,
+        look=look,
     )
 
     torch.manual_seed(2)
