@@ -93,7 +93,7 @@ def build(session: nox.Session) -> None:
         )
         if len(list(dist.glob(f"pagewood_{package}-*"))) != 2:
             session.error(f"{package} must build one wheel and one sdist")
-    empty = Path(session.create_tmp()) / "empty"
+    empty = Path(session.create_tmp()).resolve() / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     session.run("python", "-m", "venv", str(empty))
     python = str(empty / "bin" / "python")

@@ -87,11 +87,24 @@ def test_counting_aloud_has_no_gap() -> None:
 
 def test_letters_are_counted() -> None:
     for turn in some("count letters"):
-        word, _, count, *_ = turn.answer.split()
-        assert len(word) == int(count)
+        counted, _, result = turn.answer.rpartition(": ")
+        word = "".join(entry.split()[1] for entry in counted.split(", "))
+        assert word in turn.prompt
+        assert len(word) == int(result.split()[0])
     for turn in some("count one letter"):
-        word, *_, letter, count, _ = turn.answer.split()
-        assert word.count(letter) == int(count)
+        spelled, _, result = turn.answer.rpartition(": ")
+        word = "".join(entry[0] for entry in spelled.split())
+        assert word in turn.prompt
+        _, letter, _ = turn.content.split()
+        assert word.count(letter) == int(result.split()[0]) == spelled.count("(")
+
+
+def test_words_are_counted() -> None:
+    for turn in some("count words"):
+        listed, _, result = turn.answer.rpartition(": ")
+        words = [entry.split()[1] for entry in listed.split(", ")]
+        assert " ".join(words) in turn.prompt
+        assert len(words) == int(result.split()[0])
 
 
 @pytest.mark.parametrize("name", ["repeat", "upper-case", "lower-case"])
