@@ -30,10 +30,12 @@ def warm_up(head_dim: int, *, progress: Progress | None = None) -> AttentionKern
         own.attend,
         own.attend_parallel,
     )
+    doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:
-            progress(f"compiling {kernel.name}", done, len(kernels))
+            progress(f"{doing} kernel {kernel.name}", done, len(kernels))
         kernel.compile()
+        doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
     return own
