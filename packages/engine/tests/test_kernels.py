@@ -48,7 +48,7 @@ def test_warming_up_tells_how_far_it_is() -> None:
     kernels = warm_up(16, progress=lambda text, done, total: told.append((text, done, total)))
     total = told[0][2]
     assert [(done, of) for _, done, of in told] == [(i, total) for i in range(total + 1)]
-    assert told[0][0].startswith("compiling ")
+    assert told[0][0].startswith("loading kernel ")
     assert kernels.attend.name == "attend"
 
 
