@@ -6,4 +6,6 @@ The memory itself is `pagewood.kvpool.storage`, which needs torch; nothing else 
 from pagewood.kvpool.allocator import OutOfPages, PageAllocator
 from pagewood.kvpool.layout import KVLayout, MultiHeadLayout
 
+__version__ = "0.1.0"
+
 __all__ = ["KVLayout", "MultiHeadLayout", "OutOfPages", "PageAllocator"]

@@ -7,6 +7,8 @@ from pagewood.schedpolicy.reserve import NewTokenRatio
 from pagewood.schedpolicy.skip_ahead import SkipAhead
 from pagewood.schedpolicy.victim import choose_victim, worth_preempting
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Budget",
     "FirstComeFirstServed",
@@ -17,6 +19,7 @@ __all__ = [
     "SkipAhead",
     "StepBudget",
     "Waiting",
+    "__version__",
     "choose_victim",
     "order_named",
     "worth_preempting",
