@@ -288,11 +288,12 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
             os.kill(pid, signal.SIGSTOP)
             with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
                 content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                head += f"Content-Length: {len(content)}\r\n\r\n"
                 connection.sendall(head.encode() + content)
                 until(lambda: own_server.ready()["requests"]["live"] == 2)
                 os.kill(pid, signal.SIGKILL)
-                answer = connection.recv(65536)
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
             assert b" 503 " in answer.splitlines()[0]
             assert b'"code":"tokenizer_lost"' in answer
             assert len(list(stream)) > 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +34,6 @@ Progress = Callable[[str, int, int], None]
 
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take where the configuration does not say."""
-_SWITCH_INTERVAL_S = 0.0002
-"""How soon the planning thread yields the interpreter to the computing one; the default of 5 ms would stall it."""
 
 
 def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
@@ -82,7 +79,6 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         max_length,
         num_threads,
     )
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
     def make_runner(kv: KVSpace) -> CPURunner:
         return CPURunner(
