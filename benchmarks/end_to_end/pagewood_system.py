@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +21,6 @@ class PagewoodSystem:
 
     def __init__(self, folder: Path, cases: Sequence[Case], *, overlap: bool, num_threads: int) -> None:
         self.name = "pagewood" if overlap else "pagewood, plain loop"
-        before = sys.getswitchinterval()
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(
             EngineConfig(
@@ -35,24 +33,15 @@ class PagewoodSystem:
             inbox=self._inbox,
             outbox=self._outbox,
         )
-        self._switch_interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(before)  # the engine's choice must not touch the other systems
 
     def run(self, case: Case, prompts: Prompts) -> Run:
         sampling = SamplingParams(max_tokens=case.num_output, temperature=0.0, ignore_eos=True)
         tokens: list[list[int]] = [[] for _ in prompts]
         times: list[list[float]] = [[] for _ in prompts]
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(self._switch_interval_s)
-        try:
-            start = perf_counter()
-            for index, prompt in enumerate(prompts):
-                self._inbox.put(
-                    Submit(request_id=str(index), tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling)
-                )
-            self._answer(tokens, times)
-        finally:
-            sys.setswitchinterval(before)
+        start = perf_counter()
+        for index, prompt in enumerate(prompts):
+            self._inbox.put(Submit(request_id=str(index), tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+        self._answer(tokens, times)
         return Run(submitted_s=start, tokens=tuple(map(tuple, tokens)), times_s=tuple(map(tuple, times)))
 
     def close(self) -> None:
