@@ -33,7 +33,6 @@ class StepPlan:
     """One step: its grants, each request at most once."""
 
     grants: tuple[Grant, ...]
-    num_admitted: int = 0
     num_preempted: int = 0
 
 
@@ -165,10 +164,9 @@ class Planner:
             self._reserve.on_preempt(state.running)
         else:
             self._reserve.on_step()
-        num_admitted = 0
         if state.waiting and not shortage.excluded:
-            num_admitted = self._admit(state, now_s, budget, grants)
-        return StepPlan(grants=tuple(grants), num_admitted=num_admitted, num_preempted=len(shortage.preempted))
+            self._admit(state, now_s, budget, grants)
+        return StepPlan(grants=tuple(grants), num_preempted=len(shortage.preempted))
 
     def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Grant the next position of every request that has computed all others."""
@@ -203,16 +201,15 @@ class Planner:
                 budget.take_prefill(count)
                 grants.append(Grant(request, start, count, count == num_missing, False))
 
-    def _admit(self, state: EngineState, now_s: float, budget: StepBudget, grants: list[Grant]) -> int:
-        """Start waiting requests while budget, rows and memory last; return how many."""
+    def _admit(self, state: EngineState, now_s: float, budget: StepBudget, grants: list[Grant]) -> None:
+        """Start waiting requests while budget, rows and memory last."""
         kv = self._kv
         if not budget.can_admit or not kv.num_free_rows or not budget.offer_prefill(1):
-            return 0
+            return
         if self._order.needs_match:
             for request in state.waiting:
                 kv.probe(request)
         self._skip_ahead.begin_step(state.waiting)
-        num_admitted = 0
         for request in self._order(state.waiting, now_s)[:_MAX_EXAMINED]:
             kv.probe(request)
             count = budget.offer_prefill(request.num_known - request.num_matched)
@@ -231,10 +228,7 @@ class Planner:
             insort(state.running, request, key=_deserving)
             start = request.num_matched
             grants.append(Grant(request, start, count, start + count == request.num_known, True))
-            num_admitted += 1
-        if num_admitted:
-            state.waiting = [request for request in state.waiting if request.row < 0]
-        return num_admitted
+        state.waiting = [request for request in state.waiting if request.row < 0]
 
     def _reserved_pages(self, running: Sequence[Request], candidate: Request) -> int:
         """Pages that running requests and the candidate will probably need beyond the candidate's known tokens."""
