@@ -3,9 +3,9 @@
 The memory itself is `pagewood.kvpool.storage`, which needs torch; nothing else here does.
 """
 
-from pagewood.kvpool.allocator import OutOfPages, PageAllocator
+from pagewood.kvpool.allocator import Moves, OutOfPages, PageAllocator
 from pagewood.kvpool.layout import KVLayout, MultiHeadLayout
 
 __version__ = "0.1.0"
 
-__all__ = ["KVLayout", "MultiHeadLayout", "OutOfPages", "PageAllocator"]
+__all__ = ["KVLayout", "Moves", "MultiHeadLayout", "OutOfPages", "PageAllocator"]
