@@ -25,7 +25,9 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values = values.float()
     scales = values.abs().amax(-1) / _LARGEST_CODE
     divisors = torch.where(scales > 0, scales, 1.0)
-    return (values / divisors[..., None]).round_().to(torch.int8), scales
+    codes = (values / divisors[..., None]).round_()
+    # The scale of a row of denormal numbers is too coarse for its largest to be 127.
+    return codes.clamp_(-_LARGEST_CODE, _LARGEST_CODE).to(torch.int8), scales
 
 
 def dequantise(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The bytes of a pool's pages, whatever they mean, as torch tensors."""
 
-import math
 import zlib
 from collections.abc import Sequence
 
@@ -97,7 +96,7 @@ class PageMemory:
 
 
 def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device = "cpu") -> PageMemory:
-    """Allocate `num_pages * layout.bytes_per_page` bytes, each array of each layer in one contiguous piece.
+    """Allocate `num_pages * layout.bytes_per_page` bytes, each array of each layer in one piece, aligned to 64 bytes.
 
     Memory starts as zeros, so that a kernel which multiplies masked positions by zero meets no NaN; on a CPU the system
     provides these zeros at the first touch, so that a pool costs memory only as it fills.
@@ -106,8 +105,9 @@ def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device =
         ValueError: `num_pages` is less than 1.
     """
     _check_num_pages(num_pages)
-    kinds = [_zeros((layout.num_layers, num_pages, array.num_bytes), device).unbind(0) for array in layout.arrays]
-    return PageMemory(layout, list(zip(*kinds, strict=True)))
+    sizes = [array.num_bytes for array in layout.arrays]
+    blocks = [tuple(_zeros(num_pages, size, device) for size in sizes) for _ in range(layout.num_layers)]
+    return PageMemory(layout, blocks)
 
 
 def allocate_groups(
@@ -122,7 +122,7 @@ def allocate_groups(
         ValueError: `num_pages` is less than 1.
     """
     _check_num_pages(num_pages)
-    pages = _zeros((num_pages, layout.bytes_per_page), device)
+    pages = _zeros(num_pages, layout.bytes_per_page, device)
     memories: list[PageMemory] = []
     for number, group in enumerate(layout.groups):
         sizes = [array.num_bytes for array in group.arrays]
@@ -165,11 +165,11 @@ def _as_words(block: torch.Tensor) -> torch.Tensor:
     return block
 
 
-def _zeros(shape: tuple[int, ...], device: str | torch.device) -> torch.Tensor:
-    """Return zeros, uint8; those of a CPU are untouched: numpy zeroes by calloc, torch by writing it all."""
+def _zeros(num_pages: int, bytes_per_page: int, device: str | torch.device) -> torch.Tensor:
+    """Return `[num_pages, bytes_per_page] uint8`; a CPU's is untouched: numpy zeroes by calloc, torch by writing it."""
     if torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=torch.uint8, device=device)
-    num_bytes = math.prod(shape)
+        return torch.zeros(num_pages, bytes_per_page, dtype=torch.uint8, device=device)
+    num_bytes = num_pages * bytes_per_page
     buffer = np.zeros(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
     start = -buffer.ctypes.data % ALIGNMENT_BYTES
-    return torch.frombuffer(buffer, dtype=torch.uint8, count=num_bytes, offset=start).view(shape)
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=num_bytes, offset=start).view(num_pages, bytes_per_page)
