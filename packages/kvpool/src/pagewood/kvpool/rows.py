@@ -48,7 +48,7 @@ class RowPool:
     def table(self) -> NDArray[np.int32]:
         """The whole table, not a copy, read-only: `[num_rows, max_pages]`, to be indexed by `rows(tickets)`."""
         table = self._table.view()
-        table.flags.writeable = False
+        table.flags.writeable = False  # not ours
         return table
 
     def alloc(self, n: int) -> NDArray[np.int64]:
