@@ -72,6 +72,15 @@ def test_num_pages_is_checked(num_pages: int):
         PageAllocator(num_pages)
 
 
+def test_more_duplicates_than_pages_leave_no_trace():
+    allocator = PageAllocator(2)
+    held = allocator.alloc(2)
+    with pytest.raises(ValueError, match="pages must be distinct, got page 0 twice"):
+        allocator.free(pages(0, 0, 1, 1, 1, 1))
+    allocator.free(held)
+    assert allocator.num_free == 2
+
+
 def test_pages_freed_in_a_batch_come_back_when_it_ends():
     allocator = PageAllocator(4)
     held = allocator.alloc(4)
@@ -82,6 +91,8 @@ def test_pages_freed_in_a_batch_come_back_when_it_ends():
         with pytest.raises(ValueError, match="got page 1, which is free"):
             allocator.free(held[1:])
     assert allocator.num_free == 2
+    with pytest.raises(ValueError, match="got page 1, which is free"):
+        allocator.free(held[1:])
 
 
 def fail_in_a_batch(allocator: PageAllocator, held: NDArray[np.int32]) -> None:

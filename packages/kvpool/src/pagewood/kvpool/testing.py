@@ -208,10 +208,11 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.oracle.held)
     @rule(data=st.data())
     def free_duplicate(self, data: st.DataObject) -> None:
-        """Give back a held page twice in one call."""
+        """Give back a held page more than once in one call, even more often than there are pages."""
         page = data.draw(st.sampled_from(sorted(self.oracle.held)), label="page")
         others = [other for other in self._draw_held(data) if other != page]
-        self._free_refused(data.draw(st.permutations([page, page, *others])), wrong=page)
+        times = data.draw(st.integers(2, 50), label="times")
+        self._free_refused(data.draw(st.permutations([page] * times + others)), wrong=page)
 
     @precondition(lambda self: len(self.batches) < 3)
     @rule()
@@ -224,10 +225,13 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule()
     def end_batch(self) -> None:
-        """Close the innermost block."""
+        """Close the innermost block; what was freed in it stays freed."""
         self.batches.pop().__exit__(None, None, None)
         if not self.batches:
+            parked = sorted(self.oracle.parked)
             self.oracle.end_batch()
+            for page in parked:
+                self._free_refused([page], wrong=page)
 
     @invariant()
     def counts_agree(self) -> None:
