@@ -29,7 +29,7 @@ class Replica:
     """
 
     __slots__ = (
-        "_changed", "_decoding", "_decoding_by_tenant", "_index", "_is_decoding", "_machine", "_memory",
+        "_changed", "_decoding", "_decoding_by_tenant", "_inbox", "_index", "_is_decoding", "_machine", "_memory",
         "_num_run_steps", "_order", "_policies", "_prefilling", "_prefills", "_run_started_s", "_running", "_token_times",
         "_waiting", "end_s", "observed",
     )  # fmt: skip
@@ -73,6 +73,7 @@ class Replica:
         self._prefilling: list[SimRequest] = []  # those of `_running` whose prompts are not computed, most deserving first
         self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the step that runs
         self._changed: dict[int, SimRequest] = {}  # waiting requests whose live match has changed since the last pass
+        self._inbox: list[SimRequest] = []  # arrived since the last event
         self._run_started_s = 0.0
         self._num_run_steps = 0
         self._is_decoding = False  # whether those who decode do so in the steps that run
@@ -83,15 +84,14 @@ class Replica:
     @property
     def num_outstanding(self) -> int:
         """Requests sent here that have not ended."""
-        return len(self._waiting) + len(self._running)
+        return len(self._inbox) + len(self._waiting) + len(self._running)
 
     def arrive(self, request: SimRequest, now_s: float) -> None:
-        """Take a request; `now_s` is not before the last event and not after `end_s`."""
-        refusal = self._refusal(request, now_s)
-        if refusal:
-            self._record(request, now_s, refused=refusal)
-            return
-        self._wait(request)
+        """Take a request, which is seen when the step under way is over.
+
+        `now_s` is not before the last event and not after `end_s`.
+        """
+        self._inbox.append(request)
         if self.end_s == inf:
             self._run_started_s = self.end_s = now_s  # wakes up, once all that arrive now are here
         elif self._num_run_steps > 1:
@@ -116,6 +116,13 @@ class Replica:
                 self._end(request, self._stop_decoding(request), now_s)
         for request, num_tokens in self._prefills:
             self._computed(request, num_tokens, now_s)
+        for request in self._inbox:
+            refusal = self._refusal(request, now_s)
+            if refusal:
+                self._record(request, now_s, refused=refusal)
+            else:
+                self._wait(request)
+        self._inbox.clear()
         self._start(now_s)
 
     def _start(self, now_s: float) -> None:
@@ -124,6 +131,10 @@ class Replica:
         self._prefills = []
         self._run_started_s = now_s
         self._is_decoding = False
+        self._num_run_steps = 0
+        if not self._waiting and not self._running:
+            self.end_s = inf
+            return
         budget = policies.budget.open(len(self._running))
         has_preempted = False
         if not policies.budget.prefill_first:
@@ -145,12 +156,9 @@ class Replica:
                 num_decode=decoding.num_requests if self._is_decoding else 0,
                 num_kv=decoding.kv_tokens if self._is_decoding else 0,
             )
-        elif self._is_decoding:
-            self._set_run(self._num_alike())
         else:
-            assert not self._waiting, "something that waits can run when nothing runs"
-            self._num_run_steps = 0
-            self.end_s = inf
+            assert self._is_decoding, "whoever waits can run when nobody does"
+            self._set_run(self._num_alike())
 
     def _set_run(self, num_steps: int) -> None:
         """Let so many steps run in which nothing happens but decoding."""
