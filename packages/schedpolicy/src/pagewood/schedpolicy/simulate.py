@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagewood.schedpolicy.budget import Budget
+from pagewood.schedpolicy.deadlines import Feasibility
 from pagewood.schedpolicy.names import ORDERS
+from pagewood.schedpolicy.quotas import Quota, Quotas
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine, load_machine
 from pagewood.schedpolicy.simulation.metrics import Observations
-from pagewood.schedpolicy.simulation.policies import policies_named
+from pagewood.schedpolicy.simulation.policies import (
+    SGLANG_ORDERS,
+    VICTIMS,
+    WRAPPERS,
+    Policies,
+    check_policy,
+    policies_named,
+)
 from pagewood.schedpolicy.simulation.presets import PRESETS, preset_named
 from pagewood.schedpolicy.simulation.report import Objective, Summary, json_of, row_of, summarise, table_of
 from pagewood.schedpolicy.simulation.router import ROUTERS, router_named
@@ -48,7 +57,22 @@ def _run(options: argparse.Namespace) -> None:
         max_step_tokens=options.step_tokens,
         max_chunk_tokens=options.chunk_tokens,
         max_prefills=options.max_prefills,
+        prefill_first=options.prefill_first,
     )
+    feasibility = Feasibility(model=machine.model, chunk_tokens=options.step_tokens) if options.refuse_late else None
+
+    def policies(name: str, replica: int) -> Policies:
+        limited = options.max_running_per_tenant
+        return policies_named(
+            name,
+            page_size=options.page_size,
+            budget=budget,
+            victim=options.victim,
+            quotas=None if limited is None else Quotas({}, default=Quota(max_running=limited)),
+            feasibility=feasibility,
+            seed=options.seed + replica,
+        )
+
     names = _names(options.policy)
     if options.save_trace is not None:
         save_trace(trace, options.save_trace)
@@ -56,9 +80,7 @@ def _run(options: argparse.Namespace) -> None:
         name: simulate(
             trace,
             fleet,
-            make_policies=lambda replica, name=name: policies_named(
-                name, budget=budget, seed=options.seed + replica
-            ),
+            make_policies=lambda replica, name=name: policies(name, replica),
             router=router_named(options.router, seed=options.seed),
         )
         for name in names
@@ -128,8 +150,7 @@ def _num_pages(options: argparse.Namespace, machine: Machine) -> int:
 def _names(policies: str) -> list[str]:
     names = [name.strip().replace("_", "-") for name in policies.split(",")]
     for name in names:
-        if name not in ORDERS:
-            raise ValueError(f"--policy must be one or more of {', '.join(ORDERS)}, got {name!r}")
+        check_policy(name)
     return list(dict.fromkeys(names))
 
 
@@ -157,11 +178,18 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--replicas", type=int, default=1, metavar="N", help="1 to 1,000")
     where.add_argument("--router", choices=ROUTERS, default=ROUTERS[0], help="who chooses the replica")
     who = parser.add_argument_group("who decides")
-    who.add_argument("--policy", default="lpm,fcfs", metavar="A,B", help=f"one or more of {', '.join(ORDERS)}")
+    orders = ", ".join((*ORDERS, *SGLANG_ORDERS))
+    who.add_argument(
+        "--policy", default="lpm,fcfs", metavar="A,B", help=f"one or more of {orders}; each with +{', +'.join(WRAPPERS)}"
+    )
     who.add_argument("--max-running", type=int, default=256, metavar="N", help="requests that run at once")
     who.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")
     who.add_argument("--chunk-tokens", type=int, metavar="T", help="prompt tokens of one request in one step")
     who.add_argument("--max-prefills", type=int, default=8, metavar="N", help="prompts computed in one step")
+    who.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
+    who.add_argument("--victim", choices=VICTIMS, default=VICTIMS[0], help="who yields when memory runs out")
+    who.add_argument("--max-running-per-tenant", type=int, metavar="N", help="quota of every tenant")
+    who.add_argument("--refuse-late", action="store_true", help="refuse at once what would miss its deadline")
     out = parser.add_argument_group("what is said about it")
     out.add_argument("--slo-ttft", type=float, default=2.0, metavar="S", help="served well: first token within")
     out.add_argument("--slo-itl", type=float, default=0.1, metavar="S", help="served well: mean time between tokens")

@@ -27,6 +27,7 @@ class RequestRecord:
         outcome: How it ended.
         reason: Why it was refused; "" if it was not.
         arrived_s: When it arrived.
+        admitted_s: When it was first admitted; infinite if it was refused.
         first_token_s: When it got its first token; infinite if it was refused.
         finished_s: When it ended.
         num_prompt: Tokens of the prompt.
@@ -43,6 +44,7 @@ class RequestRecord:
     outcome: Outcome
     reason: str
     arrived_s: float
+    admitted_s: float
     first_token_s: float
     finished_s: float
     num_prompt: int

@@ -239,6 +239,7 @@ class Replica:
             request.num_computed = request.num_matched
             if request.num_hit < 0:
                 request.num_hit = request.num_matched
+                request.admitted_s = now_s
             else:
                 request.num_recomputed += request.num_tokens - request.num_matched
 
@@ -391,6 +392,7 @@ class Replica:
                 arrived_s=request.arrived_s,
                 first_token_s=request.first_token_s,
                 finished_s=now_s,
+                admitted_s=request.admitted_s,
                 num_prompt=request.num_prompt,
                 num_output=request.num_generated,
                 num_hit=max(0, request.num_hit),

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 
 from pagewood.schedpolicy.simulation.histogram import DurationHistogram
 from pagewood.schedpolicy.simulation.metrics import Observations, Outcome, RequestRecord
@@ -85,6 +86,8 @@ class Summary:
         num_recomputed: Tokens computed again because of that.
         num_steps: Steps of all replicas.
         busy: Part of the time that a replica had a step running, on average.
+        overtaken_s: How much later the latest request arrived that was admitted before another on the same replica: 0
+            where requests are admitted as they arrive, growing without end where somebody starves.
         service_gap: Largest difference in service between two tenants that both had requests waiting; the largest of
             any replica. 1 for a computed prompt token, 2 for a generated one.
         tenants: By name, at most the first 16 to appear.
@@ -105,6 +108,7 @@ class Summary:
     num_recomputed: int
     num_steps: int
     busy: float
+    overtaken_s: float
     service_gap: float
     tenants: dict[str, TenantSummary]
 
@@ -154,9 +158,24 @@ def summarise(observed: Sequence[Observations], objective: Objective) -> Summary
         num_recomputed=sum(record.num_recomputed for record in records),
         num_steps=sum(one.num_steps for one in observed),
         busy=_ratio(math.fsum(one.busy_s for one in observed), duration_s * len(observed)),
+        overtaken_s=max(overtaken_s(one.records) for one in observed),
         service_gap=max(one.service.largest for one in observed),
         tenants=_tenants(records, objective),
     )
+
+
+def overtaken_s(records: Sequence[RequestRecord]) -> float:
+    """Return how much later the latest request of one replica arrived that was admitted before another.
+
+    Those admitted in the same step do not count as one before the other.
+    """
+    longest_s = latest_s = 0.0
+    ordered = sorted((r for r in records if r.admitted_s < math.inf), key=lambda record: record.admitted_s)
+    for _, together in groupby(ordered, key=lambda record: record.admitted_s):
+        arrivals = [record.arrived_s for record in together]
+        longest_s = max(longest_s, latest_s - min(arrivals))
+        latest_s = max(latest_s, *arrivals)
+    return longest_s
 
 
 def _tenants(records: Sequence[RequestRecord], objective: Objective) -> dict[str, TenantSummary]:
@@ -189,7 +208,7 @@ def _ratio(part: float, whole: float) -> float:
 
 COLUMNS = (
     "policy", "ttft p50", "p90", "p99", "max", "itl p50", "p99", "e2e p50", "p99",
-    "goodput/s", "goodput", "tok/s", "hits", "preempt", "gap", "refused",
+    "goodput/s", "goodput", "tok/s", "hits", "preempt", "overtaken", "gap", "refused",
 )  # fmt: skip
 
 
@@ -209,6 +228,7 @@ def row_of(policy: str, summary: Summary) -> tuple[str, ...]:
         f"{summary.output_tokens_per_s:.0f}",
         f"{summary.hit_rate:.1%}",
         f"{summary.num_preemptions}",
+        f"{summary.overtaken_s:.3g}",
         f"{summary.service_gap / 1e3:.3g}k",
         f"{summary.num_refused}",
     )

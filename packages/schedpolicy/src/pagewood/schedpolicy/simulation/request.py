@@ -26,7 +26,7 @@ class SimRequest:
     """
 
     __slots__ = (
-        "_clock", "_num_generated", "_page_size", "_prefix", "_since", "arrival", "arrived_s", "deadline_s",
+        "_clock", "_num_generated", "_page_size", "_prefix", "_since", "admitted_s", "arrival", "arrived_s", "deadline_s",
         "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens", "num_computed", "num_hit", "num_leased",
         "num_matched", "num_output", "num_pages", "num_preemptions", "num_private", "num_prompt", "num_recomputed",
         "priority", "service_class", "tag", "tenant", "watch",
@@ -72,6 +72,8 @@ class SimRequest:
         self.num_recomputed = 0
         """Tokens that were computed again after a preemption."""  # written by: replica
         self.num_preemptions = 0  # written by: replica
+        self.admitted_s = _NEVER_S
+        """When it was first admitted."""  # written by: replica
         self.first_token_s = _NEVER_S  # written by: replica
         self.last_token_s = _NEVER_S
         """When it got its last token, if it does not decode or has not decoded since."""  # written by: replica

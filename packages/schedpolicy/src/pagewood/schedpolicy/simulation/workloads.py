@@ -100,25 +100,25 @@ def noisy_tenant(num_requests: int, rate: float, rng: Random) -> Trace:
 
 
 def hot_and_cold(num_requests: int, rate: float, rng: Random) -> Trace:
-    """Agents that call again and again with nearly all of their prompt cached, and 5% of requests with nothing cached.
+    """Requests with some 96% of their prompt cached, and 5% with nothing cached, in waves of a minute.
 
-    The traffic of SGLang's issue #31954 at a smaller scale: prompts of 16,000 to 32,000 tokens, some 96% of the
-    tokens in the cache.
+    The traffic of SGLang's issue #31954 at a smaller scale: twelve contexts of 16,000 to 32,000 tokens, to which every
+    call adds some hundred; one minute with 1.6 times the mean rate follows one with 0.4 times.
     """
     contents = Contents()
-    agents: list[tuple[int, ...]] = [contents.extend((), rng.randint(15_000, 20_000)) for _ in range(12)]
+    contexts = [contents.extend((), rng.randint(16_000, 32_000)) for _ in range(12)]
     requests: list[TraceRequest] = []
-    for now_s in _poisson_times(num_requests, rate, rng):
-        num_output = _lognormal(rng, 100, 0.5, 16, 400)
+    now_s = 0.0
+    for _ in range(num_requests):
+        now_s += rng.expovariate(rate * (1.6 if now_s % 120 < 60 else 0.4))
+        num_output = _lognormal(rng, 50, 0.5, 8, 200)
         if rng.random() < 0.05:
             num_prompt = rng.randint(15_000, 20_000)
             keys, tenant = contents.extend((), num_prompt), "cold"
         else:
-            agent = rng.randrange(len(agents))
-            num_prompt = len(agents[agent]) * BLOCK_SIZE + _lognormal(rng, 300, 0.6, 64, 2_000)
-            keys, tenant = contents.extend(agents[agent], num_prompt), "hot"
-            # What an agent has seen grows until it starts over from a context as long as the first.
-            agents[agent] = keys if num_prompt < 30_000 else contents.extend((), rng.randint(15_000, 20_000))
+            context = rng.choice(contexts)
+            num_prompt = len(context) * BLOCK_SIZE + _lognormal(rng, 800, 0.5, 64, 4_000)
+            keys, tenant = contents.extend(context, num_prompt), "hot"
         requests.append(replace(_request(now_s, num_prompt, num_output, keys), tenant=tenant))
     return _trace("hot-and-cold", requests, num_requests)
 
