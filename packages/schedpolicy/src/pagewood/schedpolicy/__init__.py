@@ -10,7 +10,7 @@ from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
 from pagewood.schedpolicy.fallback import FallbackAbove
 from pagewood.schedpolicy.latency import StepModel, StepSample
-from pagewood.schedpolicy.names import ORDERS, PLAIN_ORDERS, order_named
+from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
 from pagewood.schedpolicy.order import Order
 from pagewood.schedpolicy.quotas import Quota, Quotas, Usage
 from pagewood.schedpolicy.ranked import (
@@ -55,9 +55,9 @@ from pagewood.schedpolicy.victim import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits", "Ageing", "Budget",
-    "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove", "Feasibility",
-    "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasTag", "HasTenant", "HighestResponseRatio",
+    "MATCH_ORDERS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits", "Ageing",
+    "Budget", "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove",
+    "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasTag", "HasTenant", "HighestResponseRatio",
     "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder",
     "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel", "StepSample", "Switch",
     "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline",

@@ -126,6 +126,10 @@ class AdaptiveOrder(Generic[W]):
                 self._switch(now_s, reason)
         return self._order.ordered(now_s)
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._waiting
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._waiting)

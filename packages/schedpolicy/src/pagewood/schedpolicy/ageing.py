@@ -93,6 +93,10 @@ class Ageing(Generic[W]):
             while oldest is not None and oldest.arrival in yielded:
                 oldest = next(by_age, None)
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request in self._by_age
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._by_age)

@@ -97,6 +97,10 @@ class InBatchDeferral(Generic[P]):
                 yield request
         yield from deferred
 
+    def __contains__(self, request: P) -> bool:
+        """Return whether the request waits here."""
+        return request in self._order
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._order)

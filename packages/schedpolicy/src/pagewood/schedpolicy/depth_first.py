@@ -58,6 +58,10 @@ class DepthFirstWeight(Generic[P]):
                 self.update(request)
         return iter(self._tree)
 
+    def __contains__(self, request: P) -> bool:
+        """Return whether the request waits here."""
+        return request in self._tree
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._tree)

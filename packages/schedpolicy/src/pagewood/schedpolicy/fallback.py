@@ -56,6 +56,10 @@ class FallbackAbove(Generic[W]):
         """Yield the waiting requests, as the order has them that is for so many."""
         return (self._order if len(self._order) <= self.max_waiting else self._above).ordered(now_s)
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request in self._order
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._order)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 from pagewood.schedpolicy.adaptive import AdaptiveOrder
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
@@ -16,7 +17,6 @@ from pagewood.schedpolicy.ranked import (
     by_priority,
     by_priority_low_first,
 )
-from pagewood.schedpolicy.requests import FullWaiting
 from pagewood.schedpolicy.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.shares import fair_share, weighted_round_robin
 from pagewood.schedpolicy.shuffled import ShuffledOrder
@@ -29,8 +29,11 @@ PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "h
 ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 """Names of all orders."""
 
+MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight", "fair")
+"""Names of the orders that read `num_matched`."""
 
-def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[FullWaiting]:
+
+def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[Any]:
     """Return an empty order of that name, with its defaults; by priority first, where priorities make sense.
 
     What a request must have is what the order reads: those in `PLAIN_ORDERS` get by with `Waiting`, "dfs-weight" reads
@@ -45,11 +48,11 @@ def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[FullWa
         ValueError: There is no such order.
     """
 
-    def ranked(rank: Callable[[FullWaiting], tuple[float, ...]], *, reads_match: bool = False) -> Order[FullWaiting]:
-        return RankedOrder[FullWaiting](rank, reads_match=reads_match, told=told)
+    def ranked(rank: Callable[[Any], tuple[float, ...]], *, reads_match: bool = False) -> Order[Any]:
+        return RankedOrder[Any](rank, reads_match=reads_match, told=told)
 
-    def by_tier(make_order: Callable[[], Order[FullWaiting]]) -> Order[FullWaiting]:
-        return Tiers[FullWaiting](attrgetter("priority"), make_order)
+    def by_tier(make_order: Callable[[], Order[Any]]) -> Order[Any]:
+        return Tiers[Any](attrgetter("priority"), make_order)
 
     match name.replace("_", "-"):
         case "fcfs" | "priority":
@@ -63,16 +66,14 @@ def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[FullWa
         case "shortest":
             return ranked(ByShortest(), reads_match=True)
         case "hrrn":
-            return by_tier(lambda: HighestResponseRatio[FullWaiting](told=told))
+            return by_tier(lambda: HighestResponseRatio[Any](told=told))
         case "random":
             rng = Random(seed)
-            return by_tier(lambda: ShuffledOrder[FullWaiting](rng))
+            return by_tier(lambda: ShuffledOrder[Any](rng))
         case "adaptive":
-            return AdaptiveOrder[FullWaiting](
-                lambda: order_named("lpm", told=told), lambda: order_named("fcfs", told=told)
-            )
+            return AdaptiveOrder[Any](lambda: order_named("lpm", told=told), lambda: order_named("fcfs", told=told))
         case "dfs-weight":
-            return by_tier(lambda: DepthFirstWeight[FullWaiting](told=told))
+            return by_tier(lambda: DepthFirstWeight[Any](told=told))
         case "fair":
             return fair_share()
         case "edf":
@@ -80,6 +81,6 @@ def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[FullWa
         case "wrr":
             return weighted_round_robin({})
         case "tag":
-            return TagAffinity[FullWaiting]()
+            return TagAffinity[Any]()
         case _:
             raise ValueError(f"name must be one of {', '.join(ORDERS)}, got {name!r}")

@@ -61,6 +61,10 @@ class Order(Protocol[W]):
         """
         ...
 
+    def __contains__(self, request: W, /) -> bool:
+        """Return whether the request waits here."""
+        ...
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         ...

@@ -98,6 +98,10 @@ class PrefixTree(Generic[W]):
             for _, request in node.own:
                 yield request
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request is here."""
+        return request.arrival in self._nodes
+
     def __len__(self) -> int:
         """Return how many requests are here."""
         return len(self._nodes)

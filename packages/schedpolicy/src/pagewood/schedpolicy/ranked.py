@@ -60,6 +60,10 @@ class RankedOrder(Generic[W]):
                 self.update(request)
         return iter(self._queue)
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request in self._queue
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._queue)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from pagewood.schedpolicy.requests import Running, Waiting
 
-_INIT_RATIO = 0.7
 # Of longer allowances only this much is reserved: hardly any request uses them up.
 _MAX_RESERVED_TOKENS = 4096
 # How far every survivor of a preemption should come before the next.
@@ -19,7 +18,7 @@ class NewTokenRatio:
     and jumps up when memory has run out and somebody was preempted. After that it holds still for `hold_steps`, so
     that the memory just freed is not at once filled with new requests that bring about the next preemption.
 
-    Invariant: `min_factor * first ratio <= ratio <= 1`.
+    Invariant: `min_factor * init <= ratio <= 1`.
 
     There is no reset when the engine falls idle. The ratio is what was learned of the requests; an idle spell does not
     make that wrong, only steps do, by decay. Should the next requests differ, a ratio too high decays and a ratio too
@@ -31,28 +30,27 @@ class NewTokenRatio:
     __slots__ = ("_decay", "_min_ratio", "_num_held", "_ratio", "hold_steps")
 
     def __init__(
-        self, *, conservativeness: float = 1.0, min_factor: float = 0.14, decay_steps: int = 600, hold_steps: int = 60
+        self, *, init: float = 0.7, min_factor: float = 0.14, decay_steps: int = 600, hold_steps: int = 60
     ) -> None:
-        """Start at `min(1, 0.7 * conservativeness)`.
+        """Start at `init`; SGLang's is 0.7 times the conservativeness that a user asks for, and 1 at most.
 
         Args:
-            conservativeness: Scales the ratio before anything is known, > 0 and finite.
-            min_factor: The least ratio, as a part of the first, in [0, 1].
-            decay_steps: Steps from the first to the least ratio, >= 1.
+            init: Ratio before anything is known, in (0, 1].
+            min_factor: The least ratio, as a part of `init`, in [0, 1].
+            decay_steps: Steps from `init` to the least ratio, >= 1.
             hold_steps: Steps without decay after a preemption, >= 0.
 
         Raises:
             ValueError: One of them is out of range.
         """
-        if not 0 < conservativeness < math.inf:
-            raise ValueError(f"conservativeness must be > 0 and finite, got {conservativeness}")
+        if not 0 < init <= 1:
+            raise ValueError(f"init must be in (0, 1], got {init}")
         if not 0 <= min_factor <= 1:
             raise ValueError(f"min_factor must be in [0, 1], got {min_factor}")
         if decay_steps < 1:
             raise ValueError(f"decay_steps must be >= 1, got {decay_steps}")
         if hold_steps < 0:
             raise ValueError(f"hold_steps must be >= 0, got {hold_steps}")
-        init = min(1.0, _INIT_RATIO * conservativeness)
         self.hold_steps = hold_steps
         self._min_ratio = init * min_factor
         self._decay = (init - self._min_ratio) / decay_steps
@@ -74,7 +72,8 @@ class NewTokenRatio:
     def on_preempt(self, survivors: Iterable[Running]) -> None:
         """Take note that memory ran out and requests were preempted.
 
-        The ratio becomes the part that the survivors have generated so far plus some headroom, if that is more.
+        By SGLang's formula the ratio becomes the part of their allowance that the survivors have generated so far, plus
+        headroom for 20 steps; here only if that is more than it was.
         """
         num_expected, num_allowed = 0, 1
         for request in survivors:

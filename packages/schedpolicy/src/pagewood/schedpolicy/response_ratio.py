@@ -85,6 +85,10 @@ class HighestResponseRatio(Generic[W]):
                     heapreplace(bounds, (_bound(following, bucket, now_s), bucket, following, rest))
             yield heappop(found)[2]
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._bucket_of
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._bucket_of)

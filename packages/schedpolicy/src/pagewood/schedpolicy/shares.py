@@ -151,6 +151,10 @@ class ShareOrder(Generic[W]):
                 yield request
                 heappush(again, (service + self._admission_cost(request) / self._weights.get(group, 1.0), group))
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._groups
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._groups)

@@ -60,6 +60,10 @@ class ShuffledOrder(Generic[W]):
             self._places[requests[other].arrival] = other
             yield requests[place]
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._places
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._requests)

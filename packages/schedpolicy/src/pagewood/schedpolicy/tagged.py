@@ -76,6 +76,10 @@ class TagAffinity(Generic[T]):
         while heap:
             yield from self._queues[heappop(heap)[2]]
 
+    def __contains__(self, request: T) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._tag_of
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._tag_of)

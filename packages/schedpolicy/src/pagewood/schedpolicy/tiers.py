@@ -74,6 +74,11 @@ class Tiers(Generic[W]):
         for negated in self._tiers:
             yield from self._orders[-negated].ordered(now_s)
 
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        tier = self._tiers_of.get(request.arrival)
+        return tier is not None and request in self._orders[tier]
+
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return sum(map(len, self._orders.values()))
