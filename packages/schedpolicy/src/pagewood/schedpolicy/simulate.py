@@ -124,9 +124,7 @@ def _trace(options: argparse.Namespace) -> Trace:
     else:
         trace = load_trace(options.trace, block_size=options.block_size)
         if options.requests is not None:
-            trace = Trace(
-                name=trace.name, requests=trace.requests[: options.requests], block_size=trace.block_size
-            )
+            trace = Trace(name=trace.name, requests=trace.requests[: options.requests], block_size=trace.block_size)
     return scaled(trace, rate=options.speed)
 
 
@@ -162,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what arrives")
     what.add_argument("trace", metavar="TRACE", nargs="?", type=Path, help="JSON lines: Mooncake, or OpenAI requests")
-    what.add_argument("--workload", choices=[name for name, _ in WORKLOADS], help="a generated trace, instead of a file")
+    what.add_argument(
+        "--workload", choices=[name for name, _ in WORKLOADS], help="a generated trace, instead of a file"
+    )
     what.add_argument("--requests", type=int, metavar="N", help="how many: the first of a file; 1,000 if generated")
     what.add_argument("--rate", type=float, default=_DEFAULT_RATE, metavar="R", help="requests/s of a generated trace")
     what.add_argument("--speed", type=float, default=1.0, metavar="X", help="play it so many times as fast")
@@ -180,7 +180,10 @@ def _parser() -> argparse.ArgumentParser:
     who = parser.add_argument_group("who decides")
     orders = ", ".join((*ORDERS, *SGLANG_ORDERS))
     who.add_argument(
-        "--policy", default="lpm,fcfs", metavar="A,B", help=f"one or more of {orders}; each with +{', +'.join(WRAPPERS)}"
+        "--policy",
+        default="lpm,fcfs",
+        metavar="A,B",
+        help=f"one or more of {orders}; each with +{', +'.join(WRAPPERS)}",
     )
     who.add_argument("--max-running", type=int, default=256, metavar="N", help="requests that run at once")
     who.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")

@@ -66,7 +66,7 @@ class _Node:
         self.num_locks = 0
         """Leases on this page, plus children that are locked."""  # written by: BlockCache
         self.used = used
-        """Time of its own last use; that of its descendants is handed up as they are evicted."""  # written by: BlockCache
+        """Time of its own last use; that of its descendants comes up as they are evicted."""  # written by: BlockCache
 
 
 class BlockCache:

@@ -6,6 +6,7 @@ from math import inf
 
 from pagewood.schedpolicy.budget import StepBudget
 from pagewood.schedpolicy.deadlines import Load
+from pagewood.schedpolicy.quotas import Quotas
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.decoding import Decoding
 from pagewood.schedpolicy.simulation.machine import Machine
@@ -30,8 +31,8 @@ class Replica:
 
     __slots__ = (
         "_changed", "_decoding", "_decoding_by_tenant", "_inbox", "_index", "_is_decoding", "_machine", "_memory",
-        "_num_run_steps", "_order", "_policies", "_prefilling", "_prefills", "_run_started_s", "_running", "_token_times",
-        "_waiting", "end_s", "observed",
+        "_num_run_steps", "_order", "_policies", "_prefilling", "_prefills", "_run_started_s", "_running",
+        "_token_times", "_waiting", "end_s", "observed",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +71,9 @@ class Replica:
         self._token_times: dict[float, int] = {}  # of those who decode, how many had their last token when
         self._waiting: dict[int, SimRequest] = {}  # by arrival
         self._running: dict[int, SimRequest] = {}  # by arrival
-        self._prefilling: list[SimRequest] = []  # those of `_running` whose prompts are not computed, most deserving first
+        self._prefilling: list[
+            SimRequest
+        ] = []  # those of `_running` whose prompts are not computed, most deserving first
         self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the step that runs
         self._changed: dict[int, SimRequest] = {}  # waiting requests whose live match has changed since the last pass
         self._inbox: list[SimRequest] = []  # arrived since the last event
@@ -148,6 +151,7 @@ class Replica:
                 self._admit(budget, now_s)
         if policies.budget.prefill_first and not self._prefills and self._decode(budget):
             policies.reserve.on_preempt(self._running.values())
+            has_preempted = True
         self._observe_moment(now_s)
         if self._prefills:
             self._num_run_steps = 1
@@ -156,17 +160,17 @@ class Replica:
                 num_decode=decoding.num_requests if self._is_decoding else 0,
                 num_kv=decoding.kv_tokens if self._is_decoding else 0,
             )
-        else:
-            assert self._is_decoding, "whoever waits can run when nobody does"
+        elif self._is_decoding:
             self._set_run(self._num_alike())
+        else:
+            assert has_preempted, "whoever waits can run when nobody does"
+            self._start(now_s)
 
     def _set_run(self, num_steps: int) -> None:
         """Let so many steps run in which nothing happens but decoding."""
         decoding = self._decoding
         self._num_run_steps = num_steps
-        self.end_s = self._run_started_s + self._machine.decode_s(
-            num_steps, decoding.num_requests, decoding.kv_tokens
-        )
+        self.end_s = self._run_started_s + self._machine.decode_s(num_steps, decoding.num_requests, decoding.kv_tokens)
 
     def _num_alike(self) -> int:
         """Return how many steps pass, from the one just decided, in which nothing can happen but decoding."""
@@ -214,11 +218,12 @@ class Replica:
         policies = self._policies
         self._refresh_matches()
         policies.skip_ahead.begin_step(self._waiting.values())
+        full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
         for request in self._order.ordered(now_s):
             if not budget.can_admit:
                 break
-            if policies.quotas is not None and not policies.quotas.check(request).fits:
+            if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
                 continue
             num_tokens = self._fit(request, budget)
             if num_tokens:
@@ -242,6 +247,15 @@ class Replica:
                 request.admitted_s = now_s
             else:
                 request.num_recomputed += request.num_tokens - request.num_matched
+
+    def _has_quota(self, request: SimRequest, quotas: Quotas, full_tenants: set[str]) -> bool:
+        """Whether a request's tenant may run it; asks once in a pass for a tenant that may run no more at all."""
+        if request.tenant in full_tenants:
+            return False
+        verdict = quotas.check(request)
+        if verdict.short_of == "max_running":
+            full_tenants.add(request.tenant)
+        return verdict.fits
 
     def _fit(self, request: SimRequest, budget: StepBudget) -> int:
         """Give a waiting request the pages of its first chunk, and return its tokens; 0 if it does not fit."""

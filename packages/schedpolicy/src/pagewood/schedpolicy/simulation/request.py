@@ -26,10 +26,10 @@ class SimRequest:
     """
 
     __slots__ = (
-        "_clock", "_num_generated", "_page_size", "_prefix", "_since", "admitted_s", "arrival", "arrived_s", "deadline_s",
-        "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens", "num_computed", "num_hit", "num_leased",
-        "num_matched", "num_output", "num_pages", "num_preemptions", "num_private", "num_prompt", "num_recomputed",
-        "priority", "service_class", "tag", "tenant", "watch",
+        "_clock", "_num_generated", "_page_size", "_prefix", "_since", "admitted_s", "arrival", "arrived_s",
+        "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens", "num_computed", "num_hit",
+        "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions", "num_private", "num_prompt",
+        "num_recomputed", "priority", "service_class", "tag", "tenant", "watch",
     )  # fmt: skip
 
     def __init__(self, arrival: int, spec: TraceRequest, keys: Sequence[int], page_size: int) -> None:
@@ -64,7 +64,7 @@ class SimRequest:
         self.num_private = 0
         """Those of them that are not the cache's."""  # written by: memory
         self.end_step = -1
-        """Step of the clock with which it has generated all its output; -1 unless it decodes."""  # written by: decoding
+        """Step of the clock with which its output is complete; -1 unless it decodes."""  # written by: decoding
         self.watch: MatchWatch | None = None
         """Its live match, while it waits and the cache has such."""  # written by: replica
         self.num_hit = -1
