@@ -122,7 +122,7 @@ def test_tags_go_by_how_many_run() -> None:
 
 
 def test_classes_take_turns_by_weight():
-    order = weighted_round_robin({"gold": 3.0, "bronze": 1.0})
+    order: ShareOrder[FakeRequest] = weighted_round_robin({"gold": 3.0, "bronze": 1.0})
     for arrival in range(80):
         order.add(FakeRequest(arrival=arrival, service_class="bronze" if arrival % 2 else "gold"))
     classes = [request.service_class for request in order.ordered(0.0)]
@@ -136,7 +136,7 @@ def test_a_pass_that_is_not_finished_costs_only_what_was_taken():
         num_reads = 0
 
         @property
-        def arrived_s(self) -> float:
+        def arrived_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
             Counting.num_reads += 1
             return 0.0
 
@@ -161,7 +161,7 @@ def test_a_live_match_is_read_without_being_told():
         __slots__ = ()
 
         @property
-        def num_matched(self) -> int:
+        def num_matched(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
             return watch.num_tokens if self.arrival else 10
 
         @num_matched.setter
