@@ -228,7 +228,8 @@ class Admission:
         end = (num_before + math.floor(named[name])) // limits.page_size * limits.page_size
         num_tokens = end - num_before
         if num_tokens <= 0:
-            return _nothing(_other(name, num_whole, named[name]))
+            short = _no_token if name == "remaining_total" else _other
+            return _nothing(short(name, num_whole, named[name]))
         if num_tokens >= num_left:
             return Chunk(num_tokens=num_left, is_cut=False, verdict=FITS)
         if not is_partial and self._num_partial >= limits.max_partial:

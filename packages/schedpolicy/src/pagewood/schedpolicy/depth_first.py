@@ -50,6 +50,8 @@ class DepthFirstWeight(Generic[P]):
         """Move a request to where its cached prefix ends now."""
         self._tree.discard(request)
         self._tree.add(request, _cached_prefix(request))
+        if self._sweep is not None:
+            self._sweep.read(request)
 
     def ordered(self, now_s: float) -> Iterator[P]:
         """Yield the waiting requests, family by family."""

@@ -52,6 +52,8 @@ class RankedOrder(Generic[W]):
     def update(self, request: W) -> None:
         """Rank a request again."""
         self._queue.move(request, self._rank(request))
+        if self._sweep is not None:
+            self._sweep.read(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
         """Yield the waiting requests, smallest rank first."""

@@ -61,6 +61,8 @@ class HighestResponseRatio(Generic[W]):
         if self._bucket_of[request.arrival] != _bucket(request):
             self._take_out(request)
             self._place(request)
+        if self._sweep is not None:
+            self._sweep.read(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
         """Yield the waiting requests, highest ratio first, ties by arrival."""
