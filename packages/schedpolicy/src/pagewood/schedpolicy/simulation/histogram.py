@@ -34,8 +34,8 @@ class DurationHistogram:
         while index < num_steps:
             seconds = first_s + index * step_s
             end = num_steps
-            if step_s > 0:
-                bucket_end_s = math.exp((math.floor(math.log(seconds) / _WIDTH) + 1) * _WIDTH)
+            bucket_end_s = math.exp((math.floor(math.log(seconds) / _WIDTH) + 1) * _WIDTH)
+            if bucket_end_s < first_s + num_steps * step_s:
                 end = min(num_steps, max(index + 1, math.ceil((bucket_end_s - first_s) / step_s)))
             count = end - index
             self.add(seconds, num * count)

@@ -16,6 +16,9 @@ MOONCAKE_BLOCK_SIZE = 512
 TEXT_BLOCK_SIZE = 64
 """Tokens per key of texts."""
 
+_MARKS = frozenset(("hash_ids", "messages", "prompt", "body"))
+"""Fields that say of which kind a line is."""
+
 _BYTES_PER_TOKEN = 4
 """UTF-8 bytes that a token of text stands for, where nobody has counted the tokens."""
 
@@ -44,12 +47,16 @@ def load_trace(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
     lines: list[TraceRequest] = []
     first_s = math.inf
     for number, fields in _objects(path):
+        if _MARKS.isdisjoint(fields):
+            raise ValueError(
+                f"{path}:{number}: a request must have hash_ids (Mooncake), or messages or prompt (OpenAI)"
+            )
         kind = _Mooncake if "hash_ids" in fields else _Texts
         if reader is None:
             reader = kind(block_size=block_size) if kind is _Mooncake else _Texts()
-        elif type(reader) is not kind:
-            raise ValueError(f"{path}:{number}: lines must be all of one kind, Mooncake or OpenAI")
         try:
+            if type(reader) is not kind:
+                raise ValueError("lines must be all of one kind, Mooncake or OpenAI")
             request = reader.read(fields)
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
@@ -110,6 +117,8 @@ class _Interned:
 @dataclass(slots=True, kw_only=True)
 class _Mooncake:
     block_size: int
+    _before: dict[int, int] = field(default_factory=dict[int, int])
+    """The key before each; -1 for none."""  # written by: _Mooncake
     _interned: _Interned = field(default_factory=_Interned)
 
     def read(self, fields: Mapping[str, Any]) -> TraceRequest:
@@ -118,6 +127,11 @@ class _Mooncake:
         if not isinstance(hash_ids, list) or not all(isinstance(key, int) for key in cast("list[Any]", hash_ids)):
             raise ValueError(f"hash_ids must be a list of integers, got {hash_ids!r:.80}")
         keys = tuple(self._interned.number(key) for key in cast("list[int]", hash_ids))
+        for key, before in zip(keys, (-1, *keys), strict=False):
+            if self._before.setdefault(key, before) != before:
+                raise ValueError(
+                    f"hash_ids must stand for all that is before them, but one in {hash_ids!r:.60} had another before it"
+                )
         arrived_s = _number(fields, "timestamp") / 1e3
         return _request(fields, arrived_s, num_prompt, _integer(fields, "output_length"), keys)
 
@@ -130,7 +144,7 @@ class _Texts:
     def read(self, fields: Mapping[str, Any]) -> TraceRequest:
         body: Any = fields.get("body", fields)
         if not isinstance(body, dict) or not ("messages" in body or "prompt" in body):
-            raise ValueError("a request must have hash_ids (Mooncake), or messages or prompt (OpenAI)")
+            raise ValueError("body must be an object with messages or prompt")
         both = {**cast("dict[str, Any]", body), **fields}
         text = json.dumps(both["messages"] if "messages" in both else both["prompt"], ensure_ascii=False).encode()
         usage: Any = both.get("usage") or {}
