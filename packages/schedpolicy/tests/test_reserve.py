@@ -58,9 +58,9 @@ def test_a_preemption_raises_it_to_what_the_survivors_generated_and_holds_it():
     assert ratio.ratio == pytest.approx((100 + 20 + 60 + 20) / 401)
     for _ in range(3):
         ratio.on_step()
-    assert ratio.ratio == pytest.approx(0.5)
+    assert ratio.ratio == pytest.approx(200 / 401)
     ratio.on_step()
-    assert ratio.ratio == pytest.approx(0.5 - 0.09 / 10)
+    assert ratio.ratio == pytest.approx(200 / 401 - 0.09 / 10)
 
 
 def test_a_preemption_without_survivors_still_holds():

@@ -62,7 +62,7 @@ class StepModel:
         """
         rows = [((1.0, s.num_prefill, s.num_decode, s.num_kv), s.seconds) for s in samples]
         columns = [0, 1, 2, 3]
-        while columns:
+        while rows and columns:
             solution = _least_squares([([row[c] for c in columns], seconds) for row, seconds in rows])
             worst = min(range(len(columns)), key=solution.__getitem__)
             if solution[worst] >= 0:
@@ -77,8 +77,8 @@ class StepModel:
 
 def _least_squares(rows: list[tuple[list[float], float]]) -> list[float]:
     """Solve the normal equations by elimination; a column that the others explain gets 0."""
-    n = len(rows[0][0]) if rows else 0
-    scale = [max((abs(row[i]) for row, _ in rows), default=0.0) or 1.0 for i in range(n)]
+    n = len(rows[0][0])
+    scale = [max(abs(row[i]) for row, _ in rows) or 1.0 for i in range(n)]
     scaled = [([value / scale[i] for i, value in enumerate(row)], y) for row, y in rows]
     a = [[sum(row[i] * row[j] for row, _ in scaled) for j in range(n)] for i in range(n)]
     b = [sum(row[i] * y for row, y in scaled) for i in range(n)]

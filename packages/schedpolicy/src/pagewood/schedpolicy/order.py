@@ -43,7 +43,7 @@ class Order(Protocol[W]):
         ...
 
     def stop(self, request: W) -> None:
-        """Take note that a request admitted from here runs no more: it ended or was preempted."""
+        """Take note that a request admitted from here runs no more: it ended or was preempted. Of others, do nothing."""
         ...
 
     def update(self, request: W) -> None:

@@ -16,7 +16,7 @@ class Tiers(Generic[W]):
     Invariant: a waiting request is in the order of its tier as it was last told, a running one in that it ran from.
     """
 
-    __slots__ = ("_make_order", "_num_members", "_orders", "_tier_of", "_tiers", "_tiers_of")
+    __slots__ = ("_make_order", "_num_members", "_orders", "_running", "_tier_of", "_tiers", "_tiers_of")
 
     def __init__(self, tier_of: Callable[[W], float], make_order: Callable[[], Order[W]]) -> None:
         """Start empty.
@@ -31,6 +31,7 @@ class Tiers(Generic[W]):
         self._num_members: dict[float, int] = {}  # waiting or running, by tier; written by: add, _leave
         self._tiers: list[float] = []  # of `_orders`, negated, sorted; written by: add, _leave
         self._tiers_of: dict[int, float] = {}  # waiting or running, by arrival; written by: add, _leave
+        self._running: set[int] = set()  # of these, the arrivals of those that run; written by: admit, stop
 
     def add(self, request: W) -> None:
         """Take a request in."""
@@ -54,10 +55,12 @@ class Tiers(Generic[W]):
     def admit(self, request: W) -> None:
         """Let a request go that runs."""
         self._orders[self._tiers_of[request.arrival]].admit(request)
+        self._running.add(request.arrival)
 
     def stop(self, request: W) -> None:
         """Tell the order that a running request came from."""
-        if request.arrival in self._tiers_of:
+        if request.arrival in self._running:
+            self._running.remove(request.arrival)
             self._orders[self._tiers_of[request.arrival]].stop(request)
             self._leave(request)
 

@@ -148,6 +148,7 @@ def check_order(make_order: Callable[[], AnyOrder], rng: Random, *, num_steps: i
     assert _raises(KeyError, lambda: order.remove(second)), "remove must refuse a request that does not wait"
     assert _raises(KeyError, lambda: order.admit(second)), "admit must refuse a request that does not wait"
     assert _raises(KeyError, lambda: order.update(second)), "update must refuse a request that does not wait"
+    order.stop(first)
     order.stop(second)
     assert list(order.ordered(1.0)) == [first], "a refused call must change nothing"
 
