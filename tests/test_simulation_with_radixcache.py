@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy.simulation import H100_8B, Fleet, OverTokens, generate, policies_named, simulate
-from pagewood.schedpolicy.simulation.cache import PrefixCache
+from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.metrics import Observations
 
 FLEET = Fleet(machine=H100_8B, num_pages=14_304, page_size=64)
@@ -23,8 +23,12 @@ def radix_cache() -> PrefixCache:
 
 def run(fleet: Fleet, *, over_radix: bool) -> Observations:
     trace = generate("multi-turn", num_requests=400, rate=20, seed=0)
-    caches = {"make_cache": radix_cache} if over_radix else {}
-    (observed,) = simulate(trace, fleet, make_policies=lambda _: policies_named("lpm", page_size=64), **caches)
+    (observed,) = simulate(
+        trace,
+        fleet,
+        make_policies=lambda _: policies_named("lpm", page_size=64),
+        make_cache=radix_cache if over_radix else BlockCache,
+    )
     return observed
 
 

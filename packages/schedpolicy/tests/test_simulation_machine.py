@@ -36,11 +36,11 @@ def test_the_fewest_steps_that_take_so_long(within_s: float):
 
 
 @pytest.mark.parametrize(
-    ("machine", "published", "bandwidth", "kv_tokens"),
-    [(H100_8B, ON_H100_8B, 1.0, 60e9 / 65_536), (H100_70B, ON_H200_70B, 4.8 / 3.35, 60e9 / 163_840)],
+    ("machine", "published", "bandwidth", "kv_tokens", "within"),
+    [(H100_8B, ON_H100_8B, 1.0, 60e9 / 65_536, 0.06), (H100_70B, ON_H200_70B, 4.8 / 3.35, 60e9 / 163_840, 0.105)],
 )
 def test_presets_give_the_published_throughput(
-    machine: Machine, published: list[int], bandwidth: float, kv_tokens: float
+    machine: Machine, published: list[int], bandwidth: float, kv_tokens: float, within: float
 ):
     model = machine.model
     for (num_prompt, num_output), tokens_per_s in zip(LENGTHS, published, strict=True):
@@ -48,7 +48,7 @@ def test_presets_give_the_published_throughput(
         per_request_s = model.prefill_s * num_prompt + num_output * (
             model.decode_s + (model.kv_s * (num_prompt + num_output / 2) + model.base_s / num_running) / bandwidth
         )
-        assert num_output / per_request_s == pytest.approx(tokens_per_s, rel=0.11)
+        assert num_output / per_request_s == pytest.approx(tokens_per_s, rel=within)
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path):

@@ -11,6 +11,9 @@ from pagewood.schedpolicy.simulation.workloads import WORKLOADS, generate
 MOONCAKE: dict[str, Any] = {"timestamp": 1500, "input_length": 1300, "output_length": 20, "hash_ids": [7, 9, 4]}
 
 
+DEFAULTS: dict[str, Any] = {"name": "poisson", "num_requests": 1, "rate": 1.0, "seed": 0}
+
+
 def write(path: Path, *lines: object) -> Path:
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     return path
@@ -119,7 +122,7 @@ def test_a_trace_played_faster():
 )
 def test_a_workload_that_is_not_there(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        generate(**{"name": "poisson", "num_requests": 1, "rate": 1.0, "seed": 0, **arguments})
+        generate(**(DEFAULTS | arguments))
 
 
 def test_requests_are_checked():

@@ -1,5 +1,6 @@
 """What decides on a simulated replica: the very objects that an engine runs, by name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagewood.schedpolicy.ageing import Ageing
@@ -14,7 +15,7 @@ from pagewood.schedpolicy.ranked import ByLongestMatch, RankedOrder
 from pagewood.schedpolicy.reserve import NewTokenRatio
 from pagewood.schedpolicy.simulation.request import SimRequest
 from pagewood.schedpolicy.skip_ahead import SkipAhead
-from pagewood.schedpolicy.victim import VictimRank, by_least_output, by_lowest_priority
+from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Policies:
     budget: Budget
     reserve: NewTokenRatio
     skip_ahead: SkipAhead
-    victim: VictimRank[SimRequest] = by_lowest_priority
+    victim: Callable[[SimRequest], tuple[float, ...]] = by_lowest_priority
     quotas: Quotas | None = None
     feasibility: Feasibility | None = None
 

@@ -1,6 +1,6 @@
 """Any cache of tokens and pages, such as `pagewood.radixcache.RadixCache`, as the cache of a simulated replica."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, Protocol
 
 
@@ -56,7 +56,7 @@ class TokenCache(Protocol):
         """Undo one lock."""
         ...
 
-    def evict(self, num_pages: int) -> Sequence[int]:
+    def evict(self, num_pages: int) -> Sized:
         """Give up to so many pages back."""
         ...
 

@@ -130,7 +130,7 @@ class _Mooncake:
         for key, before in zip(keys, (-1, *keys), strict=False):
             if self._before.setdefault(key, before) != before:
                 raise ValueError(
-                    f"hash_ids must stand for all that is before them, but one in {hash_ids!r:.60} had another before it"
+                    f"hash_ids must stand for all that is before them, but one of {hash_ids!r:.60} came after another"
                 )
         arrived_s = _number(fields, "timestamp") / 1e3
         return _request(fields, arrived_s, num_prompt, _integer(fields, "output_length"), keys)
