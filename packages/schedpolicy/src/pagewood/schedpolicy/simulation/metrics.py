@@ -119,8 +119,8 @@ class Observations:
         """Start with nothing."""
         self.records: list[RequestRecord] = []  # written by: replica
         self.gaps = DurationHistogram()
-        """Between two tokens of one request, preemptions included."""
-        self.timeline = Timeline()
+        """Between two tokens of one request, preemptions included."""  # written by: replica
+        self.timeline = Timeline()  # written by: replica
         self.service = ServiceGap()
         self.num_steps = 0  # written by: replica
         self.num_prefill_tokens = 0  # written by: replica
