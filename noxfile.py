@@ -91,6 +91,14 @@ def gallery(session: nox.Session) -> None:
 
 
 @nox.session
+def mutation(session: nox.Session) -> None:
+    """Change the scheduling arithmetic one operator or number at a time; fails where no test notices (minutes)."""
+    session.install("-c", "constraints.txt", "-e", "packages/schedpolicy", *TEST_TOOLS)
+    modules = session.posargs or ["admission", "budget", "reserve", "skip_ahead", "victim"]
+    session.run("python", "tools/mutate.py", "packages/schedpolicy", *modules)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build wheel and sdist of each package, install the wheels into an empty environment and import them."""
     session.install("-c", "constraints.txt", "build", "hatchling")

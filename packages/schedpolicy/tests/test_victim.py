@@ -105,6 +105,7 @@ def test_a_place_costs_one_victim():
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0) == [Runner(1)]
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 1) == []
     assert worth_preempting(Candidate(1), [], 0) == []
+    assert worth_preempting(Candidate(1), [Runner(0, num_tokens=1)], 0) == [Runner(0, num_tokens=1)]
 
 
 def test_arguments_are_checked():

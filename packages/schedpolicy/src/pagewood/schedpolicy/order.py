@@ -43,7 +43,7 @@ class Order(Protocol[W]):
         ...
 
     def stop(self, request: W) -> None:
-        """Take note that a request admitted from here runs no more: it ended or was preempted. Of others, do nothing."""
+        """Take note that a request admitted from here runs no more: it ended or was preempted; ignore any other."""
         ...
 
     def update(self, request: W) -> None:
