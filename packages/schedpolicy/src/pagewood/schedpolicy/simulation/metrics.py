@@ -117,12 +117,12 @@ class Observations:
 
     def __init__(self) -> None:
         """Start with nothing."""
-        self.records: list[RequestRecord] = []  # written by: replica
+        self.records: list[RequestRecord] = []  # written by: recorder
         self.gaps = DurationHistogram()
-        """Between two tokens of one request, preemptions included."""  # written by: replica
-        self.timeline = Timeline()  # written by: replica
+        """Between two tokens of one request, preemptions included."""  # written by: recorder
+        self.timeline = Timeline()  # written by: recorder
         self.service = ServiceGap()
-        self.num_steps = 0  # written by: replica
-        self.num_prefill_tokens = 0  # written by: replica
-        self.num_decode_tokens = 0  # written by: replica
-        self.busy_s = 0.0  # written by: replica
+        self.num_steps = 0  # written by: recorder
+        self.num_prefill_tokens = 0  # written by: recorder
+        self.num_decode_tokens = 0  # written by: recorder
+        self.busy_s = 0.0  # written by: recorder

@@ -11,10 +11,11 @@ from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.decoding import Decoding
 from pagewood.schedpolicy.simulation.machine import Machine
 from pagewood.schedpolicy.simulation.memory import Memory
-from pagewood.schedpolicy.simulation.metrics import Moment, Observations, Outcome, RequestRecord
+from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.policies import Policies
+from pagewood.schedpolicy.simulation.queue import Queue
+from pagewood.schedpolicy.simulation.recorder import Recorder
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.simulation.service import OUTPUT_COST, PREFILL_COST
 from pagewood.schedpolicy.victim import choose_victim
 
 
@@ -30,9 +31,8 @@ class Replica:
     """
 
     __slots__ = (
-        "_changed", "_decoding", "_decoding_by_tenant", "_inbox", "_index", "_is_decoding", "_machine", "_memory",
-        "_num_run_steps", "_order", "_policies", "_prefilling", "_prefills", "_run_started_s", "_running",
-        "_token_times", "_waiting", "end_s", "observed",
+        "_decoding", "_inbox", "_is_decoding", "_machine", "_memory", "_num_run_steps", "_policies", "_prefilling",
+        "_prefills", "_queue", "_recorder", "_run_started_s", "_running", "end_s",
     )  # fmt: skip
 
     def __init__(
@@ -61,33 +61,33 @@ class Replica:
         for name, value in (("num_pages", num_pages), ("page_size", page_size)):
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
-        self._index = index
+        self._recorder = Recorder(index)
         self._policies = policies
-        self._order = policies.order
         self._machine = machine
         self._memory = Memory(num_pages=num_pages, page_size=page_size, cache=make_cache())
         self._decoding = Decoding(page_size=page_size)
-        self._decoding_by_tenant: dict[str, int] = {}
-        self._token_times: dict[float, int] = {}  # of those who decode, how many had their last token when
-        self._waiting: dict[int, SimRequest] = {}  # by arrival
+        self._queue = Queue(policies.order, self._memory)
         self._running: dict[int, SimRequest] = {}  # by arrival
         self._prefilling: list[
             SimRequest
         ] = []  # those of `_running` whose prompts are not computed, most deserving first
         self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the step that runs
-        self._changed: dict[int, SimRequest] = {}  # waiting requests whose live match has changed since the last pass
         self._inbox: list[SimRequest] = []  # arrived since the last event
         self._run_started_s = 0.0
         self._num_run_steps = 0
         self._is_decoding = False  # whether those who decode do so in the steps that run
         self.end_s = inf
         """When the steps that run are over; infinite while idle."""  # written by: replica
-        self.observed = Observations()
+
+    @property
+    def observed(self) -> Observations:
+        """What has been observed so far."""
+        return self._recorder.observed
 
     @property
     def num_outstanding(self) -> int:
         """Requests sent here that have not ended."""
-        return len(self._inbox) + len(self._waiting) + len(self._running)
+        return len(self._inbox) + len(self._queue) + len(self._running)
 
     def arrive(self, request: SimRequest, now_s: float) -> None:
         """Take a request, which is seen when the step under way is over.
@@ -108,7 +108,14 @@ class Replica:
     def finish_run(self) -> None:
         """Let the steps that run come to their end at `end_s`, and start the next."""
         now_s, decoding, num_steps = self.end_s, self._decoding, self._num_run_steps
-        self._observe_run()
+        self._recorder.ran(
+            self._run_started_s,
+            now_s,
+            num_steps,
+            self._prefills,
+            decoding if self._is_decoding else None,
+            self._machine,
+        )
         if self._is_decoding:
             # The pages of the first step were taken when it began, and the reserve knows of it.
             self._memory.take(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
@@ -122,20 +129,20 @@ class Replica:
         for request in self._inbox:
             refusal = self._refusal(request, now_s)
             if refusal:
-                self._record(request, now_s, refused=refusal)
+                self._recorder.ended(request, now_s, refused=refusal)
             else:
-                self._wait(request)
+                self._enqueue(request)
         self._inbox.clear()
         self._start(now_s)
 
     def _start(self, now_s: float) -> None:
         """Decide the next step, or as many as are alike."""
-        decoding, policies = self._decoding, self._policies
+        decoding, policies, memory = self._decoding, self._policies, self._memory
         self._prefills = []
         self._run_started_s = now_s
         self._is_decoding = False
         self._num_run_steps = 0
-        if not self._waiting and not self._running:
+        if not self._queue and not self._running:
             self.end_s = inf
             return
         budget = policies.budget.open(len(self._running))
@@ -147,12 +154,12 @@ class Replica:
             policies.reserve.on_preempt(self._running.values())
         else:
             policies.reserve.on_step()
-            if self._waiting:
+            if self._queue:
                 self._admit(budget, now_s)
         if policies.budget.prefill_first and not self._prefills and self._decode(budget):
             policies.reserve.on_preempt(self._running.values())
             has_preempted = True
-        self._observe_moment(now_s)
+        self._recorder.moment(now_s, num_running=len(self._running), num_waiting=len(self._queue), memory=memory)
         if self._prefills:
             self._num_run_steps = 1
             self.end_s = now_s + self._machine.model.step_s(
@@ -175,7 +182,7 @@ class Replica:
     def _num_alike(self) -> int:
         """Return how many steps pass, from the one just decided, in which nothing can happen but decoding."""
         decoding = self._decoding
-        if self._waiting and len(self._running) < self._policies.budget.max_running:
+        if self._queue and len(self._running) < self._policies.budget.max_running:
             return 1
         num_pages = self._memory.num_available + decoding.num_new_pages(1)  # those of the first step are taken
         return decoding.steps_within(num_pages, at_most=decoding.steps_to_end)
@@ -216,11 +223,11 @@ class Replica:
         if not budget.can_admit:
             return
         policies = self._policies
-        self._refresh_matches()
-        policies.skip_ahead.begin_step(self._waiting.values())
+        passing = self._queue.ordered(now_s)
+        policies.skip_ahead.begin_step(self._queue)
         full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
-        for request in self._order.ordered(now_s):
+        for request in passing:
             if not budget.can_admit:
                 break
             if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
@@ -239,8 +246,8 @@ class Replica:
             elif not policies.skip_ahead.pass_over(request):
                 break
         for request in admitted:
-            self._order.admit(request)
-            self._leave_queue(request)
+            self._queue.admit(request)
+            self._recorder.observed.service.leave(request.tenant)
             request.num_computed = request.num_matched
             if request.num_hit < 0:
                 request.num_hit = request.num_matched
@@ -292,7 +299,7 @@ class Replica:
             return verdict.reason
         if policies.feasibility is not None and request.deadline_s < inf:
             request.num_matched = memory.page_size * memory.matched_pages(request, memory.cache.match(request.keys))
-            num_ahead = sum(other.num_tokens - other.num_matched for other in self._waiting.values())
+            num_ahead = sum(other.num_tokens - other.num_matched for other in self._queue)
             num_ahead += sum(other.num_tokens - other.num_computed for other in self._prefilling)
             load = Load(
                 num_prompt_tokens_ahead=num_ahead,
@@ -303,36 +310,9 @@ class Replica:
             return "" if too_late is None else too_late.reason
         return ""
 
-    def _wait(self, request: SimRequest) -> None:
-        """Put a request into the queue, with its live match where the cache has such."""
-        cache = self._memory.cache
-        if isinstance(cache, BlockCache):
-            request.watch = cache.watch(request.keys, lambda: self._changed.__setitem__(request.arrival, request))
-            request.num_matched = self._memory.page_size * self._memory.matched_pages(request, request.watch.num_pages)
-        self._waiting[request.arrival] = request
-        self._order.add(request)
-        self.observed.service.wait(request.tenant)
-
-    def _leave_queue(self, request: SimRequest) -> None:
-        cache = self._memory.cache
-        if request.watch is not None and isinstance(cache, BlockCache):
-            cache.unwatch(request.watch)
-            request.watch = None
-        del self._waiting[request.arrival]
-        self.observed.service.leave(request.tenant)
-
-    def _refresh_matches(self) -> None:
-        """Tell the order of waiting requests whose match is another than at the last pass."""
-        memory = self._memory
-        for request in self._changed.values() if isinstance(memory.cache, BlockCache) else self._waiting.values():
-            if request.arrival in self._waiting:
-                watch = request.watch
-                num_cached = memory.cache.match(request.keys) if watch is None else watch.num_pages
-                num_matched = memory.page_size * memory.matched_pages(request, num_cached)
-                if num_matched != request.num_matched:
-                    request.num_matched = num_matched
-                    self._order.update(request)
-        self._changed.clear()
+    def _enqueue(self, request: SimRequest) -> None:
+        self._queue.add(request)
+        self._recorder.observed.service.wait(request.tenant)
 
     def _computed(self, request: SimRequest, num_tokens: int, now_s: float) -> None:
         """Note that prompt tokens of a request are computed; the last of them bring a token."""
@@ -343,32 +323,18 @@ class Replica:
         self._prefilling.remove(request)
         num_computed = request.num_tokens
         request.generate_one()
-        self.observed.service.serve({request.tenant: OUTPUT_COST})
-        if request.num_generated == 1:
-            request.first_token_s = now_s
-        else:
-            self.observed.gaps.add(now_s - request.last_token_s)
+        self._recorder.token_after_prompt(request, now_s)
         if request.num_generated == request.num_output:
             self._end(request, num_computed, now_s)
         else:
-            request.last_token_s = now_s
             self._decoding.add(request)
-            self._token_times[now_s] = self._token_times.get(now_s, 0) + 1
-            by_tenant = self._decoding_by_tenant
-            by_tenant[request.tenant] = by_tenant.get(request.tenant, 0) + 1
+            self._recorder.decodes(request)
 
     def _stop_decoding(self, request: SimRequest) -> int:
         """Take a request out of the decoding ones, and return how many of its tokens are computed."""
         num_computed = self._decoding.remove(request)
-        if request.last_token_s not in self._token_times:  # it has decoded since it joined
-            request.last_token_s = next(iter(self._token_times))
-        self._token_times[request.last_token_s] -= 1
-        if not self._token_times[request.last_token_s]:
-            del self._token_times[request.last_token_s]
         self._memory.settle(request, self._memory.pages_of(num_computed) - request.num_pages)
-        self._decoding_by_tenant[request.tenant] -= 1
-        if not self._decoding_by_tenant[request.tenant]:
-            del self._decoding_by_tenant[request.tenant]
+        self._recorder.decodes_no_more(request)
         return num_computed
 
     def _preempt(self, candidates: list[SimRequest]) -> None:
@@ -382,70 +348,18 @@ class Replica:
         self._memory.release(request, request.num_computed)
         request.num_preemptions += 1
         self._leave_batch(request)
-        self._wait(request)
+        self._enqueue(request)
 
     def _end(self, request: SimRequest, num_computed: int, now_s: float) -> None:
         self._memory.release(request, num_computed)
         self._leave_batch(request)
-        self._record(request, now_s)
+        self._recorder.ended(request, now_s)
 
     def _leave_batch(self, request: SimRequest) -> None:
         del self._running[request.arrival]
-        self._order.stop(request)
+        self._queue.stop(request)
         if self._policies.quotas is not None:
             self._policies.quotas.stop(request)
-
-    def _record(self, request: SimRequest, now_s: float, *, refused: str = "") -> None:
-        self.observed.records.append(
-            RequestRecord(
-                arrival=request.arrival,
-                replica=self._index,
-                tenant=request.tenant,
-                outcome=Outcome.REFUSED if refused else Outcome.FINISHED,
-                reason=refused,
-                arrived_s=request.arrived_s,
-                first_token_s=request.first_token_s,
-                finished_s=now_s,
-                admitted_s=request.admitted_s,
-                num_prompt=request.num_prompt,
-                num_output=request.num_generated,
-                num_hit=max(0, request.num_hit),
-                num_preemptions=request.num_preemptions,
-                num_recomputed=request.num_recomputed,
-                deadline_s=request.deadline_s,
-            )
-        )
-
-    def _observe_run(self) -> None:
-        """Note the steps that are about to end."""
-        observed, decoding, model = self.observed, self._decoding, self._machine.model
-        num_steps, duration_s = self._num_run_steps, self.end_s - self._run_started_s
-        observed.num_steps += num_steps
-        observed.num_prefill_tokens += sum(num for _, num in self._prefills)
-        observed.busy_s += duration_s
-        costs: dict[str, float] = {}
-        if self._is_decoding:
-            num = decoding.num_requests
-            observed.num_decode_tokens += num_steps * num
-            costs = {tenant: OUTPUT_COST * num_steps * n for tenant, n in self._decoding_by_tenant.items()}
-            first_s = duration_s
-            if num_steps > 1:
-                first_s = model.step_s(num_prefill=0, num_decode=num, num_kv=decoding.kv_tokens)
-                rise_s = model.kv_s * num
-                observed.gaps.add_ramp(first_s + rise_s, rise_s, num_steps - 1, num)
-            for at_s, count in self._token_times.items():
-                observed.gaps.add(first_s + (self._run_started_s - at_s), count)
-            self._token_times = {self.end_s: num}
-        for request, num_tokens in self._prefills:
-            costs[request.tenant] = costs.get(request.tenant, 0.0) + PREFILL_COST * num_tokens
-        observed.service.serve(costs)
-
-    def _observe_moment(self, now_s: float) -> None:
-        if self.observed.timeline.is_due(now_s):
-            memory = self._memory
-            self.observed.timeline.add(
-                Moment(now_s, len(self._running), len(self._waiting), memory.num_used, memory.cache.num_evictable)
-            )
 
 
 def _deserving(request: SimRequest) -> tuple[int, int]:

@@ -54,7 +54,7 @@ class SimRequest:
         self.keys = keys
         self._page_size = page_size
         self.num_matched = 0
-        """Tokens of cached prefix: live while it waits, as admitted while it runs."""  # written by: replica
+        """Tokens of cached prefix: live while it waits, as admitted while it runs."""  # written by: replica, queue
         self.num_computed = 0
         """Tokens whose KV is there, while it is not decoding."""  # written by: replica
         self.num_leased = 0
@@ -66,7 +66,7 @@ class SimRequest:
         self.end_step = -1
         """Step of the clock with which its output is complete; -1 unless it decodes."""  # written by: decoding
         self.watch: MatchWatch | None = None
-        """Its live match, while it waits and the cache has such."""  # written by: replica
+        """Its live match, while it waits and the cache has such."""  # written by: queue
         self.num_hit = -1
         """Tokens that it found in the cache when it was first admitted; -1 before."""  # written by: replica
         self.num_recomputed = 0
@@ -74,9 +74,9 @@ class SimRequest:
         self.num_preemptions = 0  # written by: replica
         self.admitted_s = _NEVER_S
         """When it was first admitted."""  # written by: replica
-        self.first_token_s = _NEVER_S  # written by: replica
+        self.first_token_s = _NEVER_S  # written by: recorder
         self.last_token_s = _NEVER_S
-        """When it got its last token, if it does not decode or has not decoded since."""  # written by: replica
+        """When it got its last token, if it does not decode or has not decoded since."""  # written by: recorder
         self._clock: DecodeClock | None = None
         self._num_generated = 0
         self._since = 0
