@@ -34,6 +34,10 @@ class Queue:
         """Return how many requests wait."""
         return len(self._waiting)
 
+    def __contains__(self, request: SimRequest) -> bool:
+        """Return whether a request waits."""
+        return request.arrival in self._waiting
+
     def __iter__(self) -> Iterator[SimRequest]:
         """Yield the waiting requests in the order in which they came."""
         return iter(self._waiting.values())
