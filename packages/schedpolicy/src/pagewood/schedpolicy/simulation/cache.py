@@ -66,7 +66,7 @@ class _Node:
         self.num_locks = 0
         """Leases on this page, plus children that are locked."""  # written by: BlockCache
         self.used = used
-        """Time of its own last use; that of its descendants comes up as they are evicted."""  # written by: BlockCache
+        """Time of its own last use; it leaves after its descendants, whatever that is."""  # written by: BlockCache
 
 
 class BlockCache:
@@ -164,7 +164,8 @@ class BlockCache:
             node = nodes.get(key)
             if node is None or node.used != used or node.num_children or node.num_locks:
                 continue
-            # Up the branch without the heap, as long as nobody in it was used before.
+            # Up the branch without the heap, as long as a page was not used after the one behind it: all other leaves
+            # were.
             while True:
                 del nodes[node.key]
                 evicted.append(node.key)
@@ -172,9 +173,7 @@ class BlockCache:
                 if parent is None:
                     break
                 parent.num_children -= 1
-                is_next = parent.used <= node.used
-                parent.used = max(parent.used, node.used)
-                if not is_next or len(evicted) == num_pages or parent.num_children or parent.num_locks:
+                if parent.used > node.used or len(evicted) == num_pages or parent.num_children or parent.num_locks:
                     self._queue_if_evictable(parent)
                     break
                 node = parent
