@@ -37,7 +37,11 @@ RENAMED = {"min": "max", "max": "min"}
 
 def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
     """Yield (node, field, new value) for every change; comparisons have one for each operator."""
+    decorated = [node for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    decorators = {id(part) for node in decorated for decorator in node.decorator_list for part in ast.walk(decorator)}
     for node in ast.walk(tree):
+        if id(node) in decorators:
+            continue
         match node:
             case ast.BinOp(op=operator) | ast.BoolOp(op=operator) | ast.AugAssign(op=operator):
                 yield from ((node, "op", other()) for other in SWAPS.get(type(operator), ()))

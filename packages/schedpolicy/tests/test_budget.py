@@ -153,7 +153,8 @@ def test_a_decode_that_is_taken_is_kept_no_longer():
 
 
 def test_prompts_of_a_step_may_have_a_limit_of_their_own():
-    step = decode_first(max_running=4, max_prefill_tokens=100).open(4, max_prefill_tokens=30)
+    step = decode_first(max_running=8, max_prefill_tokens=100).open(4, max_prefill_tokens=30)
+    assert step.can_admit
     assert step.take_prefill(20) == 20
     assert step.take_prefill(20) == 10
     assert step.take_prefill(20) == 0
@@ -188,3 +189,18 @@ def test_the_arguments_of_a_step_are_checked():
             budget.open(**arguments)
     with pytest.raises(ValueError, match="max_prefill_tokens must be >= 1, got 0"):
         decode_first(max_running=4, max_prefill_tokens=0)
+
+
+def test_presets_are_what_they_say():
+    assert decode_first(max_running=4, max_prefill_tokens=1) == Budget(
+        max_step_tokens=5, max_chunk_tokens=1, max_running=4, max_prefills=8
+    )
+    assert prefill_first(max_running=4) == Budget(
+        max_step_tokens=16_384, max_chunk_tokens=None, max_running=4, max_prefills=4, prefill_first=True
+    )
+
+
+def test_a_step_may_be_given_no_prompts_at_all():
+    step = decode_first(max_running=4, max_prefill_tokens=100).open(1, max_prefill_tokens=0)
+    assert step.offer_prefill(5) == 0
+    assert step.take_decode()
