@@ -121,8 +121,8 @@ CASES: tuple[Case, ...] = (
         finding=(
             "By match alone, nearly all are served at once, but the 5% without a cached prefix wait until a wave of "
             "load is over. Ageing keeps its bound: a request is overtaken by none that arrives later than `longest "
-            "match / age_weight` after it, 32 s at the default 1,000 tokens a second and 8 s at 4,000. By requests served "
-            "well it is best to let the few starve: that is why a bound has to be asked for, and what it costs."
+            "match / age_weight` after it, 32 s at the default 1,000 tokens a second and 8 s at 4,000. By requests "
+            "served well it is best to let the few starve: that is why a bound has to be asked for, and what it costs."
         ),
         workload="hot-and-cold",
         num_requests=4000,
@@ -147,8 +147,8 @@ CASES: tuple[Case, ...] = (
         title="Conversations that outgrow the cache",
         finding=(
             "Serving together what shares a prefix, before it is evicted, saves prefill: orders that read the cache "
-            "beat those that do not, and the tree order beats the longest match. The highest response ratio, which prefers "
-            "what is nearly all cached, serves as many well, but lets the others wait as long as fcfs does."
+            "beat those that do not, and the tree order beats the longest match. The highest response ratio, which "
+            "prefers what is nearly all cached, serves as many well, but lets the others wait as long as fcfs does."
         ),
         workload="multi-turn",
         num_requests=4000,
