@@ -1,3 +1,5 @@
+# pyright: basic
+# FastAPI need not be installed.
 """A queue for asyncio whose jobs go by a scheduling policy, and the same behind FastAPI: nothing here is about LLMs."""
 
 import asyncio
@@ -87,12 +89,12 @@ class JobQueue:
 
 def make_app(queue: JobQueue) -> Any:
     """Return a FastAPI application: `POST /jobs?tenant=a&seconds=0.1` sleeps in the queue's order and says so."""
-    from fastapi import FastAPI
+    from fastapi import FastAPI  # pyright: ignore[reportMissingImports]
 
     app = FastAPI()
 
     @app.post("/jobs")
-    async def create_job(tenant: str, seconds: float) -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]
+    async def create_job(tenant: str, seconds: float) -> dict[str, str]:
         await queue.run(tenant, lambda: asyncio.sleep(seconds), cost=max(1, int(1000 * seconds)))
         return {"tenant": tenant, "state": "done"}
 

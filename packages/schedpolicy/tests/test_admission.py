@@ -29,12 +29,13 @@ def request(
 
 
 def admission(num_available: int, *, running: list[FakeRequest] | None = None, **options: Any) -> Admission:
-    own = {name: options.pop(name) for name in ("new_token_ratio", "num_decodes", "num_partial") if name in options}
+    names = ("new_token_ratio", "num_decodes", "num_partial")
+    own: dict[str, Any] = {"new_token_ratio": 0.5, **{name: options.pop(name) for name in names if name in options}}
     return Admission(
         AdmissionLimits(**{"page_size": 16, **options}),
         room=Memory(num_available),
         running=running or [],
-        **{"new_token_ratio": 0.5, **own},
+        **own,
     )
 
 
@@ -119,6 +120,26 @@ def test_a_cut_counts_from_where_the_prompt_is():
     # Where the cut comes after the end of the prompt, there is none.
     chunk = admission(10_000, max_chunk_tokens=107).admit(request(106, num_matched=5))
     assert (chunk.num_tokens, chunk.is_cut) == (106, False)
+    chunk = admission(10_000, max_chunk_tokens=107).admit(request(107, num_matched=5))
+    assert (chunk.num_tokens, chunk.is_cut) == (107, False)
+    # Whole pages of what is lacking fit, so it is not cut, though it reaches into one page more.
+    chunk = admission(10_000, max_chunk_tokens=16).admit(request(16, num_matched=5))
+    assert (chunk.num_tokens, chunk.is_cut) == (16, False)
+
+
+def test_a_cut_may_be_as_short_as_a_token():
+    chunk = admission(10_000, page_size=1, max_chunk_tokens=1).admit(request(5))
+    assert (chunk.num_tokens, chunk.is_cut) == (1, True)
+
+
+def test_outputs_need_not_be_reckoned_with():
+    assert admission(1 + 16 + 1, max_output_estimate=0).admit(request(1, 1000)).verdict.fits
+
+
+def test_one_prompt_in_progress_is_the_default():
+    step = admission(10_000, max_chunk_tokens=400, max_request_tokens=160)
+    assert step.admit(request(500)).is_cut
+    assert step.admit(request(500)).verdict.short_of == "max_partial"
 
 
 def test_one_prompt_in_progress_as_in_sglang_or_several():
@@ -159,6 +180,13 @@ def test_the_first_prompt_in_progress_moves_though_all_is_promised():
     assert second.verdict.short_of == "remaining_total"
 
 
+def test_the_first_prompt_in_progress_moves_where_just_all_is_promised():
+    running = [request(0, 200)]
+    step = admission(100, running=running, max_chunk_tokens=64, num_partial=1)
+    assert step.remaining_total == 0
+    assert step.continue_prompt(request(500), num_computed=0).num_tokens == 64
+
+
 def test_no_prompt_moves_without_memory():
     step = admission(0, max_chunk_tokens=64, num_partial=1)
     assert step.continue_prompt(request(500), num_computed=0).verdict.outcome is Outcome.NO_TOKEN
@@ -168,18 +196,32 @@ def test_no_prompt_moves_without_memory():
 
 
 @pytest.mark.parametrize(
-    ("options", "outcome", "name"),
+    ("options", "outcome", "reason"),
     [
-        ({"num_available": 50, "running": [request(0, 100)]}, Outcome.NO_TOKEN, "remaining_total"),
-        ({"num_available": 3, "num_decodes": 3}, Outcome.NO_TOKEN, "remaining_total"),
-        ({"num_available": 100, "max_input_tokens": 5, "num_decodes": 5}, Outcome.OTHER, "remaining_input"),
-        ({"num_available": 100, "max_chunk_tokens": 16, "num_decodes": 16}, Outcome.OTHER, "remaining_chunk"),
+        ({"num_available": 50, "running": [request(0, 100)]}, Outcome.NO_TOKEN, "remaining_total: 1 wanted, 0 left"),
+        ({"num_available": 3, "num_decodes": 3}, Outcome.NO_TOKEN, "remaining_total: 1 wanted, 0 left"),
+        (
+            {"num_available": 100, "max_input_tokens": 5, "num_decodes": 5},
+            Outcome.OTHER,
+            "remaining_input: 1 wanted, 0 left",
+        ),
+        (
+            {"num_available": 100, "max_chunk_tokens": 16, "num_decodes": 16},
+            Outcome.OTHER,
+            "remaining_chunk: 1 wanted, 0 left",
+        ),
         ({"num_available": 51, "running": [request(0, 100)]}, Outcome.CONTINUE, ""),
     ],
 )
-def test_the_verdict_names_the_number_that_is_short(options: dict[str, Any], outcome: Outcome, name: str):
+def test_the_verdict_names_the_number_that_is_short(options: dict[str, Any], outcome: Outcome, reason: str):
     verdict = admission(**options).verdict
-    assert (verdict.outcome, verdict.short_of) == (outcome, name)
+    assert (verdict.outcome, verdict.reason) == (outcome, reason)
+
+
+def test_one_token_of_each_is_enough_to_look_further():
+    assert admission(1).verdict.fits
+    assert admission(2, num_decodes=1, max_input_tokens=2).verdict.fits
+    assert admission(100, num_decodes=15, max_chunk_tokens=16).verdict.fits
 
 
 def test_memory_is_read_at_every_check():
@@ -245,6 +287,16 @@ def test_nothing_is_ever_overcommitted(
     assert num_cut <= max_partial
 
 
+def test_what_ignores_the_end_needs_what_it_may_still_generate():
+    running = [request(10, 8, num_generated=3)]
+    assert fits_until_all_end(running, num_available=5)
+    assert not fits_until_all_end(running, num_available=4)
+    # The first ends after 2 steps and gives 12 back: until then 4 are needed, and 3 more for the other.
+    running = [request(10, 2), request(10, 5)]
+    assert fits_until_all_end(running, num_available=4)
+    assert not fits_until_all_end(running, num_available=3)
+
+
 @given(seed=st.integers(0, 10_000), num_available=st.integers(0, 120))
 def test_what_ignores_the_end_fits_exactly_if_running_it_shows_so(seed: int, num_available: int):
     rng = Random(seed)
@@ -265,7 +317,7 @@ def test_what_ignores_the_end_fits_exactly_if_running_it_shows_so(seed: int, num
 
 
 def test_arguments_are_checked():
-    for options, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"page_size": 0}, "page_size must be >= 1, got 0"),
         ({"max_input_tokens": 0}, "max_input_tokens must be >= 1, got 0"),
         ({"max_partial": 0}, "max_partial must be >= 1, got 0"),
@@ -276,6 +328,7 @@ def test_arguments_are_checked():
         ({"new_token_ratio": math.nan}, r"new_token_ratio must be in \[0, 1\], got nan"),
         ({"num_decodes": -1}, "num_decodes must be >= 0, got -1"),
         ({"num_partial": -1}, "num_partial must be >= 0, got -1"),
-    ):
+    ]
+    for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             admission(100, **options)

@@ -141,7 +141,7 @@ def test_a_pass_that_is_not_finished_costs_only_what_was_taken():
             return 0.0
 
         @arrived_s.setter
-        def arrived_s(self, value: float) -> None: ...
+        def arrived_s(self, value: float) -> None: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
     order = HighestResponseRatio[Any](told=True)
     for arrival in range(1000):
@@ -165,7 +165,7 @@ def test_a_live_match_is_read_without_being_told():
             return watch.num_tokens if self.arrival else 10
 
         @num_matched.setter
-        def num_matched(self, value: int) -> None: ...
+        def num_matched(self, value: int) -> None: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
     for name in ("lpm", "shortest"):
         watch.num_tokens = 0

@@ -98,7 +98,7 @@ class Admission:
     """
 
     __slots__ = (
-        "_current_offset", "_limits", "_num_admitted", "_num_partial", "_num_reserved", "_room", "_total_offset",
+        "_current_offset", "_has_admitted", "_has_reserved", "_limits", "_num_partial", "_room", "_total_offset",
         "remaining_chunk", "remaining_input",
     )  # fmt: skip
 
@@ -138,8 +138,8 @@ class Admission:
         )
         self._total_offset = num_decodes + expected  # written by: _reserve
         self._current_offset = num_decodes  # written by: _reserve
-        self._num_admitted = 0  # written by: admit
-        self._num_reserved = 0  # chunks; written by: _reserve
+        self._has_admitted = False  # written by: admit
+        self._has_reserved = False  # written by: _reserve
         self._num_partial = num_partial  # still in progress after this step; written by: admit, continue_prompt
         self.remaining_input = limits.max_input_tokens - num_decodes  # written by: _reserve
         chunk = limits.max_chunk_tokens
@@ -157,11 +157,9 @@ class Admission:
 
     @property
     def verdict(self) -> Verdict:
-        """Say whether it is worth offering another request."""
+        """Say whether it is worth offering another request; in total there is never more left than after this step."""
         if self.remaining_total <= 0:
             return _no_token("remaining_total", 1, self.remaining_total)
-        if self.remaining_current <= 0:
-            return _no_token("remaining_current", 1, self.remaining_current)
         if self.remaining_input <= 0:
             return _other("remaining_input", 1, self.remaining_input)
         if self.remaining_chunk is not None and self.remaining_chunk <= 0:
@@ -181,7 +179,7 @@ class Admission:
             return _nothing(_no_token("remaining_total", wanted, self.remaining_total))
         chunk = self._chunk(request.num_matched, num_uncached)
         if chunk.num_tokens:
-            self._num_admitted += 1
+            self._has_admitted = True
             self._num_partial += chunk.is_cut
             self._reserve(chunk.num_tokens, 0 if chunk.is_cut else num_output)
         return chunk
@@ -198,10 +196,8 @@ class Admission:
         """
         num_left = request.num_tokens - num_computed
         memory = math.floor(self.remaining_total)
-        if memory <= 0 and not self._num_reserved:
+        if memory <= 0 and not self._has_reserved:
             memory = self.remaining_current
-        if memory <= 0:
-            return _nothing(_no_token("remaining_total", num_left, self.remaining_total))
         chunk = self._chunk(num_computed, num_left, most=memory, is_partial=True)
         if chunk.num_tokens:
             self._num_partial -= not chunk.is_cut
@@ -213,7 +209,7 @@ class Admission:
         limits = self._limits
         num_whole = _round_up(num_left, limits.page_size)
         if self.remaining_chunk is None and not is_partial:
-            if self._num_admitted and num_whole >= self.remaining_input:
+            if self._has_admitted and num_whole >= self.remaining_input:
                 return _nothing(_other("remaining_input", num_whole, self.remaining_input))
             return Chunk(num_tokens=num_left, is_cut=False, verdict=FITS)
         named = {
@@ -241,7 +237,7 @@ class Admission:
         num_immediate = num_computed + self._limits.page_size
         self._total_offset += num_immediate + num_output
         self._current_offset += num_immediate
-        self._num_reserved += 1
+        self._has_reserved = True
         self.remaining_input -= num_computed
         if self.remaining_chunk is not None:
             self.remaining_chunk -= num_computed

@@ -10,15 +10,15 @@ class FakeRequest:
 
     arrival: int
     arrived_s: float = 0.0
-    priority: int = 0
-    num_tokens: int = 64
-    num_matched: int = 0
-    num_generated: int = 0
+    priority: int = 0  # written by: traffic
+    num_tokens: int = 64  # written by: traffic
+    num_matched: int = 0  # written by: traffic
+    num_generated: int = 0  # written by: traffic
     max_new_tokens: int = 16
-    tenant: str = ""
-    deadline_s: float = float("inf")
-    service_class: str = ""
-    tag: str = ""
+    tenant: str = ""  # written by: traffic
+    deadline_s: float = float("inf")  # written by: traffic
+    service_class: str = ""  # written by: traffic
+    tag: str = ""  # written by: traffic
     ignores_eos: bool = False
     num_kept: int = 0
     text: bytes = b""
