@@ -97,6 +97,7 @@ def test_plots_are_the_same_each_time(trace: str, tmp_path: Path):
         (["--workload", "poisson", "--page-size", "48"], "page_size must divide block_size"),
         (["--workload", "poisson", "--step-model", "gpu"], "--step-model must be a file or one of h100-8b, h100-70b"),
         (["--workload", "poisson", "--max-running", "9999"], "max_step_tokens must be >= max_running"),
+        (["--workload", "poisson", "--requests", "0"], "--requests must be >= 1, got 0"),
         (["--workload", "poisson", "--slo-ttft", "0"], "first_token_s must be > 0"),
     ],
 )
@@ -113,6 +114,15 @@ def test_a_malformed_line_is_said_with_its_number(tmp_path: Path, capsys: pytest
     path.write_text(json.dumps(LINE) + "\n{}\n")
     assert main([str(path)]) == 2
     assert "bad.jsonl:2: a request must have hash_ids" in capsys.readouterr().err
+
+
+def test_plots_without_matplotlib_are_an_error_before_anything_runs(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("pagewood.schedpolicy.simulate.find_spec", lambda name: None)
+    assert main([trace, "--plot", str(tmp_path / "plots")]) == 2
+    assert "pip install pagewood-schedpolicy[sim]" in capsys.readouterr().err
+    assert not (tmp_path / "plots").exists()
 
 
 def test_help_names_the_policies(capsys: pytest.CaptureFixture[str]):

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from pagewood.schedpolicy.budget import Budget
@@ -43,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install pagewood-schedpolicy[sim]")
+    if options.requests is not None and options.requests < 1:
+        raise ValueError(f"--requests must be >= 1, got {options.requests}")
     trace = _trace(options)
     machine = _machine(options.step_model)
     fleet = Fleet(

@@ -20,7 +20,7 @@ class TraceRequest:
             repeats it). What lies beyond the last key is shared with nobody.
         tenant: Whose it is.
         priority: Higher goes first.
-        tag: Routing tag; "" for none.
+        tag: Routing tag, and name of its class of service; "" for none.
         deadline_s: Seconds after its arrival by which it should be finished; None for none.
     """
 
