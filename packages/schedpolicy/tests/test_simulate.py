@@ -119,7 +119,9 @@ def test_a_malformed_line_is_said_with_its_number(tmp_path: Path, capsys: pytest
 def test_plots_without_matplotlib_are_an_error_before_anything_runs(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("pagewood.schedpolicy.simulate.find_spec", lambda name: None)
+    def not_installed(name: str) -> None: ...
+
+    monkeypatch.setattr("pagewood.schedpolicy.simulate.find_spec", not_installed)
     assert main([trace, "--plot", str(tmp_path / "plots")]) == 2
     assert "pip install pagewood-schedpolicy[sim]" in capsys.readouterr().err
     assert not (tmp_path / "plots").exists()
