@@ -14,6 +14,7 @@ nox.options.error_on_external_run = True
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "hypothesis")
+PLOTS = ("matplotlib",)  # what the simulator draws with
 PEERS = ("transformers", "openai")  # what the tests compare with, and the client that they use
 ROOT = Path(__file__).parent
 
@@ -34,7 +35,7 @@ def serve(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests in one environment; arguments after -- go to pytest."""
-    install_everything(session, *TEST_TOOLS, *PEERS)
+    install_everything(session, *TEST_TOOLS, *PEERS, *PLOTS)
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu and not slow"]))
 
 
@@ -56,7 +57,7 @@ def alone(session: nox.Session, package: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, style, types, import direction and single writers."""
-    install_everything(session, *TEST_TOOLS, *PEERS, "nox", "ruff", "pyright", "import-linter")
+    install_everything(session, *TEST_TOOLS, *PEERS, *PLOTS, "nox", "ruff", "pyright", "import-linter")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("pyright")
@@ -80,6 +81,21 @@ def bench_end_to_end(session: nox.Session) -> None:
     """Run us and `transformers` side by side on this CPU; arguments after -- go to the script."""
     install_everything(session, *PEERS)
     session.run("python", "benchmarks/cpu_end_to_end.py", *session.posargs)
+
+
+@nox.session
+def gallery(session: nox.Session) -> None:
+    """Make the gallery of the scheduling policies again: tables in the README, pictures beside it."""
+    session.install("-c", "constraints.txt", "-e", "packages/schedpolicy[sim]")
+    session.run("python", "-m", "pagewood.schedpolicy.simulation.gallery", "packages/schedpolicy")
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Change the scheduling arithmetic one operator or number at a time; fails where no test notices (minutes)."""
+    session.install("-c", "constraints.txt", "-e", "packages/schedpolicy", *TEST_TOOLS)
+    modules = session.posargs or ["admission", "budget", "reserve", "skip_ahead", "victim"]
+    session.run("python", "tools/mutate.py", "packages/schedpolicy", *modules)
 
 
 @nox.session

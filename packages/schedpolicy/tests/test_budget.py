@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy import Budget
+from pagewood.schedpolicy import Budget, decode_first, prefill_first
 
 
 @st.composite
@@ -119,7 +119,7 @@ def test_steps_of_one_budget_are_independent():
 def test_limits_are_at_least_one(name: str):
     limits = {"max_step_tokens": 8, "max_chunk_tokens": 8, "max_running": 8, "max_prefills": 8, name: 0}
     with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-        Budget(**limits)
+        Budget(**limits)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_step_must_hold_a_decode_of_every_running_request():
@@ -137,3 +137,70 @@ def test_arguments_of_a_step_are_checked():
         budget.open(0).take_decode(0)
     with pytest.raises(ValueError, match="wanted must be >= 1, got 0"):
         budget.open(0).take_prefill(0)
+
+
+def test_what_is_kept_for_decodes_is_not_taken_by_prompts_that_come_first():
+    step = Budget(max_step_tokens=16, max_chunk_tokens=None, max_running=8, max_prefills=8).open(5, num_decodes=5)
+    assert step.take_prefill(100) == 11
+    assert not step.can_admit
+    assert [step.take_decode() for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_a_decode_that_is_taken_is_kept_no_longer():
+    step = Budget(max_step_tokens=16, max_chunk_tokens=None, max_running=8, max_prefills=8).open(5, num_decodes=5)
+    assert step.take_decode(3)
+    assert step.offer_prefill(100) == 16 - 3 - 4
+
+
+def test_prompts_of_a_step_may_have_a_limit_of_their_own():
+    step = decode_first(max_running=8, max_prefill_tokens=100).open(4, max_prefill_tokens=30)
+    assert step.can_admit
+    assert step.take_prefill(20) == 20
+    assert step.take_prefill(20) == 10
+    assert step.take_prefill(20) == 0
+    assert not step.can_admit
+    assert step.take_decode()
+
+
+def test_decode_first_never_stalls_an_answer():
+    step = decode_first(max_running=4, max_prefill_tokens=100).open(4)
+    assert all(step.take_decode() for _ in range(4))
+    assert step.take_prefill(1000) == 100
+
+
+def test_prefill_first_computes_prompts_alone_and_whole():
+    budget = prefill_first(max_running=4, max_prefill_tokens=100)
+    step = budget.open(2, num_decodes=2)
+    assert step.take_prefill(90) == 90
+    assert step.take_prefill(90) == 10
+    assert not step.take_decode()
+    step = budget.open(2, num_decodes=2)
+    assert [step.take_decode(), step.take_decode()] == [True, True]
+
+
+def test_the_arguments_of_a_step_are_checked():
+    budget = decode_first(max_running=4, max_prefill_tokens=100)
+    for arguments, message in (
+        ({"num_running": 5}, r"num_running must be in \[0, 4\], got 5"),
+        ({"num_running": 3, "num_decodes": 4}, r"num_decodes must be in \[0, num_running \(3\)\], got 4"),
+        ({"num_running": 3, "max_prefill_tokens": -1}, "max_prefill_tokens must be >= 0, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            budget.open(**arguments)
+    with pytest.raises(ValueError, match="max_prefill_tokens must be >= 1, got 0"):
+        decode_first(max_running=4, max_prefill_tokens=0)
+
+
+def test_presets_are_what_they_say():
+    assert decode_first(max_running=4, max_prefill_tokens=1) == Budget(
+        max_step_tokens=5, max_chunk_tokens=1, max_running=4, max_prefills=8
+    )
+    assert prefill_first(max_running=4) == Budget(
+        max_step_tokens=16_384, max_chunk_tokens=None, max_running=4, max_prefills=4, prefill_first=True
+    )
+
+
+def test_a_step_may_be_given_no_prompts_at_all():
+    step = decode_first(max_running=4, max_prefill_tokens=100).open(1, max_prefill_tokens=0)
+    assert step.offer_prefill(5) == 0
+    assert step.take_decode()

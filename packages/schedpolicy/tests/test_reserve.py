@@ -52,15 +52,25 @@ def test_defaults_are_those_of_sglang():
     assert ratio.ratio == pytest.approx(0.7 * 0.14)
 
 
+def test_it_holds_for_sixty_steps_by_default():
+    ratio = NewTokenRatio()
+    ratio.on_preempt([])
+    for _ in range(60):
+        ratio.on_step()
+        assert ratio.ratio == 0.7
+    ratio.on_step()
+    assert ratio.ratio < 0.7
+
+
 def test_a_preemption_raises_it_to_what_the_survivors_generated_and_holds_it():
     ratio = NewTokenRatio(init=0.1, min_factor=0.1, decay_steps=10, hold_steps=3)
     ratio.on_preempt([Runner(num_generated=100, max_new_tokens=200), Runner(num_generated=60, max_new_tokens=200)])
-    assert ratio.ratio == pytest.approx((100 + 20 + 60 + 20) / 400)
+    assert ratio.ratio == pytest.approx((100 + 20 + 60 + 20) / 401)
     for _ in range(3):
         ratio.on_step()
-    assert ratio.ratio == pytest.approx(0.5)
+    assert ratio.ratio == pytest.approx(200 / 401)
     ratio.on_step()
-    assert ratio.ratio == pytest.approx(0.5 - 0.09 / 10)
+    assert ratio.ratio == pytest.approx(200 / 401 - 0.09 / 10)
 
 
 def test_a_preemption_without_survivors_still_holds():

@@ -115,3 +115,7 @@ def test_unfairness_is_bounded(max_skipped: int, max_passes: int, steps: list[tu
 def test_limits_are_not_negative(name: str):
     with pytest.raises(ValueError, match=f"{name} must be >= 0, got -1"):
         SkipAhead(**{"max_skipped": 1, "max_passes": 1, name: -1})
+
+
+def test_a_new_one_allows_as_many_as_it_says():
+    assert SkipAhead(max_skipped=1, max_passes=1).pass_over(Queued(0, 10))

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy import choose_victim, worth_preempting
+from pagewood.schedpolicy import (
+    by_least_lost,
+    by_least_output,
+    by_most_slack,
+    choose_victim,
+    choose_victims,
+    worth_preempting,
+)
+from pagewood.schedpolicy.testing import FakeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ def test_a_place_costs_one_victim():
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0) == [Runner(1)]
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 1) == []
     assert worth_preempting(Candidate(1), [], 0) == []
+    assert worth_preempting(Candidate(1), [Runner(0, num_tokens=1)], 0) == [Runner(0, num_tokens=1)]
 
 
 def test_arguments_are_checked():
@@ -104,3 +113,84 @@ def test_arguments_are_checked():
         worth_preempting(Candidate(1), [], -1)
     with pytest.raises(ValueError, match="num_missing must be >= 1, got 0"):
         worth_preempting(Candidate(1), [], 0, num_missing=0)
+
+
+def test_the_default_threshold_is_ten():
+    assert worth_preempting(Candidate(10), [Runner(0)]) == []
+    assert worth_preempting(Candidate(11), [Runner(0)]) == [Runner(0)]
+
+
+def test_who_has_generated_least_yields_first_then_who_has_the_longest_prompt():
+    running = [
+        Runner(0, num_tokens=50, num_generated=9),
+        Runner(1, num_tokens=55, num_generated=5),
+        Runner(2, num_tokens=99, num_generated=5),
+        Runner(3, num_tokens=99, num_generated=5),
+    ]
+    assert [runner.arrival for runner in sorted(running, key=by_least_output)] == [3, 2, 1, 0]
+
+
+def test_who_loses_least_yields_first():
+    running = [
+        FakeRequest(arrival=0, num_tokens=100, num_kept=90),
+        FakeRequest(arrival=1, num_tokens=20, num_kept=0),
+        FakeRequest(arrival=2, num_tokens=500, num_kept=490),
+    ]
+    assert [runner.arrival for runner in sorted(running, key=by_least_lost)] == [2, 0, 1]
+
+
+def test_who_can_wait_longest_yields_first():
+    running = [
+        FakeRequest(arrival=0, deadline_s=10.0, max_new_tokens=10),  # ends at 1 s: 9 s to spare
+        FakeRequest(arrival=1, deadline_s=10.0, max_new_tokens=80),  # 2 s
+        FakeRequest(arrival=2, deadline_s=10.0, max_new_tokens=80, num_generated=75),  # 9.5 s
+        FakeRequest(arrival=3),  # for ever
+    ]
+    assert [runner.arrival for runner in sorted(running, key=by_most_slack(0.1))] == [3, 2, 0, 1]
+
+
+@given(running_lists, st.integers(0, 200), st.integers(1, 8), st.integers(1, 30))
+def test_those_who_yield_free_enough_for_those_who_stay(
+    running: list[Runner], num_available: int, page_size: int, num_steps: int
+):
+    victims = choose_victims(
+        running, num_available=num_available, page_size=page_size, num_steps=num_steps, rank=by_least_output
+    )
+    order = sorted(running, key=by_least_output)
+    assert victims == order[: len(victims)]
+
+    def pages(num_tokens: int) -> int:
+        return -(-num_tokens // page_size) * page_size
+
+    def suffices(num_victims: int) -> bool:
+        free = num_available + sum(pages(runner.num_tokens) for runner in order[:num_victims])
+        wanted = sum(pages(runner.num_tokens + num_steps) - pages(runner.num_tokens) for runner in order[num_victims:])
+        return wanted <= free
+
+    assert suffices(len(victims)) or len(victims) == len(running) - 1
+    assert not victims or not suffices(len(victims) - 1)  # and nobody could be spared
+
+
+def test_nobody_needs_room_for_more_than_he_may_generate():
+    running = [Runner(0, num_generated=98), Runner(1, num_generated=100)]
+    assert choose_victims(running, num_available=2, page_size=1) == []
+    assert len(choose_victims(running, num_available=1, page_size=1)) == 1
+
+
+def test_twenty_steps_are_enough_room_by_default():
+    running = [Runner(0), Runner(1)]
+    assert choose_victims(running, num_available=40, page_size=1) == []
+    assert choose_victims(running, num_available=39, page_size=1) == [Runner(1)]
+
+
+def test_what_is_shared_is_not_freed():
+    running = [Runner(arrival) for arrival in range(4)]
+    victims = choose_victims(running, num_available=0, page_size=1, num_steps=5, freed_by=lambda runner: 0)
+    assert [victim.arrival for victim in victims] == [3, 2, 1]
+
+
+def test_room_is_checked():
+    with pytest.raises(ValueError, match="page_size must be >= 1, got 0"):
+        choose_victims([Runner(0)], num_available=0, page_size=0)
+    with pytest.raises(ValueError, match="num_steps must be >= 1, got 0"):
+        choose_victims([Runner(0)], num_available=0, page_size=1, num_steps=0)

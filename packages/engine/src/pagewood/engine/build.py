@@ -25,7 +25,15 @@ from pagewood.engine.state import EngineState
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 from pagewood.radixcache import RadixCache
-from pagewood.schedpolicy import Budget, NewTokenRatio, SkipAhead, choose_victim, order_named
+from pagewood.schedpolicy import (
+    MATCH_ORDERS,
+    PLAIN_ORDERS,
+    Budget,
+    NewTokenRatio,
+    SkipAhead,
+    choose_victim,
+    order_named,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -119,10 +127,9 @@ def assemble(
         page_size=page_size,
         num_rows=config.max_running,
     )
-    state = EngineState()
+    state = EngineState(waiting=order_named(_order_name(config.schedule_policy), seed=config.seed))
     planner = Planner(
         kv=kv,
-        order=order_named(config.schedule_policy),
         budget=Budget(
             max_step_tokens=config.chunked_prefill_size + config.max_running,
             max_chunk_tokens=config.chunked_prefill_size,
@@ -133,6 +140,7 @@ def assemble(
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         defer_repeats=config.prefix_cache,
+        probes_all=config.prefix_cache and _order_name(config.schedule_policy) in MATCH_ORDERS,
     )
     intake = Intake(
         state=state,
@@ -155,6 +163,14 @@ def assemble(
         clock=clock,
         overlap=config.overlap,
     )
+
+
+def _order_name(name: str) -> str:
+    """Return the name of an order that reads nothing but what the requests of the engine have."""
+    names = (*PLAIN_ORDERS, "dfs-weight", "fair")
+    if name.replace("_", "-") not in names:
+        raise ValueError(f"schedule_policy must be one of {', '.join(names)}, got {name!r}")
+    return name.replace("_", "-")
 
 
 def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -> tuple[int, int]:

@@ -83,7 +83,7 @@ class Intake:
             tokens=tokens,
             num_known=len(prompt),
         )
-        self._state.waiting.append(request)
+        self._state.waiting.add(request)
         self._state.by_id[request.request_id] = request
         return None
 

@@ -183,7 +183,7 @@ class Engine:
 
     def _launch(self) -> Pending | None:
         state = self._state
-        if not state.waiting and not state.running:
+        if not len(state.waiting) and not state.running:
             return None
         plan = self._planner.plan(state, self._clock())
         self._num_preempted += plan.num_preempted

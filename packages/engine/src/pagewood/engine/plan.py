@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from pagewood.engine.kv import KVSpace
@@ -34,19 +35,6 @@ class StepPlan:
 
     grants: tuple[Grant, ...]
     num_preempted: int = 0
-
-
-class Order(Protocol):
-    """In which order waiting requests are considered."""
-
-    @property
-    def needs_match(self) -> bool:
-        """Whether it reads `num_matched`."""
-        ...
-
-    def __call__(self, waiting: Sequence[Request], now_s: float) -> list[Request]:
-        """Return them, first to be admitted first."""
-        ...
 
 
 class StepBudget(Protocol):
@@ -109,7 +97,7 @@ class Victim(Protocol):
 class SkipAhead(Protocol):
     """How far admission may look past a request that does not fit."""
 
-    def begin_step(self, waiting: Iterable[Request]) -> None:
+    def begin_step(self, waiting: Container[Request]) -> None:
         """Allow as many requests as ever to be passed over."""
         ...
 
@@ -129,22 +117,33 @@ class Planner:
     still has a step in flight cannot be preempted at once: it is withheld from this step, and preempted in the next.
     """
 
-    __slots__ = ("_budget", "_defer_repeats", "_kv", "_order", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = ("_budget", "_defer_repeats", "_kv", "_probes_all", "_reserve", "_skip_ahead", "_victim")
 
     def __init__(
         self,
         *,
         kv: KVSpace,
-        order: Order,
         budget: Budget,
         reserve: Reserve,
         victim: Victim,
         skip_ahead: SkipAhead,
         defer_repeats: bool,
+        probes_all: bool,
     ) -> None:
+        """Take the parts.
+
+        Args:
+            kv: gives pages and rows.
+            budget: how much a step may do.
+            reserve: how much memory is kept for outputs.
+            victim: who yields.
+            skip_ahead: how far to look past a request that does not fit.
+            defer_repeats: whether to hold back a prompt that repeats one in progress.
+            probes_all: whether the order of the queue reads how much of each request is cached.
+        """
         self._defer_repeats = defer_repeats
         self._kv = kv
-        self._order = order
+        self._probes_all = probes_all
         self._budget = budget
         self._reserve = reserve
         self._victim = victim
@@ -159,12 +158,13 @@ class Planner:
         self._plan_prompts(state, budget, grants, shortage)
         for request in shortage.preempted:
             state.running.remove(request)
-            insort(state.waiting, request, key=_arrival)
+            state.waiting.stop(request)
+            state.waiting.add(request)
         if shortage.preempted:
             self._reserve.on_preempt(state.running)
         else:
             self._reserve.on_step()
-        if state.waiting and not shortage.excluded:
+        if len(state.waiting) and not shortage.excluded:
             self._admit(state, now_s, budget, grants)
         return StepPlan(grants=tuple(grants), num_preempted=len(shortage.preempted))
 
@@ -206,11 +206,13 @@ class Planner:
         kv = self._kv
         if not budget.can_admit or not kv.num_free_rows or not budget.offer_prefill(1):
             return
-        if self._order.needs_match:
-            for request in state.waiting:
-                kv.probe(request)
+        if self._probes_all:
+            for request in state.by_id.values():
+                if request.row < 0:
+                    kv.probe(request)
         self._skip_ahead.begin_step(state.waiting)
-        for request in self._order(state.waiting, now_s)[:_MAX_EXAMINED]:
+        admitted: list[Request] = []
+        for request in islice(state.waiting.ordered(now_s), _MAX_EXAMINED):
             kv.probe(request)
             count = budget.offer_prefill(request.num_known - request.num_matched)
             if not count or not budget.can_admit or not kv.num_free_rows:
@@ -226,9 +228,11 @@ class Planner:
             budget.admit()
             self._skip_ahead.admitted(request)
             insort(state.running, request, key=_deserving)
+            admitted.append(request)
             start = request.num_matched
             grants.append(Grant(request, start, count, start + count == request.num_known, True))
-        state.waiting = [request for request in state.waiting if request.row < 0]
+        for request in admitted:
+            state.waiting.admit(request)
 
     def _reserved_pages(self, running: Sequence[Request], candidate: Request) -> int:
         """Pages that running requests and the candidate will probably need beyond the candidate's known tokens."""
@@ -295,10 +299,6 @@ class Shortage:
     def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
         taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
         return [request for request in self._state.running if id(request) not in taken]
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival
 
 
 def _deserving(request: Request) -> tuple[int, int]:

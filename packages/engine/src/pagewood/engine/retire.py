@@ -93,6 +93,7 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
         state.waiting.remove(request)
         return
     state.running.remove(request)
+    state.waiting.stop(request)
     if request.num_in_flight:
         state.draining.append(request)
     else:

@@ -11,13 +11,16 @@ that the device has been told to sample and that the host has not seen.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.engine.arrays import Int32
+
+_NO_TOKEN = b"\xff\xff\xff\xff"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -91,6 +94,51 @@ class Request:
         """Output tokens that it may have in total."""
         return self.max_length - self.num_prompt
 
+    @property
+    def tenant(self) -> str:
+        """Who shares the engine with others: its namespace."""
+        return self.namespace or ""
+
+    def prefix(self, num_tokens: int) -> bytes:
+        """Return its first tokens as bytes, after its namespace between two items that are no token ids."""
+        tokens = self.tokens[: min(num_tokens, self.num_known)].tobytes()
+        if self.namespace is None:
+            return tokens
+        name = self.namespace.encode()
+        return _NO_TOKEN + name + bytes(-len(name) % len(_NO_TOKEN)) + _NO_TOKEN + tokens
+
+
+class Queue(Protocol):
+    """The waiting requests, in an order that they are asked for."""
+
+    def add(self, request: Request) -> None:
+        """Take a request in: a new one, or one that was preempted."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Let a request go that has ended."""
+        ...
+
+    def admit(self, request: Request) -> None:
+        """Let a request go that runs."""
+        ...
+
+    def stop(self, request: Request) -> None:
+        """Take note that a request from here runs no more."""
+        ...
+
+    def ordered(self, now_s: float) -> Iterator[Request]:
+        """Yield the requests, first to be admitted first; nobody may come or go meanwhile."""
+        ...
+
+    def __contains__(self, request: Request, /) -> bool:
+        """Return whether the request waits."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineState:
@@ -99,7 +147,7 @@ class EngineState:
     Invariant: a request is in exactly one of the three lists; only `running` and `draining` ones hold a row.
     """
 
-    waiting: list[Request] = field(default_factory=list["Request"])
+    waiting: Queue
     """Queued, no row."""  # written by: intake, plan, retire
     running: list[Request] = field(default_factory=list["Request"])
     """Holding a row; most deserving first: by descending priority, then arrival."""  # written by: plan, retire
@@ -111,4 +159,4 @@ class EngineState:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, running or draining."""
-        return not (self.waiting or self.running or self.draining)
+        return not (len(self.waiting) or self.running or self.draining)

@@ -1,26 +1,67 @@
 """Who runs next, how much, and who yields: scheduling policies for LLM engines, as pure functions and small objects."""
 
-from pagewood.schedpolicy.budget import Budget, StepBudget
-from pagewood.schedpolicy.order import FirstComeFirstServed, LongestPrefixMatch, Order, order_named
-from pagewood.schedpolicy.requests import Running, Waiting
+from pagewood.schedpolicy.adaptive import AdaptiveOrder, AdaptiveRule, Switch
+from pagewood.schedpolicy.admission import Admission, AdmissionLimits, Chunk, fits_until_all_end
+from pagewood.schedpolicy.ageing import Ageing
+from pagewood.schedpolicy.budget import Budget, StepBudget, decode_first, prefill_first
+from pagewood.schedpolicy.chunking import DynamicChunk
+from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
+from pagewood.schedpolicy.deferral import InBatchDeferral
+from pagewood.schedpolicy.depth_first import DepthFirstWeight
+from pagewood.schedpolicy.fallback import FallbackAbove
+from pagewood.schedpolicy.latency import StepModel, StepSample
+from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
+from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.quotas import Quota, Quotas, Usage
+from pagewood.schedpolicy.ranked import (
+    ByLongestMatch,
+    ByShortest,
+    RankedOrder,
+    by_arrival,
+    by_deadline,
+    by_longest_output,
+    by_priority,
+    by_priority_low_first,
+)
+from pagewood.schedpolicy.requests import (
+    FullWaiting,
+    HasClass,
+    HasDeadline,
+    HasPrefix,
+    HasTag,
+    HasTenant,
+    LiveMatch,
+    Running,
+    Waiting,
+)
 from pagewood.schedpolicy.reserve import NewTokenRatio
+from pagewood.schedpolicy.response_ratio import HighestResponseRatio
+from pagewood.schedpolicy.shares import ShareOrder, fair_share, weighted_round_robin
+from pagewood.schedpolicy.shuffled import ShuffledOrder
 from pagewood.schedpolicy.skip_ahead import SkipAhead
-from pagewood.schedpolicy.victim import choose_victim, worth_preempting
+from pagewood.schedpolicy.tagged import TagAffinity
+from pagewood.schedpolicy.tiers import Tiers
+from pagewood.schedpolicy.verdict import Outcome, Verdict
+from pagewood.schedpolicy.victim import (
+    by_least_lost,
+    by_least_output,
+    by_lowest_priority,
+    by_most_slack,
+    choose_victim,
+    choose_victims,
+    worth_preempting,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Budget",
-    "FirstComeFirstServed",
-    "LongestPrefixMatch",
-    "NewTokenRatio",
-    "Order",
-    "Running",
-    "SkipAhead",
-    "StepBudget",
-    "Waiting",
-    "__version__",
-    "choose_victim",
-    "order_named",
-    "worth_preempting",
-]
+    "MATCH_ORDERS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits", "Ageing",
+    "Budget", "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove",
+    "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasTag", "HasTenant", "HighestResponseRatio",
+    "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder",
+    "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel", "StepSample", "Switch",
+    "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline",
+    "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack", "by_priority",
+    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "fair_share", "fits_until_all_end",
+    "order_named", "prefill_first", "weighted_round_robin", "worth_preempting",
+]  # fmt: skip

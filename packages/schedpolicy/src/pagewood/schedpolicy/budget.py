@@ -18,12 +18,15 @@ class Budget:
             for no limit but the step's.
         max_running: Requests that run at once.
         max_prefills: Requests whose prompts are computed in one step.
+        prefill_first: Whether a step that computes prompts computes nothing else, and is made whenever there are any:
+            the time to the first token is shortest, and answers stall meanwhile.
     """
 
     max_step_tokens: int
     max_chunk_tokens: int | None
     max_running: int
     max_prefills: int
+    prefill_first: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills"):
@@ -33,34 +36,89 @@ class Budget:
         if self.max_step_tokens < self.max_running:
             raise ValueError(f"max_step_tokens must be >= max_running ({self.max_running}), got {self.max_step_tokens}")
 
-    def open(self, num_running: int) -> "StepBudget":
+    def open(self, num_running: int, *, num_decodes: int = 0, max_prefill_tokens: int | None = None) -> "StepBudget":
         """Return the budget of one step that starts with `num_running` requests running.
 
+        Args:
+            num_running: requests that run.
+            num_decodes: of these, how many are kept a token, whether they are taken before the prompts or after; none
+                need be where decodes are taken first.
+            max_prefill_tokens: prompt tokens of this step, >= 0, where they depend on what else is in it
+                (`DynamicChunk`); None for no limit of their own.
+
         Raises:
-            ValueError: `num_running` is not in [0, max_running].
+            ValueError: An argument is out of range.
         """
         if not 0 <= num_running <= self.max_running:
             raise ValueError(f"num_running must be in [0, {self.max_running}], got {num_running}")
-        return StepBudget(budget=self, num_running=num_running, num_left=self.max_step_tokens)
+        if not 0 <= num_decodes <= num_running:
+            raise ValueError(f"num_decodes must be in [0, num_running ({num_running})], got {num_decodes}")
+        if max_prefill_tokens is not None and max_prefill_tokens < 0:
+            raise ValueError(f"max_prefill_tokens must be >= 0, got {max_prefill_tokens}")
+        return StepBudget(
+            budget=self,
+            num_running=num_running,
+            num_left=self.max_step_tokens,
+            num_kept=0 if self.prefill_first else num_decodes,
+            num_prefill_left=self.max_step_tokens if max_prefill_tokens is None else max_prefill_tokens,
+        )
+
+
+def decode_first(*, max_running: int, max_prefill_tokens: int, max_prefills: int = 8) -> Budget:
+    """Return the budget that never stalls an answer: every running request has its token in every step.
+
+    Args:
+        max_running: requests that run at once.
+        max_prefill_tokens: prompt tokens of one step, >= 1, over all requests.
+        max_prefills: requests that share them.
+    """
+    if max_prefill_tokens < 1:
+        raise ValueError(f"max_prefill_tokens must be >= 1, got {max_prefill_tokens}")
+    return Budget(
+        max_step_tokens=max_prefill_tokens + max_running,
+        max_chunk_tokens=max_prefill_tokens,
+        max_running=max_running,
+        max_prefills=max_prefills,
+    )
+
+
+def prefill_first(*, max_running: int, max_prefill_tokens: int = 16_384) -> Budget:
+    """Return the budget of SGLang's default: prompts go alone and whole as far as they fit, before any decode.
+
+    Args:
+        max_running: requests that run at once.
+        max_prefill_tokens: prompt tokens of one step, >= max_running.
+    """
+    return Budget(
+        max_step_tokens=max_prefill_tokens,
+        max_chunk_tokens=None,
+        max_running=max_running,
+        max_prefills=max_running,
+        prefill_first=True,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class StepBudget:
     """What is left of one step; made by `Budget.open`.
 
-    Invariant: what was taken never exceeds the budget. Take decodes first: then each of the running requests is granted
-    its token, whatever the prompts want.
+    Invariant: what was taken never exceeds the budget, and prompts never take what is kept for decodes. Take decodes
+    first, or keep them their tokens: then each is granted its own, whatever the prompts want.
 
     Attributes:
         budget: The limits.
         num_running: Requests running, those admitted in this step included.
         num_left: Tokens that can still be taken.
+        num_kept: Of these, the tokens that only decodes may take.
+        num_prefill_left: Prompt tokens that may still be taken, if they are left.
         num_prefills: Requests that have taken prompt tokens.
     """
 
     budget: Budget
     num_running: int  # written by: admit
     num_left: int  # written by: take_decode, take_prefill
+    num_kept: int  # written by: take_decode
+    num_prefill_left: int  # written by: take_prefill
     num_prefills: int = 0  # written by: take_prefill
 
     def take_decode(self, n: int = 1) -> bool:
@@ -71,9 +129,10 @@ class StepBudget:
         """
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
-        if n > self.num_left:
+        if n > self.num_left or (self.budget.prefill_first and self.num_prefills):
             return False
         self.num_left -= n
+        self.num_kept = max(0, self.num_kept - 1)
         return True
 
     def offer_prefill(self, wanted: int) -> int:
@@ -90,7 +149,7 @@ class StepBudget:
         if self.num_prefills == self.budget.max_prefills:
             return 0
         chunk = wanted if self.budget.max_chunk_tokens is None else min(wanted, self.budget.max_chunk_tokens)
-        return min(chunk, self.num_left)
+        return max(0, min(chunk, self.num_left - self.num_kept, self.num_prefill_left))
 
     def take_prefill(self, wanted: int) -> int:
         """Take what `offer_prefill` offers one request, and return it; call it once per request and step.
@@ -101,6 +160,7 @@ class StepBudget:
         num_taken = self.offer_prefill(wanted)
         if num_taken:
             self.num_left -= num_taken
+            self.num_prefill_left -= num_taken
             self.num_prefills += 1
         return num_taken
 
@@ -110,7 +170,8 @@ class StepBudget:
         return (
             self.num_running < self.budget.max_running
             and self.num_prefills < self.budget.max_prefills
-            and self.num_left > 0
+            and self.num_left > self.num_kept
+            and self.num_prefill_left > 0
         )
 
     def admit(self) -> None:

@@ -1,99 +1,70 @@
-"""In which order waiting requests are considered for admission."""
+"""In which order waiting requests are considered for admission: what every order can do."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
 from pagewood.schedpolicy.requests import Waiting
 
 W = TypeVar("W", bound=Waiting)
 
-# Sorting once per key, the weightiest last, is faster than once by a tuple, since these getters run in C.
-_by_arrival = attrgetter("arrival")
-_by_priority = attrgetter("priority")
 
+class Order(Protocol[W]):
+    """A queue that knows who goes next.
 
-class Order(Protocol):
-    """Sorts the queue. An order is a pure function: the input is not changed, and equal requests keep their order."""
+    A request is added when it arrives, and leaves by `admit` (it runs) or `remove` (it does not want to any more).
+    One that ran and no longer does is told by `stop`; if it was preempted, it is then added again and keeps its age.
 
-    @property
-    def needs_match(self) -> bool:
-        """Whether `num_matched` of every waiting request must be up to date."""
+    Invariant: `ordered` is a permutation of the requests that were added and have not left. It is a total order: it
+    depends on the requests, on `now_s` and on what has been told to the queue, never on hashes or on the machine.
+    """
+
+    def add(self, request: W) -> None:
+        """Take a request in.
+
+        Raises:
+            ValueError: a request with its `arrival` is here already.
+        """
         ...
 
-    def __call__(self, waiting: Sequence[W], now_s: float) -> list[W]:
-        """Return `waiting`, first to be admitted first."""
+    def remove(self, request: W) -> None:
+        """Let a waiting request go that will not run.
+
+        Raises:
+            KeyError: It is not here.
+        """
         ...
 
+    def admit(self, request: W) -> None:
+        """Let a waiting request go that runs from now on; what it costs is charged to whoever pays.
 
-@dataclass(frozen=True, slots=True)
-class FirstComeFirstServed:
-    """By priority, then by arrival.
+        Raises:
+            KeyError: It is not here.
+        """
+        ...
 
-    Within a priority nobody is overtaken, and a preempted request comes back to its old place.
-    """
+    def stop(self, request: W) -> None:
+        """Take note that a request admitted from here runs no more: it ended or was preempted; ignore any other."""
+        ...
 
-    @property
-    def needs_match(self) -> bool:
-        """False: the cache does not matter here."""
-        return False
+    def update(self, request: W) -> None:
+        """Take note that a waiting request has changed: its priority, deadline, class, tag or match.
 
-    def __call__(self, waiting: Sequence[W], now_s: float) -> list[W]:
-        """Return `waiting`, first to be admitted first."""
-        ordered = sorted(waiting, key=_by_arrival)
-        ordered.sort(key=_by_priority, reverse=True)
-        return ordered
+        Raises:
+            KeyError: It is not here.
+        """
+        ...
 
+    def ordered(self, now_s: float) -> Iterator[W]:
+        """Yield the waiting requests, first to be admitted first, and pay only for those that are taken.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongestPrefixMatch:
-    """By priority, then by cached prefix with ageing: the greatest `num_matched + age_weight * waited_s` goes first.
+        The queue must not be changed before the iterator is dropped: `admit` after the pass.
+        """
+        ...
 
-    Serving requests with a long cached prefix first uses the cache before it is evicted, but alone it starves those
-    with none. With ageing, a request is overtaken, within its priority, only by requests that arrived less than
-    `(max_match - num_matched) / age_weight` seconds after it, where `max_match` is the longest prefix that can be
-    cached: at the default weight, 32 s for a request without a match where contexts reach 32,000 tokens. A priority
-    can still starve a lower one.
+    def __contains__(self, request: W, /) -> bool:
+        """Return whether the request waits here."""
+        ...
 
-    Source: the cache-aware order of RadixAttention (SGLang, arXiv 2312.07104), to which the ageing is added.
-
-    Attributes:
-        age_weight: Tokens of match that one second of waiting is worth, > 0 and finite.
-    """
-
-    age_weight: float = 1000.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.age_weight < math.inf:
-            raise ValueError(f"age_weight must be > 0 and finite, got {self.age_weight}")
-
-    @property
-    def needs_match(self) -> bool:
-        """True."""
-        return True
-
-    def __call__(self, waiting: Sequence[W], now_s: float) -> list[W]:
-        """Return `waiting`, first to be admitted first."""
-        age_weight = self.age_weight
-        ordered = sorted(waiting, key=_by_arrival)
-        # All ages grow alike, so `now_s` adds the same to every side of every comparison and drops out.
-        ordered.sort(key=lambda request: age_weight * request.arrived_s - request.num_matched)
-        ordered.sort(key=_by_priority, reverse=True)
-        return ordered
-
-
-def order_named(name: str) -> Order:
-    """Return the order of that name, with its defaults: "fcfs" or "lpm".
-
-    Raises:
-        ValueError: There is none.
-    """
-    match name:
-        case "fcfs":
-            return FirstComeFirstServed()
-        case "lpm":
-            return LongestPrefixMatch()
-        case _:
-            raise ValueError(f"name must be one of fcfs, lpm, got {name!r}")
+    def __len__(self) -> int:
+        """Return how many requests wait here."""
+        ...

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Waiting(Protocol):
-    """A request in the queue."""
+    """A request in the queue: all that most policies read."""
 
     @property
     def arrival(self) -> int:
@@ -13,32 +13,44 @@ class Waiting(Protocol):
 
     @property
     def arrived_s(self) -> float:
-        """Time of its first arrival, on the clock of the `now_s` that orders are given."""
+        """Time of its first arrival, on the clock of the `now_s` that policies are given."""
         ...
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
+        """Higher goes first. It may change; while the request waits, its order is told so by `update`."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, and those generated before a preemption."""
+        """Tokens of the prompt, and those generated so far."""
         ...
 
     @property
     def num_matched(self) -> int:
-        """Leading tokens whose KV is cached; kept up to date only where the order's `needs_match` is true."""
+        """Leading tokens whose KV is cached, now: a property over a `LiveMatch`, or a number kept fresh."""
         ...
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated before a preemption."""
+        """Tokens generated so far, over all its runs."""
         ...
 
     @property
     def max_new_tokens(self) -> int:
         """Tokens that it may generate in all."""
+        ...
+
+
+class LiveMatch(Protocol):
+    """The cached prefix of one request, kept true by its cache; a watch of pagewood-radixcache is one.
+
+    A request that has one answers `num_matched` with its `num_tokens`.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """Leading tokens whose KV is cached, now."""
         ...
 
 
@@ -52,7 +64,7 @@ class Running(Protocol):
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
+        """Higher goes first; may change while it runs."""
         ...
 
     @property
@@ -69,3 +81,84 @@ class Running(Protocol):
     def max_new_tokens(self) -> int:
         """Tokens that it may generate in all."""
         ...
+
+
+class HasPrefix(Protocol):
+    """What is read of requests whose prompts are compared with one another."""
+
+    def prefix(self, num_tokens: int) -> bytes:
+        """Return bytes that stand for the first `num_tokens` tokens of the prompt (all of it, if it is shorter).
+
+        Four bytes stand for one token, or for as many as the cache keeps together. The bytes of a prefix are a prefix
+        of the bytes of whatever it is a prefix of; prompts that may not share KV start with different bytes (the
+        hash of their namespace, say, in a multiple of four bytes).
+        """
+        ...
+
+
+class HasTenant(Protocol):
+    """What is read of requests whose senders share the machine."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        ...
+
+
+class HasDeadline(Protocol):
+    """What is read of requests that are worth little when they are late."""
+
+    @property
+    def deadline_s(self) -> float:
+        """When it should have ended, on the clock of `now_s`; infinite where that does not matter."""
+        ...
+
+
+class HasClass(Protocol):
+    """What is read of requests that belong to a named class of service."""
+
+    @property
+    def service_class(self) -> str:
+        """Name of its class."""
+        ...
+
+
+class HasTag(Protocol):
+    """What is read of requests that run better beside their like: of one adapter, say."""
+
+    @property
+    def tag(self) -> str:
+        """What it shares with its like."""
+        ...
+
+
+class PrefixWaiting(Waiting, HasPrefix, Protocol):
+    """A waiting request whose prompt can be compared."""
+
+
+class TenantWaiting(Waiting, HasTenant, Protocol):
+    """A waiting request of a tenant."""
+
+
+class DeadlineWaiting(Waiting, HasDeadline, Protocol):
+    """A waiting request with a deadline."""
+
+
+class ClassWaiting(Waiting, HasClass, Protocol):
+    """A waiting request of a class."""
+
+
+class TagWaiting(Waiting, HasTag, Protocol):
+    """A waiting request with a tag."""
+
+
+class FullWaiting(Waiting, HasPrefix, HasTenant, HasDeadline, HasClass, HasTag, Protocol):
+    """A waiting request that has what any of the orders reads."""
+
+
+class TenantRunning(Running, HasTenant, Protocol):
+    """A running request of a tenant."""
+
+
+class DeadlineRunning(Running, HasDeadline, Protocol):
+    """A running request with a deadline."""

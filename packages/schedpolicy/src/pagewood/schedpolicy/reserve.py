@@ -32,7 +32,7 @@ class NewTokenRatio:
     def __init__(
         self, *, init: float = 0.7, min_factor: float = 0.14, decay_steps: int = 600, hold_steps: int = 60
     ) -> None:
-        """Start at `init`.
+        """Start at `init`; SGLang's is 0.7 times the conservativeness that a user asks for, and 1 at most.
 
         Args:
             init: Ratio before anything is known, in (0, 1].
@@ -72,14 +72,14 @@ class NewTokenRatio:
     def on_preempt(self, survivors: Iterable[Running]) -> None:
         """Take note that memory ran out and requests were preempted.
 
-        The ratio becomes the part that the survivors have generated so far plus some headroom, if that is more.
+        By SGLang's formula the ratio becomes the part of their allowance that the survivors have generated so far, plus
+        headroom for 20 steps; here only if that is more than it was.
         """
-        num_expected = num_allowed = 0
+        num_expected, num_allowed = 0, 1
         for request in survivors:
             num_expected += request.num_generated + _HEADROOM_TOKENS
             num_allowed += request.max_new_tokens
-        if num_allowed:
-            self._ratio = max(self._ratio, min(1.0, num_expected / num_allowed))
+        self._ratio = max(self._ratio, min(1.0, num_expected / num_allowed))
         self._num_held = self.hold_steps
 
     def reserved_tokens(self, running: Iterable[Running], *, page_size: int) -> int:

@@ -1,6 +1,7 @@
 """How far admission may go past waiting requests that do not fit."""
 
-from collections.abc import Iterable
+from collections.abc import Container
+from typing import Any
 
 from pagewood.schedpolicy.requests import Waiting
 
@@ -15,7 +16,7 @@ class SkipAhead:
     In every step: `begin_step`; then, for the requests in order, either `admitted`, or `pass_over` and on False stop.
     """
 
-    __slots__ = ("_num_passes", "_num_skipped", "_skipped", "max_passes", "max_skipped")
+    __slots__ = ("_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped")
 
     def __init__(self, *, max_skipped: int, max_passes: int) -> None:
         """Start with nobody passed over.
@@ -34,28 +35,32 @@ class SkipAhead:
         self.max_skipped = max_skipped
         self.max_passes = max_passes
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over
-        self._skipped: list[int] = []  # arrivals, since the last admission; written by: begin_step, pass_over, admitted
-        self._num_passes: dict[int, int] = {}  # by arrival, where not 0; written by: begin_step, admitted
+        self._skipped: list[Waiting] = []  # since the last admission; written by: begin_step, pass_over, admitted
+        # Requests that somebody got past, and in how many steps, by arrival; written by: begin_step, admitted.
+        self._passed: dict[int, tuple[Waiting, int]] = {}
 
-    def begin_step(self, waiting: Iterable[Waiting]) -> None:
+    def begin_step(self, waiting: Container[Any]) -> None:
         """Allow `max_skipped` requests to be passed over again; forget those that are no longer waiting."""
         self._num_skipped = 0
         self._skipped.clear()
-        if self._num_passes:
-            alive = {request.arrival for request in waiting}
-            self._num_passes = {arrival: n for arrival, n in self._num_passes.items() if arrival in alive}
+        if self._passed:
+            self._passed = {arrival: entry for arrival, entry in self._passed.items() if entry[0] in waiting}
 
     def pass_over(self, request: Waiting) -> bool:
         """Decide whether admission may go on past `request`, which does not fit; False ends it for this step."""
-        if self._num_skipped == self.max_skipped or self._num_passes.get(request.arrival, 0) >= self.max_passes:
+        if self._num_skipped == self.max_skipped or self._num_passes(request) >= self.max_passes:
             return False
         self._num_skipped += 1
-        self._skipped.append(request.arrival)
+        self._skipped.append(request)
         return True
 
     def admitted(self, request: Waiting) -> None:
         """Take note that `request` runs: it got past everybody who was passed over before it in this step."""
-        for arrival in self._skipped:
-            self._num_passes[arrival] = self._num_passes.get(arrival, 0) + 1
+        for other in self._skipped:
+            self._passed[other.arrival] = other, self._num_passes(other) + 1
         self._skipped.clear()
-        self._num_passes.pop(request.arrival, None)
+        self._passed.pop(request.arrival, None)
+
+    def _num_passes(self, request: Waiting) -> int:
+        entry = self._passed.get(request.arrival)
+        return 0 if entry is None else entry[1]

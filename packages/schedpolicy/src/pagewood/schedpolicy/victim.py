@@ -1,22 +1,119 @@
 """Who yields: whom to preempt when memory runs out, and when a waiting request is worth preempting others."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
-from pagewood.schedpolicy.requests import Running, Waiting
+from pagewood.schedpolicy.requests import DeadlineRunning, Running, Waiting
 
 R = TypeVar("R", bound=Running)
+VictimRank = Callable[[R], tuple[float, ...]]
+"""What running requests are compared by: the smallest yields first."""
+
+PREEMPTION_THRESHOLD = 10
+"""How far below a waiting request's priority a running one must be to yield to it: SGLang's default."""
+HEADROOM_STEPS = 20
+"""Steps that survivors should be able to make before memory runs out again: SGLang's."""
 
 
-def choose_victim(running: Sequence[R]) -> R | None:
-    """Return the request to preempt when memory has run out: of the lowest priority the newest; None if none runs.
+class KeepingRunning(Running, Protocol):
+    """A running request of which it is known what would stay cached."""
 
-    The oldest of the highest priority is thus never chosen before all others, so somebody always comes to an end.
+    @property
+    def num_kept(self) -> int:
+        """Leading tokens whose KV would stay in memory if it yielded now: published, or shared with others."""
+        ...
+
+
+def by_lowest_priority(request: Running) -> tuple[float, ...]:
+    """Let the lowest priority yield first, and of these the newest.
+
+    The oldest of the highest priority never yields before all others, so somebody always comes to an end.
     """
-    return min(running, key=_yields_first, default=None)
+    return request.priority, -request.arrival
 
 
-def worth_preempting(candidate: Waiting, running: Sequence[R], threshold: int, *, num_missing: int = 1) -> list[R]:
+def by_least_output(request: Running) -> tuple[float, ...]:
+    """Let who has generated least yield first, then who has the longest prompt: SGLang's order of retraction."""
+    return request.num_generated, request.num_generated - request.num_tokens, -request.arrival
+
+
+def by_least_lost(request: KeepingRunning) -> tuple[float, ...]:
+    """Let that yield first which can come back at the least cost: by tokens that must be computed again."""
+    return request.num_tokens - request.num_kept, -request.arrival
+
+
+def by_most_slack(seconds_per_token: float) -> VictimRank[DeadlineRunning]:
+    """Let who can wait longest yield first: by the time between its deadline and its end, if it ran on undisturbed.
+
+    Args:
+        seconds_per_token: of one decode step.
+    """
+
+    def rank(request: DeadlineRunning) -> tuple[float, ...]:
+        remaining_s = seconds_per_token * (request.max_new_tokens - request.num_generated)
+        return remaining_s - request.deadline_s, -request.arrival
+
+    return rank
+
+
+def choose_victim(running: Sequence[R], *, rank: VictimRank[R] = by_lowest_priority) -> R | None:
+    """Return the request to preempt when memory has run out; None if none runs."""
+    return min(running, key=rank, default=None)
+
+
+def choose_victims(
+    running: Sequence[R],
+    *,
+    num_available: int,
+    page_size: int,
+    num_steps: int = HEADROOM_STEPS,
+    rank: VictimRank[R] = by_lowest_priority,
+    freed_by: Callable[[R], int] | None = None,
+) -> list[R]:
+    """Return whom to preempt so that the others can generate `num_steps` tokens each (or all that they may).
+
+    One request is always left; if even that does not fit, it is the only one left.
+
+    Returns:
+        The first to yield first.
+
+    Args:
+        running: all that run.
+        num_available: tokens of KV that can be had now.
+        page_size: tokens of a page, >= 1.
+        num_steps: tokens that each survivor must have room for, >= 1.
+        rank: the smallest yields first.
+        freed_by: gives the tokens that become available when a request yields; by default those of its pages. Where
+            requests share pages, tell what each holds alone, or too few may yield.
+
+    Raises:
+        ValueError: `page_size` or `num_steps` is out of range.
+    """
+    if page_size < 1:
+        raise ValueError(f"page_size must be >= 1, got {page_size}")
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be >= 1, got {num_steps}")
+
+    def held(request: R) -> int:
+        return _round_up(request.num_tokens, page_size)
+
+    def wanted(request: R) -> int:
+        num_new = max(0, min(num_steps, request.max_new_tokens - request.num_generated))
+        return _round_up(request.num_tokens + num_new, page_size) - held(request)
+
+    num_missing = sum(map(wanted, running)) - num_available
+    victims: list[R] = []
+    for request in sorted(running, key=rank)[:-1]:
+        if num_missing <= 0:
+            break
+        num_missing -= wanted(request) + (held if freed_by is None else freed_by)(request)
+        victims.append(request)
+    return victims
+
+
+def worth_preempting(
+    candidate: Waiting, running: Sequence[R], threshold: int = PREEMPTION_THRESHOLD, *, num_missing: int = 1
+) -> list[R]:
     """Return the requests to preempt so that `candidate` can run, or none if preempting is not worth it.
 
     Only requests of a priority more than `threshold` below the candidate's are taken, and only if together they give
@@ -45,7 +142,7 @@ def worth_preempting(candidate: Waiting, running: Sequence[R], threshold: int, *
     if num_spare < 0:
         return []
     victims: list[R] = []
-    for request in sorted(eligible, key=_yields_first, reverse=True):
+    for request in sorted(eligible, key=by_lowest_priority, reverse=True):
         if request.num_tokens <= num_spare:
             num_spare -= request.num_tokens
         else:
@@ -54,5 +151,5 @@ def worth_preempting(candidate: Waiting, running: Sequence[R], threshold: int, *
     return victims
 
 
-def _yields_first(request: Running) -> tuple[int, int]:
-    return request.priority, -request.arrival
+def _round_up(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size) * page_size

@@ -90,7 +90,9 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
             max_running=rng.randint(1, 6),
             chunked_prefill_size=rng.choice((1, 3, 16, 64)),
             max_prefills=rng.randint(1, 3),
-            schedule_policy=rng.choice(("fcfs", "lpm")),
+            schedule_policy=rng.choice(
+                ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "adaptive", "dfs-weight", "fair")
+            ),
             schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
             overlap=overlap,
             prefix_cache=rng.random() < 0.9,

@@ -59,8 +59,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--schedule-policy",
         default=DEFAULTS.schedule_policy,
         metavar="NAME",
-        help="who runs next, among equal priorities: fcfs (first come, first served) or lpm (longest cached "
-        "prefix) (default: %(default)s)",
+        help="who runs next, among equal priorities: fcfs (first come, first served; priority is another name), lpm "
+        "(longest cached prefix), dfs-weight (requests that share a cached prefix together), lof (longest output "
+        "first), shortest (least work first), hrrn (highest response ratio next), fair (namespaces share "
+        "by tokens), random, adaptive (lpm while it pays, else fcfs), priority-low (low priorities first) "
+        "(default: %(default)s)",
     )
     scheduling.add_argument(
         "--schedule-conservativeness",

@@ -1,0 +1,80 @@
+"""Chunks of prompts as large as the time between tokens allows."""
+
+from collections import deque
+
+from pagewood.schedpolicy.latency import StepModel, StepSample
+
+
+class DynamicChunk:
+    """Sizes the prompt tokens of a step so that the step ends within a target: the time between two tokens.
+
+    Beside many decodes, or long ones, prompts get less; an empty machine gives them more. The model of the step is
+    fitted again and again to the steps that were measured, so it follows what the machine does.
+
+    Invariant: `min_tokens <= tokens(...) <= max_tokens`, both whole pages; the least is progress, whatever it costs.
+    """
+
+    __slots__ = ("_num_new", "_page_size", "_samples", "max_tokens", "min_tokens", "model", "refit_every", "target_s")
+
+    def __init__(
+        self,
+        model: StepModel,
+        *,
+        target_s: float,
+        max_tokens: int,
+        min_tokens: int = 16,
+        page_size: int = 1,
+        window: int = 512,
+        refit_every: int = 64,
+    ) -> None:
+        """Start with a model.
+
+        Args:
+            model: of the steps, before any was measured.
+            target_s: how long a step may take, > 0.
+            max_tokens: most prompt tokens of a step, >= min_tokens.
+            min_tokens: fewest, >= 1.
+            page_size: tokens of a page, >= 1; sizes are rounded down to pages, the least one up.
+            window: measured steps that the model is fitted to, >= refit_every.
+            refit_every: measured steps from one fit to the next, >= 1.
+
+        Raises:
+            ValueError: An argument is out of range.
+        """
+        if not target_s > 0:
+            raise ValueError(f"target_s must be > 0, got {target_s}")
+        if page_size < 1:
+            raise ValueError(f"page_size must be >= 1, got {page_size}")
+        if min_tokens < 1:
+            raise ValueError(f"min_tokens must be >= 1, got {min_tokens}")
+        if not 1 <= refit_every <= window:
+            raise ValueError(f"refit_every must be in [1, window ({window})], got {refit_every}")
+        self.min_tokens = -(-min_tokens // page_size) * page_size
+        self.max_tokens = max_tokens // page_size * page_size
+        if self.max_tokens < self.min_tokens:
+            raise ValueError(f"max_tokens must be >= min_tokens ({self.min_tokens}) in whole pages, got {max_tokens}")
+        self.target_s = target_s
+        self._page_size = page_size
+        self.refit_every = refit_every
+        self.model = model  # written by: observe
+        self._samples: deque[StepSample] = deque(maxlen=window)  # written by: observe
+        self._num_new = 0  # samples since the last fit; written by: observe
+
+    def tokens(self, *, num_decode: int, num_kv: int) -> int:
+        """Return how many prompt tokens a step may compute beside its decodes, which read `num_kv` tokens of KV."""
+        num_tokens = self.model.chunk_tokens(self.target_s, num_decode=num_decode, num_kv=num_kv)
+        return min(self.max_tokens, max(self.min_tokens, num_tokens // self._page_size * self._page_size))
+
+    def observe(self, sample: StepSample) -> None:
+        """Take note of a measured step; now and then fit the model again.
+
+        Samples that do not tell how long a prompt token takes change nothing: the model stays as it was.
+        """
+        self._samples.append(sample)
+        self._num_new += 1
+        if self._num_new >= self.refit_every:
+            self._num_new = 0
+            try:
+                self.model = StepModel.fitted(self._samples)
+            except ValueError:
+                return

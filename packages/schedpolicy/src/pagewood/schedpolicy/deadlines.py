@@ -1,0 +1,80 @@
+"""Whether a deadline can be met, asked before anything is spent on the request."""
+
+from dataclasses import dataclass
+
+from pagewood.schedpolicy.latency import StepModel
+from pagewood.schedpolicy.requests import DeadlineWaiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the machine has to do besides.
+
+    Attributes:
+        num_prompt_tokens_ahead: Prompt tokens that are to be computed before the request's own.
+        num_decode: Requests that generate.
+        num_kv: Tokens of KV that they read in a step.
+    """
+
+    num_prompt_tokens_ahead: int = 0
+    num_decode: int = 0
+    num_kv: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLate:
+    """A deadline that will be missed."""
+
+    deadline_s: float
+    expected_s: float
+
+    @property
+    def reason(self) -> str:
+        """Say so, for the client."""
+        return f"deadline_s is {self.deadline_s:.3f}, but the request is expected to end at {self.expected_s:.3f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feasibility:
+    """Estimates when a request would end, to refuse early what would come too late.
+
+    Asked with the load as it is, it tells what will probably miss its deadline; with `Load()`, what would miss it on
+    a machine with nothing else to do, which is sure as far as the model is.
+
+    Attributes:
+        model: How long steps take.
+        chunk_tokens: Prompt tokens of one step, >= 1.
+        output_ratio: Part of the allowed output that is expected, in [0, 1].
+    """
+
+    model: StepModel
+    chunk_tokens: int
+    output_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be >= 1, got {self.chunk_tokens}")
+        if not 0 <= self.output_ratio <= 1:
+            raise ValueError(f"output_ratio must be in [0, 1], got {self.output_ratio}")
+
+    def expected_end_s(self, request: DeadlineWaiting, now_s: float, load: Load) -> float:
+        """Return when the request would end, if it were next: its prompt in chunks, then a step for each token."""
+        num_prefill = load.num_prompt_tokens_ahead + max(1, request.num_tokens - request.num_matched)
+        num_full, num_rest = divmod(num_prefill, self.chunk_tokens)
+        step_s = self.model.step_s
+        chunk_s = step_s(num_prefill=self.chunk_tokens, num_decode=load.num_decode, num_kv=load.num_kv)
+        prompt_s = num_full * chunk_s
+        if num_rest:
+            prompt_s += step_s(num_prefill=num_rest, num_decode=load.num_decode, num_kv=load.num_kv)
+        # The last step of the prompt gives the first token.
+        num_output = round(self.output_ratio * max(0, request.max_new_tokens - request.num_generated))
+        num_kv = load.num_kv + request.num_tokens
+        decode_s = step_s(num_prefill=0, num_decode=load.num_decode + 1, num_kv=num_kv)
+        return now_s + prompt_s + max(0, num_output - 1) * decode_s
+
+    def check(self, request: DeadlineWaiting, now_s: float, load: Load) -> TooLate | None:
+        """Return why the request should be refused; None if it can make it."""
+        expected_s = self.expected_end_s(request, now_s, load)
+        if expected_s <= request.deadline_s:
+            return None
+        return TooLate(deadline_s=request.deadline_s, expected_s=expected_s)

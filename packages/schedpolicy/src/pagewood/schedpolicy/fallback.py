@@ -1,0 +1,65 @@
+"""An order that another replaces while the queue is long."""
+
+from collections.abc import Iterator
+from typing import Generic
+
+from pagewood.schedpolicy.order import Order, W
+
+
+class FallbackAbove(Generic[W]):
+    """One order up to `max_waiting` requests, another above.
+
+    For those who want to compare with SGLang, whose lpm becomes fcfs above 128 waiting. The orders here need no such
+    cliff. Invariant: both orders have the same requests.
+    """
+
+    __slots__ = ("_above", "_order", "max_waiting")
+
+    def __init__(self, order: Order[W], above: Order[W], *, max_waiting: int = 128) -> None:
+        """Wrap two empty orders.
+
+        Raises:
+            ValueError: `max_waiting` is negative.
+        """
+        if max_waiting < 0:
+            raise ValueError(f"max_waiting must be >= 0, got {max_waiting}")
+        self._order = order
+        self._above = above
+        self.max_waiting = max_waiting
+
+    def add(self, request: W) -> None:
+        """Take a request in."""
+        self._order.add(request)
+        self._above.add(request)
+
+    def remove(self, request: W) -> None:
+        """Let a request go that will not run."""
+        self._order.remove(request)
+        self._above.remove(request)
+
+    def admit(self, request: W) -> None:
+        """Let a request go that runs."""
+        self._order.admit(request)
+        self._above.admit(request)
+
+    def stop(self, request: W) -> None:
+        """Tell both orders."""
+        self._order.stop(request)
+        self._above.stop(request)
+
+    def update(self, request: W) -> None:
+        """Tell both orders."""
+        self._order.update(request)
+        self._above.update(request)
+
+    def ordered(self, now_s: float) -> Iterator[W]:
+        """Yield the waiting requests, as the order has them that is for so many."""
+        return (self._order if len(self._order) <= self.max_waiting else self._above).ordered(now_s)
+
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request in self._order
+
+    def __len__(self) -> int:
+        """Return how many requests wait here."""
+        return len(self._order)

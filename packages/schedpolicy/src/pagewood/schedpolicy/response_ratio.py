@@ -1,0 +1,124 @@
+"""Highest response ratio next."""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from math import floor, log2
+from typing import Generic
+
+from pagewood.schedpolicy.match_sweep import MatchSweep
+from pagewood.schedpolicy.order import W
+from pagewood.schedpolicy.requests import Waiting
+from pagewood.schedpolicy.sorted_queue import SortedQueue
+
+_BUCKETS_PER_DOUBLING = 8
+_ROUNDING = 1 - 1e-9
+
+
+class HighestResponseRatio(Generic[W]):
+    """The greatest `(waited + service) / service` first: short prompts first, but the ratio of a long one grows too.
+
+    The service of a request is the time that its uncached prompt takes, so a cached prefix counts; how long a token
+    takes drops out of every comparison. Nobody starves: a request that lacks u tokens and has waited w is overtaken
+    by none that lacks v and has waited less than `w * v / u`.
+
+    Ranks cross as time passes, so no sorted list can hold them. Requests are kept by uncached tokens in buckets, eight
+    to each doubling, and by arrival in each: no ratio in a bucket exceeds that of its oldest request with the bucket's
+    fewest tokens. A pass takes from the bucket with the greatest such bound, until the best request that it has found
+    beats all bounds. The order is exact. Invariant: every waiting request is in the bucket of its uncached tokens.
+
+    Source: P. Brinch Hansen (1971); SGLang's `hrrn` counts tokens processed meanwhile in place of time.
+    """
+
+    __slots__ = ("_bucket_of", "_buckets", "_sweep")
+
+    def __init__(self, *, told: bool = False) -> None:
+        """Start empty; `told` says that every change of `num_matched` will be told by `update`."""
+        self._buckets: dict[int, SortedQueue[W]] = {}  # written by: _place, _take_out
+        self._bucket_of: dict[int, int] = {}  # by arrival; written by: _place, _take_out
+        self._sweep = None if told else MatchSweep[W]()
+
+    def add(self, request: W) -> None:
+        """Take a request in."""
+        if request.arrival in self._bucket_of:
+            raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
+        self._place(request)
+        if self._sweep is not None:
+            self._sweep.add(request)
+
+    def remove(self, request: W) -> None:
+        """Let a request go."""
+        self._take_out(request)
+        if self._sweep is not None:
+            self._sweep.discard(request)
+
+    admit = remove
+
+    def stop(self, request: W) -> None:
+        """Do nothing: who runs does not matter here."""
+
+    def update(self, request: W) -> None:
+        """Put a request into the bucket of its uncached tokens as they are now."""
+        if self._bucket_of[request.arrival] != _bucket(request):
+            self._take_out(request)
+            self._place(request)
+        if self._sweep is not None:
+            self._sweep.read(request)
+
+    def ordered(self, now_s: float) -> Iterator[W]:
+        """Yield the waiting requests, highest ratio first, ties by arrival."""
+        if self._sweep is not None:
+            for request in self._sweep.changed():
+                self.update(request)
+        found: list[tuple[float, int, W]] = []  # (-ratio, arrival, request)
+        bounds: list[tuple[float, int, W, Iterator[W]]] = []  # (-bound, bucket, its oldest request left, the others)
+        for bucket, queue in self._buckets.items():
+            rest = iter(queue)
+            oldest = next(rest)
+            bounds.append((_bound(oldest, bucket, now_s), bucket, oldest, rest))
+        heapify(bounds)
+        while bounds or found:
+            while bounds and (not found or bounds[0][0] <= found[0][0]):
+                _, bucket, oldest, rest = bounds[0]
+                heappush(found, ((oldest.arrived_s - now_s) / _num_uncached(oldest), oldest.arrival, oldest))
+                following = next(rest, None)
+                if following is None:
+                    heappop(bounds)
+                else:
+                    heapreplace(bounds, (_bound(following, bucket, now_s), bucket, following, rest))
+            yield heappop(found)[2]
+
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._bucket_of
+
+    def __len__(self) -> int:
+        """Return how many requests wait here."""
+        return len(self._bucket_of)
+
+    def _place(self, request: W) -> None:
+        bucket = _bucket(request)
+        self._bucket_of[request.arrival] = bucket
+        queue = self._buckets.get(bucket)
+        if queue is None:
+            queue = self._buckets[bucket] = SortedQueue[W]()
+        queue.add(request, (request.arrived_s,))
+
+    def _take_out(self, request: W) -> None:
+        bucket = self._bucket_of.pop(request.arrival)
+        queue = self._buckets[bucket]
+        queue.discard(request)
+        if not queue:
+            del self._buckets[bucket]
+
+
+def _num_uncached(request: Waiting) -> int:
+    return max(1, request.num_tokens - request.num_matched)
+
+
+def _bucket(request: Waiting) -> int:
+    return floor(_BUCKETS_PER_DOUBLING * log2(_num_uncached(request)))
+
+
+def _bound(oldest: Waiting, bucket: int, now_s: float) -> float:
+    """Return what no request of a bucket from `oldest` on is below, of the negated ratio less one."""
+    return (oldest.arrived_s - now_s) / (_ROUNDING * 2.0 ** (bucket / _BUCKETS_PER_DOUBLING))

@@ -1,0 +1,238 @@
+"""Groups that share one machine in proportion to their weights: tenants by tokens, classes by turns."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heappop, heappush
+from math import inf
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from pagewood.schedpolicy.order import Order, W
+from pagewood.schedpolicy.ranked import RankedOrder, by_priority
+from pagewood.schedpolicy.requests import ClassWaiting, TenantWaiting, Waiting
+
+T = TypeVar("T", bound=TenantWaiting)
+C = TypeVar("C", bound=ClassWaiting)
+
+
+class ShareOrder(Generic[W]):
+    """The group that was served least is next; within a group, its own order decides.
+
+    A group's service is what it was charged, divided by its weight: something for every admission, and something for
+    every token that its running requests generate. A group that returns after a time without waiting requests is
+    lifted to the least service of those that wait (if none does, of the last that did), so that nobody saves up idle
+    time to have the machine alone later. Within a pass, every request that was yielded is reckoned as admitted.
+
+    Invariant: `_active` is sorted, and has exactly the groups with a waiting request, each with its service.
+
+    Bound: while two groups have waiting requests throughout, and the engine admits in this order whenever it admits,
+    their services differ by at most 2 * max(largest charge of an admission, most that the requests of one group that
+    run at once can be charged for output), over the smaller weight. Nobody who has a request waiting starves.
+
+    Source: the virtual token counter of VTC (Sheng et al., arXiv 2401.00588), Theorem 4.4 and its weighted form.
+    """
+
+    __slots__ = (
+        "_active", "_admission_cost", "_group_of", "_groups", "_last_service", "_make_order", "_orders",
+        "_output_cost", "_running", "_service", "_weights",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        group_of: Callable[[W], str],
+        *,
+        make_order: Callable[[], Order[W]],
+        weights: Mapping[str, float],
+        admission_cost: Callable[[W], float],
+        output_cost: float,
+    ) -> None:
+        """Start with nobody served.
+
+        Args:
+            group_of: names the group of a request; it may change while the request waits, if that is told.
+            make_order: makes the order of the requests within one group.
+            weights: shares of groups, > 0 and finite; 1 for those that are not named.
+            admission_cost: what an admission is charged, >= 0; read when the request is admitted.
+            output_cost: what a generated token is charged, >= 0.
+
+        Raises:
+            ValueError: A weight or `output_cost` is out of range.
+        """
+        for group, weight in weights.items():
+            if not 0 < weight < inf:
+                raise ValueError(f"weights must be > 0 and finite, got {weight} for {group!r}")
+        if not 0 <= output_cost < inf:
+            raise ValueError(f"output_cost must be >= 0 and finite, got {output_cost}")
+        self._group_of = group_of
+        self._make_order = make_order
+        self._weights = dict(weights)
+        self._admission_cost = admission_cost
+        self._output_cost = output_cost
+        self._orders: dict[str, Order[W]] = {}  # of groups with a waiting request; written by: add, _leave
+        self._groups: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, _leave
+        self._service: dict[str, float] = {}  # by group; written by: add, _charge
+        self._active: list[tuple[float, str]] = []  # written by: add, _charge, _leave
+        self._last_service = 0.0  # of the group that was the last to wait; written by: _leave
+        # Running requests by arrival: who pays, and for how many tokens he has; written by: admit, stop, _settle.
+        self._running: dict[int, tuple[W, str, int]] = {}
+
+    def service(self, group: str) -> float:
+        """Return what a group has been charged over its weight, lifts included."""
+        self._settle()
+        return self._service.get(group, 0.0)
+
+    def add(self, request: W) -> None:
+        """Take a request in; lift its group, if it returns."""
+        if request.arrival in self._groups:
+            raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
+        group = self._group_of(request)
+        if group not in self._orders:
+            self._settle()
+            least = self._active[0][0] if self._active else self._last_service
+            service = max(self._service.get(group, 0.0), least)
+            self._service[group] = service
+            insort(self._active, (service, group))
+            self._orders[group] = self._make_order()
+        self._groups[request.arrival] = group
+        self._orders[group].add(request)
+
+    def remove(self, request: W) -> None:
+        """Let a request go that will not run; it costs nothing."""
+        group = self._groups[request.arrival]
+        self._orders[group].remove(request)
+        self._leave(request, group)
+
+    def admit(self, request: W) -> None:
+        """Let a request go that runs, and charge its group for the admission."""
+        group = self._groups[request.arrival]
+        self._orders[group].admit(request)
+        self._charge(group, self._admission_cost(request))
+        self._leave(request, group)
+        self._running[request.arrival] = request, group, request.num_generated
+
+    def stop(self, request: W) -> None:
+        """Charge a running request for its last tokens."""
+        entry = self._running.pop(request.arrival, None)
+        if entry is None:
+            return
+        _, group, num_paid = entry
+        self._charge(group, self._output_cost * (request.num_generated - num_paid))
+        order = self._orders.get(group)
+        if order is not None:
+            order.stop(request)
+
+    def update(self, request: W) -> None:
+        """Tell the order of its group; move it, if that is another now."""
+        group = self._groups[request.arrival]
+        if group == self._group_of(request):
+            self._orders[group].update(request)
+        else:
+            self.remove(request)
+            self.add(request)
+
+    def ordered(self, now_s: float) -> Iterator[W]:
+        """Yield the waiting requests; each next one is of the group that would then have been served least."""
+        self._settle()
+        active = self._active
+        num_begun = 0
+        passes: dict[str, Iterator[W]] = {}
+        again: list[tuple[float, str]] = []  # groups that have had a turn, with their service after it
+        while True:
+            if again and (num_begun == len(active) or again[0] < active[num_begun]):
+                service, group = heappop(again)
+            elif num_begun < len(active):
+                service, group = active[num_begun]
+                num_begun += 1
+                passes[group] = self._orders[group].ordered(now_s)
+            else:
+                return
+            request = next(passes[group], None)
+            if request is not None:
+                yield request
+                heappush(again, (service + self._admission_cost(request) / self._weights.get(group, 1.0), group))
+
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        return request.arrival in self._groups
+
+    def __len__(self) -> int:
+        """Return how many requests wait here."""
+        return len(self._groups)
+
+    def _settle(self) -> None:
+        """Charge running requests for the tokens that they have generated since they were last charged."""
+        if self._output_cost:
+            for arrival, (request, group, num_paid) in self._running.items():
+                num_generated = request.num_generated
+                if num_generated != num_paid:
+                    self._running[arrival] = request, group, num_generated
+                    self._charge(group, self._output_cost * (num_generated - num_paid))
+
+    def _charge(self, group: str, cost: float) -> None:
+        before = self._service[group]
+        after = before + cost / self._weights.get(group, 1.0)
+        self._service[group] = after
+        if group in self._orders:
+            del self._active[bisect_left(self._active, (before, group))]
+            insort(self._active, (after, group))
+
+    def _leave(self, request: W, group: str) -> None:
+        del self._groups[request.arrival]
+        if not self._orders[group]:
+            del self._orders[group]
+            del self._active[bisect_left(self._active, (self._service[group], group))]
+            self._last_service = self._service[group]
+
+
+def fair_share(
+    *,
+    weights: Mapping[str, float] | None = None,
+    prefill_cost: float = 1.0,
+    output_cost: float = 2.0,
+    make_order: Callable[[], Order[T]] | None = None,
+) -> ShareOrder[T]:
+    """Return an order in which tenants share by tokens: uncached prompt tokens, and what they generate.
+
+    A cached prefix costs its tenant nothing, because it costs the machine nothing.
+
+    Args:
+        weights: shares of tenants; 1 for those that are not named.
+        prefill_cost: of a prompt token that is not cached, >= 0.
+        output_cost: of a generated token, >= 0; VTC's 2 to 1.
+        make_order: makes the order within a tenant: by default by priority, then arrival.
+    """
+    if not 0 <= prefill_cost < inf:
+        raise ValueError(f"prefill_cost must be >= 0 and finite, got {prefill_cost}")
+
+    def admission_cost(request: Waiting) -> float:
+        return prefill_cost * (request.num_tokens - request.num_matched)
+
+    return ShareOrder[T](
+        attrgetter("tenant"),
+        make_order=make_order or (lambda: RankedOrder[T](by_priority)),
+        weights=weights or {},
+        admission_cost=admission_cost,
+        output_cost=output_cost,
+    )
+
+
+def weighted_round_robin(
+    weights: Mapping[str, float], *, make_order: Callable[[], Order[C]] | None = None
+) -> ShareOrder[C]:
+    """Return an order in which named classes take turns: of every sum-of-weights admissions, a class gets its weight.
+
+    Args:
+        weights: turns of each class, > 0; 1 for those that are not named.
+        make_order: makes the order within a class: by default by priority, then arrival.
+    """
+    return ShareOrder[C](
+        attrgetter("service_class"),
+        make_order=make_order or (lambda: RankedOrder[C](by_priority)),
+        weights=weights,
+        admission_cost=_one,
+        output_cost=0.0,
+    )
+
+
+def _one(request: Waiting) -> float:
+    return 1.0

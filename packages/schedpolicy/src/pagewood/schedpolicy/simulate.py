@@ -1,0 +1,210 @@
+"""Compares policies on a trace: `python -m pagewood.schedpolicy.simulate TRACE.jsonl --policy lpm,fcfs,fair`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from pagewood.schedpolicy.budget import Budget
+from pagewood.schedpolicy.deadlines import Feasibility
+from pagewood.schedpolicy.names import ORDERS
+from pagewood.schedpolicy.quotas import Quota, Quotas
+from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
+from pagewood.schedpolicy.simulation.machine import Machine, load_machine
+from pagewood.schedpolicy.simulation.metrics import Observations
+from pagewood.schedpolicy.simulation.policies import (
+    SGLANG_ORDERS,
+    VICTIMS,
+    WRAPPERS,
+    Policies,
+    check_policy,
+    policies_named,
+)
+from pagewood.schedpolicy.simulation.presets import PRESETS, preset_named
+from pagewood.schedpolicy.simulation.report import Objective, Summary, json_of, row_of, summarise, table_of
+from pagewood.schedpolicy.simulation.router import ROUTERS, router_named
+from pagewood.schedpolicy.simulation.trace import Trace, scaled
+from pagewood.schedpolicy.simulation.trace_file import MOONCAKE_BLOCK_SIZE, load_trace, save_trace
+from pagewood.schedpolicy.simulation.workloads import WORKLOADS, generate
+
+_DEFAULT_REQUESTS = 1000
+_DEFAULT_RATE = 4.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status, which is 2, with a line on stderr, where the input is wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except (ValueError, OSError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install pagewood-schedpolicy[sim]")
+    if options.requests is not None and options.requests < 1:
+        raise ValueError(f"--requests must be >= 1, got {options.requests}")
+    trace = _trace(options)
+    machine = _machine(options.step_model)
+    fleet = Fleet(
+        machine=machine,
+        num_pages=_num_pages(options, machine),
+        page_size=options.page_size,
+        num_replicas=options.replicas,
+    )
+    objective = Objective(first_token_s=options.slo_ttft, per_token_s=options.slo_itl)
+    budget = Budget(
+        max_running=options.max_running,
+        max_step_tokens=options.step_tokens,
+        max_chunk_tokens=options.chunk_tokens,
+        max_prefills=options.max_prefills,
+        prefill_first=options.prefill_first,
+    )
+    feasibility = Feasibility(model=machine.model, chunk_tokens=options.step_tokens) if options.refuse_late else None
+
+    def policies(name: str, replica: int) -> Policies:
+        limited = options.max_running_per_tenant
+        return policies_named(
+            name,
+            page_size=options.page_size,
+            budget=budget,
+            victim=options.victim,
+            quotas=None if limited is None else Quotas({}, default=Quota(max_running=limited)),
+            feasibility=feasibility,
+            seed=options.seed + replica,
+        )
+
+    names = _names(options.policy)
+    if options.save_trace is not None:
+        save_trace(trace, options.save_trace)
+    observed: dict[str, list[Observations]] = {
+        name: simulate(
+            trace,
+            fleet,
+            make_policies=lambda replica, name=name: policies(name, replica),
+            router=router_named(options.router, seed=options.seed),
+        )
+        for name in names
+    }
+    summaries = {name: summarise(observations, objective) for name, observations in observed.items()}
+    if options.json:
+        run: dict[str, object] = {
+            "trace": trace.name,
+            "num_requests": len(trace.requests),
+            "machine": machine.name,
+            "num_replicas": fleet.num_replicas,
+            "num_pages": fleet.num_pages,
+            "page_size": fleet.page_size,
+            "router": options.router,
+            "seed": options.seed,
+        }
+        print(json_of(run, summaries), end="")
+    else:
+        _print_table(trace, fleet, options.router, summaries)
+    if options.plot is not None:
+        from pagewood.schedpolicy.simulation.plots import draw
+
+        draw(options.plot, observed, num_pages=fleet.num_pages, title=trace.name)
+
+
+def _print_table(trace: Trace, fleet: Fleet, router: str, summaries: dict[str, Summary]) -> None:
+    behind = f" behind {router}" if fleet.num_replicas > 1 else ""
+    print(
+        f"{trace.name}: {len(trace.requests)} requests in {trace.requests[-1].arrived_s:.0f} s on {fleet.num_replicas} "
+        f"x {fleet.machine.name}{behind}, {fleet.num_pages} pages of {fleet.page_size} tokens each"
+    )
+    print(table_of([row_of(name, summary) for name, summary in summaries.items()]))
+
+
+def _trace(options: argparse.Namespace) -> Trace:
+    if (options.trace is None) == (options.workload is None):
+        raise ValueError("give either a TRACE file or --workload")
+    if options.workload is not None:
+        num_requests = _DEFAULT_REQUESTS if options.requests is None else options.requests
+        trace = generate(options.workload, num_requests=num_requests, rate=options.rate, seed=options.seed)
+    else:
+        trace = load_trace(options.trace, block_size=options.block_size)
+        if options.requests is not None:
+            trace = Trace(name=trace.name, requests=trace.requests[: options.requests], block_size=trace.block_size)
+    return scaled(trace, rate=options.speed)
+
+
+def _machine(name: str) -> Machine:
+    if any(name == preset.name for preset in PRESETS):
+        return preset_named(name)
+    path = Path(name)
+    if not path.exists():
+        raise ValueError(f"--step-model must be a file or one of {', '.join(p.name for p in PRESETS)}, got {name!r}")
+    return load_machine(path)
+
+
+def _num_pages(options: argparse.Namespace, machine: Machine) -> int:
+    if options.cache_pages is not None:
+        return options.cache_pages
+    if not machine.kv_tokens:
+        raise ValueError(f"--cache-pages must be given, since {machine.name} does not say how much KV it holds")
+    return machine.kv_tokens // max(1, options.page_size)
+
+
+def _names(policies: str) -> list[str]:
+    names = [name.strip().replace("_", "-") for name in policies.split(",")]
+    for name in names:
+        check_policy(name)
+    return list(dict.fromkeys(names))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pagewood.schedpolicy.simulate",
+        description="Run scheduling policies over a trace, in virtual time.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    what = parser.add_argument_group("what arrives")
+    what.add_argument("trace", metavar="TRACE", nargs="?", type=Path, help="JSON lines: Mooncake, or OpenAI requests")
+    what.add_argument(
+        "--workload", choices=[name for name, _ in WORKLOADS], help="a generated trace, instead of a file"
+    )
+    what.add_argument("--requests", type=int, metavar="N", help="how many: the first of a file; 1,000 if generated")
+    what.add_argument("--rate", type=float, default=_DEFAULT_RATE, metavar="R", help="requests/s of a generated trace")
+    what.add_argument("--speed", type=float, default=1.0, metavar="X", help="play it so many times as fast")
+    what.add_argument("--seed", type=int, default=0, help="of all that is random")
+    what.add_argument(
+        "--block-size", type=int, default=MOONCAKE_BLOCK_SIZE, metavar="T", help="tokens per hash id in the file"
+    )
+    what.add_argument("--save-trace", type=Path, metavar="FILE", help="write the trace as Mooncake lines, too")
+    where = parser.add_argument_group("what it runs on")
+    where.add_argument("--step-model", default=PRESETS[0].name, metavar="FILE", help="a file, h100-8b or h100-70b")
+    where.add_argument("--cache-pages", type=int, metavar="P", help="pages of KV per replica; else what the model says")
+    where.add_argument("--page-size", type=int, default=64, metavar="T", help="tokens per page")
+    where.add_argument("--replicas", type=int, default=1, metavar="N", help="1 to 1,000")
+    where.add_argument("--router", choices=ROUTERS, default=ROUTERS[0], help="who chooses the replica")
+    who = parser.add_argument_group("who decides")
+    orders = ", ".join((*ORDERS, *SGLANG_ORDERS))
+    who.add_argument(
+        "--policy",
+        default="lpm,fcfs",
+        metavar="A,B",
+        help=f"one or more of {orders}; each with +{', +'.join(WRAPPERS)}",
+    )
+    who.add_argument("--max-running", type=int, default=256, metavar="N", help="requests that run at once")
+    who.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")
+    who.add_argument("--chunk-tokens", type=int, metavar="T", help="prompt tokens of one request in one step")
+    who.add_argument("--max-prefills", type=int, default=8, metavar="N", help="prompts computed in one step")
+    who.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
+    who.add_argument("--victim", choices=VICTIMS, default=VICTIMS[0], help="who yields when memory runs out")
+    who.add_argument("--max-running-per-tenant", type=int, metavar="N", help="quota of every tenant")
+    who.add_argument("--refuse-late", action="store_true", help="refuse at once what would miss its deadline")
+    out = parser.add_argument_group("what is said about it")
+    out.add_argument("--slo-ttft", type=float, default=2.0, metavar="S", help="served well: first token within")
+    out.add_argument("--slo-itl", type=float, default=0.1, metavar="S", help="served well: mean time between tokens")
+    out.add_argument("--json", action="store_true", help="everything, as JSON")
+    out.add_argument("--plot", type=Path, metavar="DIR", help="draw CDFs and a timeline there; needs matplotlib")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

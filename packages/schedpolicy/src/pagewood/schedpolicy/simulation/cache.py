@@ -1,0 +1,223 @@
+"""The prefix cache of a simulated replica: which leading pages of a request are there already."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Protocol
+
+
+class PrefixCache(Protocol):
+    """What the simulator asks of a cache: pages by key, where a key stands for its page and all before it."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it holds."""
+        ...
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that `evict` can give back now."""
+        ...
+
+    def match(self, keys: Sequence[int]) -> int:
+        """Return how many of the leading pages are cached; this is not a use."""
+        ...
+
+    def insert(self, keys: Sequence[int], num_pages: int) -> int:
+        """Adopt those of the first `num_pages` pages that are lacking, and return how many those are."""
+        ...
+
+    def lock(self, keys: Sequence[int], num_pages: int) -> None:
+        """Keep the first `num_pages` pages, which are cached, from eviction."""
+        ...
+
+    def unlock(self, keys: Sequence[int], num_pages: int) -> None:
+        """Undo one such lock; the pages count as used now."""
+        ...
+
+    def evict(self, num_pages: int) -> int:
+        """Give up to `num_pages` unlocked pages back, and return how many."""
+        ...
+
+
+class MatchWatch:
+    """How many leading pages of one request are cached, kept true by the cache; made by `BlockCache.watch`."""
+
+    __slots__ = ("_on_change", "keys", "num_pages")
+
+    def __init__(self, keys: Sequence[int], on_change: Callable[[], None]) -> None:
+        """Start with nothing known to be cached."""
+        self.keys = keys
+        self.num_pages = 0  # written by: BlockCache
+        self._on_change = on_change
+
+    def changed(self) -> None:
+        """Tell the owner that `num_pages` is another."""
+        self._on_change()
+
+
+class _Node:
+    __slots__ = ("key", "num_children", "num_locks", "parent", "used")
+
+    def __init__(self, key: int, parent: "_Node | None", used: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.num_children = 0  # written by: BlockCache
+        self.num_locks = 0
+        """Leases on this page, plus children that are locked."""  # written by: BlockCache
+        self.used = used
+        """Time of its own last use; it leaves after its descendants, whatever that is."""  # written by: BlockCache
+
+
+class BlockCache:
+    """A hash table of pages, each of which knows the one before it; the least recently used are evicted, leaves first.
+
+    Invariant: with a page, all pages before it are cached; a page is evictable exactly if no lock is on it or after it.
+
+    A match is a binary search, since cached pages are a prefix. Using, locking and unlocking a prefix touch its last
+    page, and the ancestors only as far as their lock changes.
+
+    Source: block hashing of vLLM's prefix caching, with the leaf order of RadixAttention (arXiv 2312.07104).
+    """
+
+    __slots__ = ("_awaiting", "_clock", "_leaves", "_nodes", "_num_locked", "_resting")
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._leaves: list[tuple[int, int]] = []  # heap of (used, key), stale entries included
+        self._clock = 0
+        self._num_locked = 0
+        self._resting: dict[int, list[MatchWatch]] = {}  # by the last cached page
+        self._awaiting: dict[int, list[MatchWatch]] = {}  # by the first page that is not cached
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it holds."""
+        return len(self._nodes)
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that `evict` can give back now."""
+        return len(self._nodes) - self._num_locked
+
+    def match(self, keys: Sequence[int]) -> int:
+        """Return how many of the leading pages are cached; this is not a use."""
+        nodes = self._nodes
+        if not keys or keys[0] not in nodes:
+            return 0
+        return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in nodes)
+
+    def insert(self, keys: Sequence[int], num_pages: int) -> int:
+        """Adopt those of the first `num_pages` pages that are lacking, and return how many those are."""
+        if not num_pages:
+            return 0
+        nodes = self._nodes
+        self._clock += 1
+        used = self._clock
+        num_cached = self.match(keys[:num_pages])
+        parent = nodes[keys[num_cached - 1]] if num_cached else None
+        for key in keys[num_cached:num_pages]:
+            if parent is not None:
+                parent.num_children += 1
+            nodes[key] = parent = _Node(key, parent, used)
+        assert parent is not None
+        parent.used = used
+        self._queue_if_evictable(parent)
+        if self._awaiting:
+            self._move([w for key in keys[num_cached:num_pages] for w in self._awaiting.pop(key, ())], self._resting)
+        return num_pages - num_cached
+
+    def lock(self, keys: Sequence[int], num_pages: int) -> None:
+        """Keep the first `num_pages` pages, which are cached, from eviction."""
+        node = self._nodes[keys[num_pages - 1]] if num_pages else None
+        while node is not None:
+            node.num_locks += 1
+            if node.num_locks > 1:
+                return
+            self._num_locked += 1
+            node = node.parent
+
+    def unlock(self, keys: Sequence[int], num_pages: int) -> None:
+        """Undo one such lock; the pages count as used now."""
+        node = self._nodes[keys[num_pages - 1]] if num_pages else None
+        if node is None:
+            return
+        self._clock += 1
+        node.used = self._clock
+        self._unlock(node)
+
+    def _unlock(self, node: "_Node | None") -> None:
+        while node is not None:
+            node.num_locks -= 1
+            if node.num_locks:
+                return
+            self._num_locked -= 1
+            self._queue_if_evictable(node)
+            node = node.parent
+
+    def evict(self, num_pages: int) -> int:
+        """Give up to `num_pages` unlocked pages back, and return how many."""
+        nodes, leaves = self._nodes, self._leaves
+        evicted: list[int] = []
+        while len(evicted) < num_pages and leaves:
+            used, key = heappop(leaves)
+            node = nodes.get(key)
+            if node is None or node.used != used or node.num_children or node.num_locks:
+                continue
+            # Up the branch without the heap, as long as a page was not used after the one behind it: all other leaves
+            # were.
+            while True:
+                del nodes[node.key]
+                evicted.append(node.key)
+                parent = node.parent
+                if parent is None:
+                    break
+                parent.num_children -= 1
+                if parent.used > node.used or len(evicted) == num_pages or parent.num_children or parent.num_locks:
+                    self._queue_if_evictable(parent)
+                    break
+                node = parent
+        if self._resting:
+            self._move([w for key in evicted for w in self._resting.pop(key, ())], self._awaiting)
+        return len(evicted)
+
+    def watch(self, keys: Sequence[int], on_change: Callable[[], None]) -> MatchWatch:
+        """Return a live match; `on_change` is called whenever it has changed. It lasts until `unwatch`."""
+        watch = MatchWatch(keys, on_change)
+        watch.num_pages = self.match(keys)
+        self._rest(watch)
+        return watch
+
+    def unwatch(self, watch: MatchWatch) -> None:
+        """Let go of a live match."""
+        self._lift(watch, self._resting)
+        self._lift(watch, self._awaiting)
+
+    def _queue_if_evictable(self, node: _Node) -> None:
+        if not node.num_children and not node.num_locks:
+            heappush(self._leaves, (node.used, node.key))
+
+    def _move(self, watches: list[MatchWatch], other: dict[int, list[MatchWatch]]) -> None:
+        """Match again those that were popped from one table and are still in the other."""
+        for watch in watches:
+            self._lift(watch, other)
+            watch.num_pages = self.match(watch.keys)
+            self._rest(watch)
+            watch.changed()
+
+    def _rest(self, watch: MatchWatch) -> None:
+        if watch.num_pages:
+            self._resting.setdefault(watch.keys[watch.num_pages - 1], []).append(watch)
+        if watch.num_pages < len(watch.keys):
+            self._awaiting.setdefault(watch.keys[watch.num_pages], []).append(watch)
+
+    def _lift(self, watch: MatchWatch, table: dict[int, list[MatchWatch]]) -> None:
+        is_resting = table is self._resting
+        index = watch.num_pages - 1 if is_resting else watch.num_pages
+        if not 0 <= index < len(watch.keys):
+            return
+        key = watch.keys[index]
+        watches = table[key]
+        watches.remove(watch)
+        if not watches:
+            del table[key]

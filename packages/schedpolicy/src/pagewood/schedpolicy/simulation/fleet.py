@@ -1,0 +1,105 @@
+"""Replicas behind a router, in virtual time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
+from pagewood.schedpolicy.simulation.machine import Machine
+from pagewood.schedpolicy.simulation.metrics import Observations
+from pagewood.schedpolicy.simulation.policies import Policies
+from pagewood.schedpolicy.simulation.replica import Replica
+from pagewood.schedpolicy.simulation.request import SimRequest
+from pagewood.schedpolicy.simulation.router import RoundRobin, Router
+from pagewood.schedpolicy.simulation.trace import Trace
+
+MAX_REPLICAS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What a trace is run on.
+
+    Attributes:
+        machine: What each replica runs on.
+        num_pages: Pages of KV on each, >= 1.
+        page_size: Tokens per page, >= 1.
+        num_replicas: 1 to 1,000.
+    """
+
+    machine: Machine
+    num_pages: int
+    page_size: int
+    num_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_pages", "page_size"):
+            value: int = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ValueError(f"num_replicas must be in [1, {MAX_REPLICAS}], got {self.num_replicas}")
+
+
+def simulate(
+    trace: Trace,
+    fleet: Fleet,
+    *,
+    make_policies: Callable[[int], Policies],
+    router: Router | None = None,
+    make_cache: Callable[[], PrefixCache] = BlockCache,
+) -> list[Observations]:
+    """Run a trace to its end.
+
+    Nothing here draws random numbers or reads a clock: the same arguments give the same observations.
+
+    Args:
+        trace: The requests.
+        fleet: What they run on.
+        make_policies: Makes the policies of the replica of that number.
+        router: Chooses the replica of each request; by default one after the other.
+        make_cache: Makes the prefix cache of a replica.
+
+    Returns:
+        What each replica observed.
+    """
+    router = router or RoundRobin()
+    replicas = [
+        Replica(
+            index=index,
+            policies=make_policies(index),
+            machine=fleet.machine,
+            num_pages=fleet.num_pages,
+            page_size=fleet.page_size,
+            make_cache=make_cache,
+        )
+        for index in range(fleet.num_replicas)
+    ]
+    ends: list[tuple[float, int]] = []  # heap of (end of what runs, replica), stale entries included
+    loads = [0] * fleet.num_replicas
+
+    def finish_runs(before_s: float) -> None:
+        while ends and ends[0][0] < before_s:
+            end_s, index = heappop(ends)
+            replica = replicas[index]
+            if replica.end_s != end_s:
+                continue
+            replica.finish_run()
+            loads[index] = replica.num_outstanding
+            if replica.end_s < inf:
+                heappush(ends, (replica.end_s, index))
+
+    for arrival, spec in enumerate(trace.requests):
+        # A step that ends just now has not begun the next one yet: the request is in time for it.
+        finish_runs(spec.arrived_s)
+        keys = trace.page_keys(spec, fleet.page_size)
+        index = router.choose(keys, loads)
+        replica = replicas[index]
+        end_s = replica.end_s
+        replica.arrive(SimRequest(arrival, spec, keys, fleet.page_size), spec.arrived_s)
+        loads[index] = replica.num_outstanding
+        if replica.end_s != end_s:
+            heappush(ends, (replica.end_s, index))
+    finish_runs(inf)
+    return [replica.observed for replica in replicas]

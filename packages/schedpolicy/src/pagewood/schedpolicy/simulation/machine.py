@@ -1,0 +1,117 @@
+"""What a replica runs on: how long its steps take and how much KV it holds, with the file that says so."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from pagewood.schedpolicy.latency import StepModel, StepSample
+
+FORMAT = "pagewood-step-model/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A step model with a name.
+
+    Linear on purpose: four numbers that a handful of measured steps give, and sums over many steps in closed form.
+    What it leaves out: the quadratic part of a prompt's attention, and that kernels are less efficient at odd sizes.
+
+    Attributes:
+        name: What it stands for.
+        source: Where the numbers are from.
+        model: Seconds of a step.
+        kv_tokens: Tokens of KV that it holds, >= 0; 0 where that is not known.
+    """
+
+    name: str
+    source: str
+    model: StepModel
+    kv_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kv_tokens < 0:
+            raise ValueError(f"kv_tokens must be >= 0, got {self.kv_tokens}")
+        if not self.model.base_s + self.model.decode_s > 0:
+            raise ValueError("base_s + decode_s must be > 0, so that time passes, got 0")
+
+    def decode_s(self, num_steps: int, num_decode: int, num_kv: int) -> float:
+        """Return how long so many steps take in which the same requests decode, and nothing else.
+
+        Args:
+            num_steps: >= 0.
+            num_decode: Requests that decode.
+            num_kv: Tokens of KV that the first of these steps reads; each later one reads `num_decode` more.
+        """
+        model = self.model
+        total_kv = num_steps * num_kv + num_decode * (num_steps * (num_steps - 1) // 2)
+        return num_steps * (model.base_s + model.decode_s * num_decode) + model.kv_s * total_kv
+
+    def num_decode_steps(self, within_s: float, num_decode: int, num_kv: int, *, at_most: int) -> int:
+        """Return the fewest such steps that together take `within_s` or longer, but not more than `at_most`."""
+        low, high = 0, at_most
+        while low < high:
+            middle = (low + high) // 2
+            if self.decode_s(middle, num_decode, num_kv) >= within_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def to_json(self) -> str:
+        """Return the text of its file."""
+        value = {"format": FORMAT, "name": self.name, "source": self.source, "kv_tokens": self.kv_tokens}
+        return json.dumps(value | asdict(self.model), indent=2) + "\n"
+
+
+def load_machine(path: Path) -> Machine:
+    """Read a machine from a JSON file, such as an engine's benchmark can write.
+
+    The file is an object with `"format": "pagewood-step-model/1"`, optionally `name`, `source` and `kv_tokens`, and
+    either the coefficients (the fields of `StepModel`), or `samples`: measured steps (objects with the fields of
+    `StepSample`), to which `StepModel.fitted` fits them.
+
+    Raises:
+        ValueError: The file is not of that form; the message says where.
+        OSError: It cannot be read.
+    """
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from None
+    if not isinstance(value, dict) or cast("dict[str, Any]", value).pop("format", None) != FORMAT:
+        raise ValueError(f'{path} must be a JSON object with "format": "{FORMAT}"')
+    content = cast("dict[str, Any]", value)
+    try:
+        name, source = content.pop("name", path.stem), content.pop("source", path.name)
+        kv_tokens = content.pop("kv_tokens", 0)
+        if not isinstance(kv_tokens, int):
+            raise ValueError(f"kv_tokens must be an integer, got {kv_tokens!r}")
+        return Machine(name=str(name), source=str(source), model=_model(content), kv_tokens=kv_tokens)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _model(content: Mapping[str, Any]) -> StepModel:
+    if "samples" not in content:
+        return StepModel(**_numbers(content, [field.name for field in fields(StepModel)], "the object"))
+    samples: Any = content["samples"]
+    if not isinstance(samples, list) or len(content) > 1:
+        raise ValueError("samples must be a list, and stand in place of the coefficients")
+    names = list(StepSample._fields)
+    rows = enumerate(cast("list[Any]", samples))
+    return StepModel.fitted(StepSample(**_numbers(sample, names, f"samples[{index}]")) for index, sample in rows)
+
+
+def _numbers(value: object, names: list[str], where: str) -> dict[str, Any]:
+    """Return an object as it is, if it has exactly these fields, all of them numbers."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be an object, got {value!r:.80}")
+    given = cast("Mapping[str, Any]", value)
+    if set(given) != set(names):
+        raise ValueError(f"{where} must have {', '.join(names)} and nothing else, got {', '.join(given)}")
+    for name, item in given.items():
+        if isinstance(item, bool) or not isinstance(item, (int, float)):
+            raise ValueError(f"{where}: {name} must be a number, got {item!r:.80}")
+    return dict(given)

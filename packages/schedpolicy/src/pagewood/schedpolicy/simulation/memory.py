@@ -1,0 +1,103 @@
+"""The KV pages of one replica: free, cached, or private to a running request."""
+
+from pagewood.schedpolicy.simulation.cache import PrefixCache
+from pagewood.schedpolicy.simulation.request import SimRequest
+
+
+class Memory:
+    """Counts pages. Invariant: free + cached + private pages are all pages, and none of the three is negative.
+
+    It knows requests by how many pages they hold; which pages those are does not matter here.
+    """
+
+    __slots__ = ("_num_private", "cache", "num_pages", "page_size")
+
+    def __init__(self, *, num_pages: int, page_size: int, cache: PrefixCache) -> None:
+        """Start with all pages free.
+
+        Args:
+            num_pages: Pages in all.
+            page_size: Tokens per page.
+            cache: Where computed pages are kept for others; empty.
+        """
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.cache = cache
+        self._num_private = 0  # written by: Memory
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return self.num_pages - self._num_private - self.cache.num_pages
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had: free, or cached and in nobody's use."""
+        return self.num_free + self.cache.num_evictable
+
+    @property
+    def num_used(self) -> int:
+        """Pages that running requests hold."""
+        return self.num_pages - self.num_available
+
+    def pages_of(self, num_tokens: int) -> int:
+        """Return how many pages so many tokens take."""
+        return -(-num_tokens // self.page_size)
+
+    def matched_pages(self, request: SimRequest, num_cached: int) -> int:
+        """Return how many of its leading cached pages a request can use: its last token is always computed."""
+        return min(num_cached, (request.num_tokens - 1) // self.page_size)
+
+    def lease(self, request: SimRequest, num_pages: int) -> None:
+        """Lock the leading cached pages of a request that is to run."""
+        self.cache.lock(request.keys, num_pages)
+        request.num_leased = request.num_pages = num_pages
+
+    def unlease(self, request: SimRequest) -> None:
+        """Undo `lease`, with nothing taken since."""
+        self.cache.unlock(request.keys, request.num_leased)
+        request.num_leased = request.num_pages = 0
+
+    def take(self, num_pages: int) -> None:
+        """Make so many available pages private; evicts as needed."""
+        num_lacking = num_pages - self.num_free
+        if num_lacking > 0:
+            num_evicted = self.cache.evict(num_lacking)
+            assert num_evicted == num_lacking, "only what is available is taken"
+        self._num_private += num_pages
+
+    def grow(self, request: SimRequest, num_tokens: int) -> bool:
+        """Give a request that does not decode the pages of its first `num_tokens` tokens, or decline."""
+        num_lacking = self.pages_of(num_tokens) - request.num_pages
+        if num_lacking > self.num_available:
+            return False
+        if num_lacking > 0:
+            self.take(num_lacking)
+            request.num_pages += num_lacking
+            request.num_private += num_lacking
+        return True
+
+    def settle(self, request: SimRequest, num_taken: int) -> None:
+        """Note the pages that `take` has taken for a request while it was decoding."""
+        request.num_pages += num_taken
+        request.num_private += num_taken
+
+    def publish(self, request: SimRequest, num_tokens: int) -> None:
+        """Let the cache adopt the whole pages of the first `num_tokens` tokens, which are computed."""
+        num_pages = min(num_tokens // self.page_size, len(request.keys))
+        if num_pages <= request.num_leased:
+            return
+        # What the cache has already from somebody else stays private until it is released.
+        num_adopted = self.cache.insert(request.keys, num_pages)
+        request.num_private -= num_adopted
+        self._num_private -= num_adopted
+        self.cache.lock(request.keys, num_pages)
+        self.cache.unlock(request.keys, request.num_leased)
+        request.num_leased = num_pages
+
+    def release(self, request: SimRequest, num_tokens: int) -> None:
+        """Publish, and take everything back."""
+        self.publish(request, num_tokens)
+        self._num_private -= request.num_private
+        self.cache.unlock(request.keys, request.num_leased)
+        request.num_leased = request.num_pages = request.num_private = 0

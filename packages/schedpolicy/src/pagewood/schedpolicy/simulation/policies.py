@@ -1,0 +1,118 @@
+"""What decides on a simulated replica: the very objects that an engine runs, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagewood.schedpolicy.ageing import Ageing
+from pagewood.schedpolicy.budget import Budget
+from pagewood.schedpolicy.deadlines import Feasibility
+from pagewood.schedpolicy.deferral import InBatchDeferral
+from pagewood.schedpolicy.fallback import FallbackAbove
+from pagewood.schedpolicy.names import ORDERS, order_named
+from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.quotas import Quotas
+from pagewood.schedpolicy.ranked import ByLongestMatch, RankedOrder
+from pagewood.schedpolicy.reserve import NewTokenRatio
+from pagewood.schedpolicy.simulation.request import SimRequest
+from pagewood.schedpolicy.skip_ahead import SkipAhead
+from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The objects of one replica, none of them shared with another.
+
+    Attributes:
+        order: Who is considered first; told of every change of a match.
+        budget: What a step may take.
+        reserve: What is kept for tokens to come.
+        skip_ahead: How far admission goes past a request that does not fit.
+        victim: Who yields when memory runs out: the smallest rank.
+        quotas: What a tenant may hold; None for no limits.
+        feasibility: What refuses requests that would miss their deadline; None to let them try.
+    """
+
+    order: Order[SimRequest]
+    budget: Budget
+    reserve: NewTokenRatio
+    skip_ahead: SkipAhead
+    victim: Callable[[SimRequest], tuple[float, ...]] = by_lowest_priority
+    quotas: Quotas | None = None
+    feasibility: Feasibility | None = None
+
+
+DEFAULT_BUDGET = Budget(max_step_tokens=2048, max_chunk_tokens=None, max_running=256, max_prefills=8)
+VICTIMS = ("priority", "least-output")
+SGLANG_ORDERS = ("lpm-unaged", "lpm-sglang")
+"""For comparisons: lpm by match alone, and that with SGLang's fall-back to fcfs above 128 waiting requests."""
+WRAPPERS = ("age", "defer")
+"""What a name may be followed by, as in `lpm+defer`: a bound on waiting, and in-batch prefix deferral."""
+
+_COMES_OF_AGE_S = 10.0
+
+
+def check_policy(name: str) -> None:
+    """Say whether `policies_named` knows a name.
+
+    Raises:
+        ValueError: It does not.
+    """
+    base, *wrappers = name.split("+")
+    known = (*ORDERS, *SGLANG_ORDERS)
+    if base not in known:
+        raise ValueError(f"policy must be one of {', '.join(known)}, got {base!r}")
+    for wrapper in wrappers:
+        if wrapper not in WRAPPERS:
+            raise ValueError(f"policy {base} must be followed by +{' or +'.join(WRAPPERS)}, got +{wrapper}")
+
+
+def policies_named(
+    policy: str,
+    *,
+    page_size: int,
+    budget: Budget = DEFAULT_BUDGET,
+    victim: str = "priority",
+    quotas: Quotas | None = None,
+    feasibility: Feasibility | None = None,
+    seed: int = 0,
+) -> Policies:
+    """Return policies by name, with the defaults of everything else.
+
+    Args:
+        policy: An order: one of `ORDERS` or `SGLANG_ORDERS`, and any of `WRAPPERS`, as in `lpm+defer+age`.
+        page_size: Tokens per page.
+        budget: What a step may take.
+        victim: One of `VICTIMS`.
+        quotas: What a tenant may hold; not shared with another replica.
+        feasibility: What refuses requests that would miss their deadline.
+        seed: Of an order that draws random numbers.
+
+    Raises:
+        ValueError: There is no such policy or victim.
+    """
+    check_policy(policy)
+    if victim not in VICTIMS:
+        raise ValueError(f"victim must be one of {', '.join(VICTIMS)}, got {victim!r}")
+    base, *wrappers = policy.split("+")
+    order = _order(base, seed)
+    for wrapper in wrappers:
+        if wrapper == "age":
+            order = Ageing[SimRequest](order, after_s=_COMES_OF_AGE_S)
+        else:
+            order = InBatchDeferral[SimRequest](order, page_size=page_size)
+    return Policies(
+        order=order,
+        budget=budget,
+        reserve=NewTokenRatio(),
+        skip_ahead=SkipAhead(max_skipped=8, max_passes=16),
+        victim=by_lowest_priority if victim == "priority" else by_least_output,
+        quotas=quotas,
+        feasibility=feasibility,
+    )
+
+
+def _order(name: str, seed: int) -> Order[SimRequest]:
+    if name not in SGLANG_ORDERS:
+        return order_named(name, seed=seed, told=True)
+    unaged = RankedOrder[SimRequest](ByLongestMatch(age_weight=0), reads_match=True, told=True)
+    return unaged if name == "lpm-unaged" else FallbackAbove[SimRequest](unaged, order_named("fcfs"))

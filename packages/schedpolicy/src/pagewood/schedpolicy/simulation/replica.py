@@ -1,0 +1,366 @@
+"""One simulated replica: the package's policies over a queue, a page count and a clock, in virtual time."""
+
+from bisect import insort
+from collections.abc import Callable
+from math import inf
+
+from pagewood.schedpolicy.budget import StepBudget
+from pagewood.schedpolicy.deadlines import Load
+from pagewood.schedpolicy.quotas import Quotas
+from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
+from pagewood.schedpolicy.simulation.decoding import Decoding
+from pagewood.schedpolicy.simulation.machine import Machine
+from pagewood.schedpolicy.simulation.memory import Memory
+from pagewood.schedpolicy.simulation.metrics import Observations
+from pagewood.schedpolicy.simulation.policies import Policies
+from pagewood.schedpolicy.simulation.queue import Queue
+from pagewood.schedpolicy.simulation.recorder import Recorder
+from pagewood.schedpolicy.simulation.request import SimRequest
+from pagewood.schedpolicy.victim import choose_victim
+
+
+class Replica:
+    """Runs steps: decodes first, then prompts in progress, then admissions, as the engine's planner does.
+
+    Time moves from event to event. A step with prompt tokens is one event. Steps in which the same requests decode and
+    nothing is waiting that could be admitted are one event together, up to the first end, the first page that must be
+    evicted from a running request, or the next arrival.
+
+    Invariant: between events, every request sent here is waiting, running or recorded; a running one either decodes or
+    is in `_prefilling`.
+    """
+
+    __slots__ = (
+        "_decoding", "_inbox", "_is_decoding", "_machine", "_memory", "_num_run_steps", "_policies", "_prefilling",
+        "_prefills", "_queue", "_recorder", "_run_started_s", "_running", "end_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        policies: Policies,
+        machine: Machine,
+        num_pages: int,
+        page_size: int,
+        make_cache: Callable[[], PrefixCache] = BlockCache,
+    ) -> None:
+        """Start idle, with an empty cache.
+
+        Args:
+            index: Its number.
+            policies: What decides.
+            machine: How long its steps take.
+            num_pages: Pages of KV, >= 1.
+            page_size: Tokens per page, >= 1.
+            make_cache: Makes the empty prefix cache.
+
+        Raises:
+            ValueError: `num_pages` or `page_size` is out of range.
+        """
+        for name, value in (("num_pages", num_pages), ("page_size", page_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        self._recorder = Recorder(index)
+        self._policies = policies
+        self._machine = machine
+        self._memory = Memory(num_pages=num_pages, page_size=page_size, cache=make_cache())
+        self._decoding = Decoding(page_size=page_size)
+        self._queue = Queue(policies.order, self._memory)
+        self._running: dict[int, SimRequest] = {}  # by arrival
+        self._prefilling: list[
+            SimRequest
+        ] = []  # those of `_running` whose prompts are not computed, most deserving first
+        self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the step that runs
+        self._inbox: list[SimRequest] = []  # arrived since the last event
+        self._run_started_s = 0.0
+        self._num_run_steps = 0
+        self._is_decoding = False  # whether those who decode do so in the steps that run
+        self.end_s = inf
+        """When the steps that run are over; infinite while idle."""  # written by: replica
+
+    @property
+    def observed(self) -> Observations:
+        """What has been observed so far."""
+        return self._recorder.observed
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests sent here that have not ended."""
+        return len(self._inbox) + len(self._queue) + len(self._running)
+
+    def arrive(self, request: SimRequest, now_s: float) -> None:
+        """Take a request, which is seen when the step under way is over.
+
+        `now_s` is not before the last event and not after `end_s`.
+        """
+        self._inbox.append(request)
+        if self.end_s == inf:
+            self._run_started_s = self.end_s = now_s  # wakes up, once all that arrive now are here
+        elif self._num_run_steps > 1:
+            # The steps that only decode end with the one under way.
+            decoding, elapsed_s = self._decoding, now_s - self._run_started_s
+            num_steps = self._machine.num_decode_steps(
+                elapsed_s, decoding.num_requests, decoding.kv_tokens, at_most=self._num_run_steps
+            )
+            self._set_run(max(1, num_steps))
+
+    def finish_run(self) -> None:
+        """Let the steps that run come to their end at `end_s`, and start the next."""
+        now_s, decoding, num_steps = self.end_s, self._decoding, self._num_run_steps
+        self._recorder.ran(
+            self._run_started_s,
+            now_s,
+            num_steps,
+            self._prefills,
+            decoding if self._is_decoding else None,
+            self._machine,
+        )
+        if self._is_decoding:
+            # The pages of the first step were taken when it began, and the reserve knows of it.
+            self._memory.take(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
+            for _ in range(num_steps - 1):
+                self._policies.reserve.on_step()
+            decoding.advance(num_steps)
+            while (request := decoding.pop_ended()) is not None:
+                self._end(request, self._stop_decoding(request), now_s)
+        for request, num_tokens in self._prefills:
+            self._computed(request, num_tokens, now_s)
+        for request in self._inbox:
+            refusal = self._refusal(request, now_s)
+            if refusal:
+                self._recorder.ended(request, now_s, refused=refusal)
+            else:
+                self._enqueue(request)
+        self._inbox.clear()
+        self._start(now_s)
+
+    def _start(self, now_s: float) -> None:
+        """Decide the next step, or as many as are alike."""
+        decoding, policies, memory = self._decoding, self._policies, self._memory
+        self._prefills = []
+        self._run_started_s = now_s
+        self._is_decoding = False
+        self._num_run_steps = 0
+        if not self._queue and not self._running:
+            self.end_s = inf
+            return
+        budget = policies.budget.open(len(self._running))
+        has_preempted = False
+        if not policies.budget.prefill_first:
+            has_preempted = self._decode(budget)
+        has_preempted |= self._continue_prompts(budget)
+        if has_preempted:
+            policies.reserve.on_preempt(self._running.values())
+        else:
+            policies.reserve.on_step()
+            if self._queue:
+                self._admit(budget, now_s)
+        if policies.budget.prefill_first and not self._prefills and self._decode(budget):
+            policies.reserve.on_preempt(self._running.values())
+            has_preempted = True
+        self._recorder.moment(now_s, num_running=len(self._running), num_waiting=len(self._queue), memory=memory)
+        if self._prefills:
+            self._num_run_steps = 1
+            self.end_s = now_s + self._machine.model.step_s(
+                num_prefill=sum(num for _, num in self._prefills),
+                num_decode=decoding.num_requests if self._is_decoding else 0,
+                num_kv=decoding.kv_tokens if self._is_decoding else 0,
+            )
+        elif self._is_decoding:
+            self._set_run(self._num_alike())
+        else:
+            assert has_preempted, "whoever waits can run when nobody does"
+            self._start(now_s)
+
+    def _set_run(self, num_steps: int) -> None:
+        """Let so many steps run in which nothing happens but decoding."""
+        decoding = self._decoding
+        self._num_run_steps = num_steps
+        self.end_s = self._run_started_s + self._machine.decode_s(num_steps, decoding.num_requests, decoding.kv_tokens)
+
+    def _num_alike(self) -> int:
+        """Return how many steps pass, from the one just decided, in which nothing can happen but decoding."""
+        decoding = self._decoding
+        if self._queue and len(self._running) < self._policies.budget.max_running:
+            return 1
+        num_pages = self._memory.num_available + decoding.num_new_pages(1)  # those of the first step are taken
+        return decoding.steps_within(num_pages, at_most=decoding.steps_to_end)
+
+    def _decode(self, budget: StepBudget) -> bool:
+        """Grant a token to everybody who decodes; preempt until there is room; return whether anybody was preempted."""
+        decoding, has_preempted = self._decoding, False
+        while decoding.num_requests and decoding.num_new_pages(1) > self._memory.num_available:
+            self._preempt(list(self._running.values()))
+            has_preempted = True
+        if decoding.num_requests:
+            self._memory.take(decoding.num_new_pages(1))
+            self._is_decoding = budget.take_decode(decoding.num_requests)
+            assert self._is_decoding, "max_step_tokens >= max_running"
+        return has_preempted
+
+    def _continue_prompts(self, budget: StepBudget) -> bool:
+        """Grant tokens to the prompts in progress, most deserving first; return whether anybody was preempted."""
+        has_preempted = False
+        for request in list(self._prefilling):
+            if request.arrival not in self._running:
+                continue  # it was preempted for one before it
+            num_tokens = budget.offer_prefill(request.num_tokens - request.num_computed)
+            if not num_tokens:
+                break
+            while request.arrival in self._running:
+                if self._memory.grow(request, request.num_computed + num_tokens):
+                    budget.take_prefill(num_tokens)
+                    self._prefills.append((request, num_tokens))
+                    break
+                granted = {granted.arrival for granted, _ in self._prefills}
+                self._preempt([other for other in self._prefilling if other.arrival not in granted])
+                has_preempted = True
+        return has_preempted
+
+    def _admit(self, budget: StepBudget, now_s: float) -> None:
+        """Start waiting requests while budget and memory last."""
+        if not budget.can_admit:
+            return
+        policies = self._policies
+        passing = self._queue.ordered(now_s)
+        policies.skip_ahead.begin_step(self._queue)
+        full_tenants: set[str] = set()
+        admitted: list[SimRequest] = []
+        for request in passing:
+            if not budget.can_admit:
+                break
+            if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
+                continue
+            num_tokens = self._fit(request, budget)
+            if num_tokens:
+                budget.take_prefill(num_tokens)
+                budget.admit()
+                policies.skip_ahead.admitted(request)
+                if policies.quotas is not None:
+                    policies.quotas.admit(request)
+                self._prefills.append((request, num_tokens))
+                self._running[request.arrival] = request
+                insort(self._prefilling, request, key=_deserving)
+                admitted.append(request)
+            elif not policies.skip_ahead.pass_over(request):
+                break
+        for request in admitted:
+            self._queue.admit(request)
+            self._recorder.observed.service.leave(request.tenant)
+            request.num_computed = request.num_matched
+            if request.num_hit < 0:
+                request.num_hit = request.num_matched
+                request.admitted_s = now_s
+            else:
+                request.num_recomputed += request.num_tokens - request.num_matched
+
+    def _has_quota(self, request: SimRequest, quotas: Quotas, full_tenants: set[str]) -> bool:
+        """Whether a request's tenant may run it; asks once in a pass for a tenant that may run no more at all."""
+        if request.tenant in full_tenants:
+            return False
+        verdict = quotas.check(request)
+        if verdict.short_of == "max_running":
+            full_tenants.add(request.tenant)
+        return verdict.fits
+
+    def _fit(self, request: SimRequest, budget: StepBudget) -> int:
+        """Give a waiting request the pages of its first chunk, and return its tokens; 0 if it does not fit."""
+        memory, known_matched = self._memory, request.num_matched
+        num_matched = memory.matched_pages(request, memory.cache.match(request.keys))
+        memory.lease(request, num_matched)
+        request.num_matched = num_matched * memory.page_size
+        num_tokens = budget.offer_prefill(request.num_tokens - request.num_matched)
+        to_complete = memory.pages_of(request.num_tokens) - num_matched
+        if not num_tokens or memory.num_available < to_complete + self._reserved_pages(request):
+            memory.unlease(request)
+            request.num_matched = known_matched
+            return 0
+        memory.grow(request, request.num_matched + num_tokens)
+        return num_tokens
+
+    def _reserved_pages(self, candidate: SimRequest) -> int:
+        """Return the pages that running requests and the candidate will probably need beyond the candidate's prompt."""
+        if not self._running:
+            return 0
+        memory = self._memory
+        to_complete = sum(memory.pages_of(request.num_tokens) - request.num_pages for request in self._prefilling)
+        reserve = self._policies.reserve
+        expected = reserve.reserved_tokens([*self._running.values(), candidate], page_size=memory.page_size)
+        return to_complete + expected // memory.page_size
+
+    def _refusal(self, request: SimRequest, now_s: float) -> str:
+        """Say why a request cannot be served; "" if it can."""
+        memory, policies = self._memory, self._policies
+        num_most = memory.pages_of(request.num_prompt + request.max_new_tokens - 1)
+        if num_most > memory.num_pages:
+            return f"needs up to {num_most} pages of {memory.num_pages}"
+        if policies.quotas is not None and not (verdict := policies.quotas.can_ever_run(request)).fits:
+            return verdict.reason
+        if policies.feasibility is not None and request.deadline_s < inf:
+            request.num_matched = memory.page_size * memory.matched_pages(request, memory.cache.match(request.keys))
+            num_ahead = sum(other.num_tokens - other.num_matched for other in self._queue)
+            num_ahead += sum(other.num_tokens - other.num_computed for other in self._prefilling)
+            load = Load(
+                num_prompt_tokens_ahead=num_ahead,
+                num_decode=self._decoding.num_requests,
+                num_kv=self._decoding.kv_tokens,
+            )
+            too_late = policies.feasibility.check(request, now_s, load)
+            return "" if too_late is None else too_late.reason
+        return ""
+
+    def _enqueue(self, request: SimRequest) -> None:
+        self._queue.add(request)
+        self._recorder.observed.service.wait(request.tenant)
+
+    def _computed(self, request: SimRequest, num_tokens: int, now_s: float) -> None:
+        """Note that prompt tokens of a request are computed; the last of them bring a token."""
+        request.num_computed += num_tokens
+        self._memory.publish(request, request.num_computed)
+        if request.num_computed < request.num_tokens:
+            return
+        self._prefilling.remove(request)
+        num_computed = request.num_tokens
+        request.generate_one()
+        self._recorder.token_after_prompt(request, now_s)
+        if request.num_generated == request.num_output:
+            self._end(request, num_computed, now_s)
+        else:
+            self._decoding.add(request)
+            self._recorder.decodes(request)
+
+    def _stop_decoding(self, request: SimRequest) -> int:
+        """Take a request out of the decoding ones, and return how many of its tokens are computed."""
+        num_computed = self._decoding.remove(request)
+        self._memory.settle(request, self._memory.pages_of(num_computed) - request.num_pages)
+        self._recorder.decodes_no_more(request)
+        return num_computed
+
+    def _preempt(self, candidates: list[SimRequest]) -> None:
+        """Take one of them back into the queue; what it has computed stays in the cache while there is room."""
+        request = choose_victim(candidates, rank=self._policies.victim)
+        assert request is not None, "whoever needs room is a candidate"
+        if request.is_decoding:
+            request.num_computed = self._stop_decoding(request)
+        else:
+            self._prefilling.remove(request)
+        self._memory.release(request, request.num_computed)
+        request.num_preemptions += 1
+        self._leave_batch(request)
+        self._enqueue(request)
+
+    def _end(self, request: SimRequest, num_computed: int, now_s: float) -> None:
+        self._memory.release(request, num_computed)
+        self._leave_batch(request)
+        self._recorder.ended(request, now_s)
+
+    def _leave_batch(self, request: SimRequest) -> None:
+        del self._running[request.arrival]
+        self._queue.stop(request)
+        if self._policies.quotas is not None:
+            self._policies.quotas.stop(request)
+
+
+def _deserving(request: SimRequest) -> tuple[int, int]:
+    return -request.priority, request.arrival

@@ -1,0 +1,119 @@
+"""A request inside the simulator: what the policies read of it, and how far it is."""
+
+from array import array
+from collections.abc import Sequence
+
+from pagewood.schedpolicy.simulation.cache import MatchWatch
+from pagewood.schedpolicy.simulation.trace import TraceRequest
+
+_NEVER_S = float("inf")
+
+
+class DecodeClock:
+    """Counts the decode steps of one replica, so that all that decode need not be counted one by one."""
+
+    __slots__ = ("num_steps",)
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.num_steps = 0  # written by: decoding
+
+
+class SimRequest:
+    """One request on one replica; satisfies what the orders, budgets and victims of this package read.
+
+    Invariant: while it decodes, it gains a token with every step of the replica's clock.
+    """
+
+    __slots__ = (
+        "_clock", "_num_generated", "_page_size", "_prefix", "_since", "admitted_s", "arrival", "arrived_s",
+        "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens", "num_computed", "num_hit",
+        "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions", "num_private", "num_prompt",
+        "num_recomputed", "priority", "service_class", "tag", "tenant", "watch",
+    )  # fmt: skip
+
+    def __init__(self, arrival: int, spec: TraceRequest, keys: Sequence[int], page_size: int) -> None:
+        """Begin as a request that has just arrived.
+
+        Args:
+            arrival: Its number in the trace.
+            spec: Its line of the trace.
+            keys: One per whole page that others can share.
+            page_size: Tokens per page.
+        """
+        self.arrival = arrival
+        self.arrived_s = spec.arrived_s
+        self.num_prompt = spec.num_prompt
+        self.num_output = spec.num_output
+        self.max_new_tokens = spec.max_new_tokens
+        self.priority = spec.priority
+        self.tenant = spec.tenant
+        self.tag = spec.tag
+        self.service_class = spec.tag
+        self.deadline_s = _NEVER_S if spec.deadline_s is None else spec.arrived_s + spec.deadline_s
+        self.keys = keys
+        self._page_size = page_size
+        self.num_matched = 0
+        """Tokens of cached prefix: live while it waits, as admitted while it runs."""  # written by: replica, queue
+        self.num_computed = 0
+        """Tokens whose KV is there, while it is not decoding."""  # written by: replica
+        self.num_leased = 0
+        """Leading pages that it has locked in the cache."""  # written by: memory
+        self.num_pages = 0
+        """Pages that it holds, while it is not decoding."""  # written by: memory
+        self.num_private = 0
+        """Those of them that are not the cache's."""  # written by: memory
+        self.end_step = -1
+        """Step of the clock with which its output is complete; -1 unless it decodes."""  # written by: decoding
+        self.watch: MatchWatch | None = None
+        """Its live match, while it waits and the cache has such."""  # written by: queue
+        self.num_hit = -1
+        """Tokens that it found in the cache when it was first admitted; -1 before."""  # written by: replica
+        self.num_recomputed = 0
+        """Tokens that were computed again after a preemption."""  # written by: replica
+        self.num_preemptions = 0  # written by: replica
+        self.admitted_s = _NEVER_S
+        """When it was first admitted."""  # written by: replica
+        self.first_token_s = _NEVER_S  # written by: recorder
+        self.last_token_s = _NEVER_S
+        """When it got its last token, if it does not decode or has not decoded since."""  # written by: recorder
+        self._clock: DecodeClock | None = None
+        self._num_generated = 0
+        self._since = 0
+        self._prefix: bytes | None = None
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        clock = self._clock
+        return self._num_generated if clock is None else self._num_generated + clock.num_steps - self._since
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt, and those generated so far."""
+        return self.num_prompt + self.num_generated
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it takes part in every step."""
+        return self._clock is not None
+
+    def prefix(self, num_tokens: int) -> bytes:
+        """Return four bytes for each page of the first `num_tokens` tokens of the prompt that others can share."""
+        if self._prefix is None:
+            self._prefix = array("i", self.keys[: self.num_prompt // self._page_size]).tobytes()
+        return self._prefix[: 4 * (num_tokens // self._page_size)]
+
+    def generate_one(self) -> None:
+        """Gain the token that follows a prompt."""
+        self._num_generated += 1
+
+    def start_decoding(self, clock: DecodeClock) -> None:
+        """Gain a token with every step of `clock` from now on."""
+        self._clock = clock
+        self._since = clock.num_steps
+
+    def stop_decoding(self) -> None:
+        """Gain no more."""
+        self._num_generated = self.num_generated
+        self._clock = None

@@ -1,0 +1,133 @@
+"""To which replica a request goes."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+
+class Router(Protocol):
+    """Chooses a replica for each request, in the order of their arrival."""
+
+    def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
+        """Return the number of the replica that is to run a request.
+
+        Args:
+            keys: The pages of the request that others can share.
+            loads: Requests sent to each replica that have not ended.
+        """
+        ...
+
+
+class RoundRobin:
+    """One after the other, whatever they have to do. Invariant: the counts sent to two replicas differ by at most 1."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        """Start with replica 0."""
+        self._next = 0
+
+    def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
+        """Return the next in turn."""
+        chosen = self._next
+        self._next = (chosen + 1) % len(loads)
+        return chosen
+
+
+class LeastLoaded:
+    """The one with the fewest requests, the first of equals. It must know all loads as they are now."""
+
+    __slots__ = ()
+
+    def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
+        """Return the least loaded."""
+        return loads.index(min(loads))
+
+
+class PowerOfTwo:
+    """The less loaded of two drawn at random: nearly as even as `LeastLoaded`, knowing two loads.
+
+    Source: M. Mitzenmacher, The power of two choices in randomized load balancing (2001).
+    """
+
+    __slots__ = ("_rng",)
+
+    def __init__(self, rng: Random) -> None:
+        """Draw from `rng`, twice per request."""
+        self._rng = rng
+
+    def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
+        """Return the less loaded of two."""
+        one, other = self._rng.randrange(len(loads)), self._rng.randrange(len(loads))
+        return min(one, other, key=lambda replica: (loads[replica], replica))
+
+
+class PrefixAware:
+    """The one that was last sent the longest prefix of the request, unless it is overloaded; then the least loaded.
+
+    Overloaded is more than `slack` requests and more than `factor` times the mean. What it remembers is what it sent,
+    not what the replicas still cache; so it needs no word from them.
+
+    Invariant: with a prefix, every shorter one is known.
+
+    Source: the cache-aware router of SGLang, in its simplest form.
+    """
+
+    __slots__ = ("_factor", "_sent", "_slack")
+
+    def __init__(self, *, factor: float = 1.5, slack: int = 16) -> None:
+        """Start with nothing sent.
+
+        Args:
+            factor: Times the mean load that a replica may have, >= 1.
+            slack: Requests that a replica may have in any case, >= 0.
+
+        Raises:
+            ValueError: One of them is out of range.
+        """
+        if not factor >= 1:
+            raise ValueError(f"factor must be >= 1, got {factor}")
+        if slack < 0:
+            raise ValueError(f"slack must be >= 0, got {slack}")
+        self._factor = factor
+        self._slack = slack
+        self._sent: dict[int, int] = {}
+
+    def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
+        """Return the replica with the longest known prefix that is not overloaded."""
+        sent = self._sent
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in sent:
+                low = middle + 1
+            else:
+                high = middle
+        chosen = sent[keys[low - 1]] if low else -1
+        if chosen < 0 or loads[chosen] > max(self._slack, self._factor * sum(loads) / len(loads)):
+            chosen = loads.index(min(loads))
+        for key in keys:
+            sent[key] = chosen
+        return chosen
+
+
+ROUTERS = ("round-robin", "least-loaded", "prefix-aware", "power-of-two")
+
+
+def router_named(name: str, *, seed: int) -> Router:
+    """Return the router of that name, with its defaults.
+
+    Raises:
+        ValueError: There is none.
+    """
+    match name:
+        case "round-robin":
+            return RoundRobin()
+        case "least-loaded":
+            return LeastLoaded()
+        case "prefix-aware":
+            return PrefixAware()
+        case "power-of-two":
+            return PowerOfTwo(Random(f"power-of-two/{seed}"))
+        case _:
+            raise ValueError(f"router must be one of {', '.join(ROUTERS)}, got {name!r}")

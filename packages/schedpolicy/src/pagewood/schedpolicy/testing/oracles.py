@@ -1,0 +1,226 @@
+"""Orders as slow and plain as they can be written: what the others are compared with."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pagewood.schedpolicy.testing.requests import FakeRequest
+
+Pass = Callable[[list[FakeRequest], float], list[FakeRequest]]
+
+
+class Naive:
+    """Sorts everything anew in every pass, by a function that remembers nothing."""
+
+    def __init__(self, sort: Pass) -> None:
+        self.sort = sort
+        self.waiting: list[FakeRequest] = []
+
+    def add(self, request: FakeRequest) -> None:
+        """Take a request in."""
+        self.waiting.append(request)
+
+    def remove(self, request: FakeRequest) -> None:
+        """Let a request go."""
+        self.waiting.remove(request)
+
+    admit = remove
+
+    def stop(self, request: FakeRequest) -> None:
+        """Do nothing."""
+
+    def update(self, request: FakeRequest) -> None:
+        """Do nothing."""
+
+    def ordered(self, now_s: float) -> Iterator[FakeRequest]:
+        """Yield all that wait."""
+        return iter(self.sort(list(self.waiting), now_s))
+
+    def __contains__(self, request: FakeRequest, /) -> bool:
+        """Return whether it waits."""
+        return request in self.waiting
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self.waiting)
+
+
+def by(key: Callable[[FakeRequest], tuple[float, ...]]) -> Pass:
+    """Sort by a key, ties by arrival."""
+    return lambda waiting, now_s: sorted(waiting, key=lambda request: (*key(request), request.arrival))
+
+
+def response_ratio(waiting: list[FakeRequest], now_s: float) -> list[FakeRequest]:
+    """Sort by priority, then by the greatest ratio of waiting and uncached tokens."""
+
+    def key(request: FakeRequest) -> tuple[float, ...]:
+        waited_s = now_s - request.arrived_s
+        return -request.priority, -waited_s / max(1, request.num_tokens - request.num_matched), request.arrival
+
+    return sorted(waiting, key=key)
+
+
+def depth_first(waiting: list[FakeRequest], now_s: float) -> list[FakeRequest]:
+    """Recurse token by token through what is cached of each, tier by tier."""
+
+    def below(requests: list[FakeRequest], depth: int) -> list[FakeRequest]:
+        groups: dict[bytes, list[FakeRequest]] = {}
+        own: list[FakeRequest] = []
+        for request in sorted(requests, key=lambda request: request.arrival):
+            cached = request.prefix(request.num_matched)
+            if len(cached) == 4 * depth:
+                own.append(request)
+            else:
+                groups.setdefault(cached[4 * depth : 4 * depth + 4], []).append(request)
+        ranked = sorted(groups.values(), key=lambda group: (-len(group), group[0].arrival))
+        return [request for group in ranked for request in below(group, depth + 1)] + own
+
+    tiers = sorted({request.priority for request in waiting}, reverse=True)
+    return [r for tier in tiers for r in below([r for r in waiting if r.priority == tier], 0)]
+
+
+class NaiveShares:
+    """Counts the service of groups as the paper says, looking at every group each time."""
+
+    def __init__(
+        self,
+        group_of: Callable[[FakeRequest], str],
+        weights: dict[str, float],
+        cost: Callable[[FakeRequest], float],
+        output_cost: float,
+    ) -> None:
+        self.group_of, self.weights, self.cost, self.output_cost = group_of, weights, cost, output_cost
+        self.waiting: list[tuple[FakeRequest, str]] = []
+        self.running: list[list[Any]] = []
+        self.service: dict[str, float] = {}
+        self.last_to_leave: str | None = None
+
+    def charge(self, group: str, cost: float) -> None:
+        """Charge a group."""
+        self.service[group] += cost / self.weights.get(group, 1.0)
+
+    def settle(self) -> None:
+        """Charge running requests for what they have generated."""
+        for entry in self.running:
+            request, group, num_paid = entry
+            self.charge(group, self.output_cost * (request.num_generated - num_paid))
+            entry[2] = request.num_generated
+
+    def groups(self) -> set[str]:
+        """Return those with a waiting request."""
+        return {group for _, group in self.waiting}
+
+    def add(self, request: FakeRequest) -> None:
+        """Take a request in."""
+        self.settle()
+        group = self.group_of(request)
+        others = self.groups()
+        if group not in others:
+            if others:
+                floor = min(self.service[other] for other in others)
+            else:
+                floor = 0.0 if self.last_to_leave is None else self.left_at
+            self.service[group] = max(self.service.get(group, 0.0), floor)
+        self.waiting.append((request, group))
+
+    def take(self, request: FakeRequest) -> str:
+        """Let a request go, and return its group."""
+        (group,) = [group for other, group in self.waiting if other is request]
+        self.waiting.remove((request, group))
+        return group
+
+    def leave(self, group: str) -> None:
+        """Remember the last group that left the queue."""
+        if group not in self.groups():
+            self.last_to_leave = group
+            self.left_at = self.service[group]
+
+    def remove(self, request: FakeRequest) -> None:
+        """Let a request go."""
+        self.leave(self.take(request))
+
+    def admit(self, request: FakeRequest) -> None:
+        """Let a request go that runs."""
+        group = self.take(request)
+        self.charge(group, self.cost(request))
+        self.leave(group)
+        self.running.append([request, group, request.num_generated])
+
+    def stop(self, request: FakeRequest) -> None:
+        """Take note that a request runs no more."""
+        self.settle()
+        self.running = [entry for entry in self.running if entry[0] is not request]
+
+    def update(self, request: FakeRequest) -> None:
+        """Take note that a request has changed."""
+        (group,) = [group for other, group in self.waiting if other is request]
+        if group != self.group_of(request):
+            self.remove(request)
+            self.add(request)
+
+    def ordered(self, now_s: float) -> Iterator[FakeRequest]:
+        """Yield all that wait."""
+        self.settle()
+        service = dict(self.service)
+        left = sorted(self.waiting, key=lambda entry: (-entry[0].priority, entry[0].arrival))
+        while left:
+            group = min({group for _, group in left}, key=lambda group: (service[group], group))
+            entry = next(entry for entry in left if entry[1] == group)
+            left.remove(entry)
+            yield entry[0]
+            service[group] += self.cost(entry[0]) / self.weights.get(group, 1.0)
+
+    def __contains__(self, request: FakeRequest, /) -> bool:
+        """Return whether it waits."""
+        return any(other is request for other, _ in self.waiting)
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self.waiting)
+
+
+class NaiveTags:
+    """Counts the running requests of each tag anew in every pass."""
+
+    def __init__(self) -> None:
+        self.waiting: list[FakeRequest] = []
+        self.running: list[tuple[FakeRequest, str]] = []
+
+    def add(self, request: FakeRequest) -> None:
+        """Take a request in."""
+        self.waiting.append(request)
+
+    def remove(self, request: FakeRequest) -> None:
+        """Let a request go."""
+        self.waiting.remove(request)
+
+    def admit(self, request: FakeRequest) -> None:
+        """Let a request go that runs."""
+        self.remove(request)
+        self.running.append((request, request.tag))
+
+    def stop(self, request: FakeRequest) -> None:
+        """Take note that a request runs no more."""
+        self.running = [entry for entry in self.running if entry[0] is not request]
+
+    def update(self, request: FakeRequest) -> None:
+        """Do nothing."""
+
+    def ordered(self, now_s: float) -> Iterator[FakeRequest]:
+        """Yield all that wait."""
+
+        def first(tag: str) -> int:
+            return min((r for r in self.waiting if r.tag == tag), key=lambda r: (-r.priority, r.arrival)).arrival
+
+        def key(request: FakeRequest) -> tuple[float, ...]:
+            num_running = sum(tag == request.tag for _, tag in self.running)
+            return -num_running, first(request.tag), -request.priority, request.arrival
+
+        return iter(sorted(self.waiting, key=key))
+
+    def __contains__(self, request: FakeRequest, /) -> bool:
+        """Return whether it waits."""
+        return request in self.waiting
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self.waiting)

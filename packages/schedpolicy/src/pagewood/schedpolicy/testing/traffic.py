@@ -1,0 +1,189 @@
+"""Random traffic through an order, and what must hold whatever happens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from random import Random
+from typing import Any
+
+from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.testing.requests import FakeRequest, random_request
+
+AnyOrder = Order[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """Random calls of two orders that should agree. Invariant: `waiting` and `running` are what the orders were told.
+
+    What an engine may do is done: requests arrive, are aborted, change while they wait, are admitted from the front of
+    a pass or past some of it, generate, end, or are preempted and come back.
+    """
+
+    order: AnyOrder
+    oracle: AnyOrder
+    rng: Random
+    max_waiting: int = 12
+    tells: bool = True
+    """Whether every change of a match is told by `update`."""
+    now_s: float = 0.0  # written by: step
+    num_arrivals: int = 0  # written by: _arrive
+    waiting: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
+    running: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
+
+    def step(self) -> None:
+        """Let some time go by, do one thing, and compare a pass.
+
+        Raises:
+            AssertionError: The orders differ, or one of them is no order of what waits.
+        """
+        self.now_s += self.rng.choice((0.0, 0.1, 3.0))
+        actions = [self._arrive, self._arrive, self._pass, self._pass, self._change, self._generate]
+        if self.waiting:
+            actions.append(self._abort)
+        if self.running:
+            actions += [self._end, self._preempt]
+        self.rng.choice(actions)()
+        self._compare_sizes()
+
+    def _each(self, call: Callable[[AnyOrder], object]) -> None:
+        call(self.order)
+        call(self.oracle)
+
+    def _arrive(self) -> None:
+        if len(self.waiting) < self.max_waiting:
+            request = random_request(self.rng, self.num_arrivals, self.now_s)
+            self.num_arrivals += 1
+            self.waiting[request.arrival] = request
+            self._each(lambda order: order.add(request))
+
+    def _abort(self) -> None:
+        request = self.waiting.pop(self.rng.choice(list(self.waiting)))
+        self._each(lambda order: order.remove(request))
+
+    def _change(self) -> None:
+        """Change matches, as the cache does, and sometimes what the sender may change."""
+        for request in self.waiting.values():
+            if self.rng.random() < 0.3:
+                request.num_matched = self.rng.randrange(request.num_tokens)
+                if self.tells:
+                    self._each(lambda order, request=request: order.update(request))
+        if self.waiting and self.rng.random() < 0.5:
+            request = self.rng.choice(list(self.waiting.values()))
+            fresh = random_request(self.rng, request.arrival, self.now_s)
+            request.priority, request.deadline_s = fresh.priority, fresh.deadline_s
+            request.service_class, request.tag, request.tenant = fresh.service_class, fresh.tag, fresh.tenant
+            self._each(lambda order: order.update(request))
+
+    def _pass(self) -> None:
+        """Compare one pass, whole or in part, and admit some of what it yielded."""
+        num_taken = self.rng.choice((1, 3, len(self.waiting)))
+        taken = list(islice(self.order.ordered(self.now_s), num_taken))
+        expected = list(islice(self.oracle.ordered(self.now_s), num_taken))
+        arrivals = [request.arrival for request in taken]
+        assert len(taken) == min(num_taken, len(self.waiting)), f"{arrivals} is not all of {list(self.waiting)}"
+        assert len(set(arrivals)) == len(arrivals), f"{arrivals} has a request twice"
+        assert all(self.waiting.get(request.arrival) is request for request in taken), f"{arrivals} has who left"
+        assert arrivals == [request.arrival for request in expected], "the order is another than expected"
+        num_skipped = self.rng.choice((0, 0, 0, 1))
+        for request in taken[num_skipped : num_skipped + self.rng.randint(0, 3)]:
+            del self.waiting[request.arrival]
+            self.running[request.arrival] = request
+            self._each(lambda order, request=request: order.admit(request))
+
+    def _generate(self) -> None:
+        for request in self.running.values():
+            num_new = self.rng.randint(0, 2)
+            request.num_generated += num_new
+            request.num_tokens += num_new
+
+    def _end(self) -> None:
+        request = self.running.pop(self.rng.choice(list(self.running)))
+        self._each(lambda order: order.stop(request))
+
+    def _preempt(self) -> None:
+        request = self.running.pop(self.rng.choice(list(self.running)))
+        self.waiting[request.arrival] = request
+        self._each(lambda order: order.stop(request))
+        self._each(lambda order: order.add(request))
+
+    def _compare_sizes(self) -> None:
+        for order in (self.order, self.oracle):
+            assert len(order) == len(self.waiting), f"len is {len(order)}, but {len(self.waiting)} wait"
+            assert all(request in order for request in self.waiting.values()), "a waiting request is not in the order"
+            assert not any(request in order for request in self.running.values()), "a running request is in the order"
+
+
+def check_same_order(
+    order: AnyOrder, oracle: AnyOrder, rng: Random, *, num_steps: int = 40, tells: bool = True
+) -> None:
+    """Check that two empty orders agree in every pass of a random traffic, and yield what waits, each once.
+
+    Args:
+        order: the one in question.
+        oracle: says what is right, however slowly.
+        rng: makes the traffic.
+        num_steps: its length.
+        tells: whether changes of matches are told by `update`.
+
+    Raises:
+        AssertionError: They differ.
+    """
+    traffic = Traffic(order=order, oracle=oracle, rng=rng, tells=tells)
+    for _ in range(num_steps):
+        traffic.step()
+
+
+def check_order(make_order: Callable[[], AnyOrder], rng: Random, *, num_steps: int = 40) -> None:
+    """Check that orders of one kind do what `Order` says: permutations, the same for the same calls, and its errors.
+
+    Raises:
+        AssertionError: One does not.
+    """
+    check_same_order(make_order(), make_order(), rng, num_steps=num_steps)
+    order = make_order()
+    first, second = random_request(rng, 0, 0.0), random_request(rng, 1, 0.0)
+    order.add(first)
+    assert _raises(ValueError, lambda: order.add(first)), "add must refuse a request that waits"
+    assert _raises(KeyError, lambda: order.remove(second)), "remove must refuse a request that does not wait"
+    assert _raises(KeyError, lambda: order.admit(second)), "admit must refuse a request that does not wait"
+    assert _raises(KeyError, lambda: order.update(second)), "update must refuse a request that does not wait"
+    order.stop(first)
+    order.stop(second)
+    assert list(order.ordered(1.0)) == [first], "a refused call must change nothing"
+
+
+def longest_wait(
+    order: AnyOrder,
+    rng: Random,
+    *,
+    num_waiting: int,
+    num_admissions: int,
+    make_request: Callable[[Random, int, float], Any] = random_request,
+) -> int:
+    """Return the most admissions that a request waited, where so many wait at any time.
+
+    Each admission is the first of a pass, takes a second, ends at once, and is replaced by a new random request. A
+    request that has not got in counts with what it has waited: an order that starves somebody returns nearly
+    `num_admissions`.
+    """
+    since: dict[int, int] = {}
+    longest = 0
+    for number in range(num_admissions):
+        while len(since) < num_waiting:
+            arrival = number + len(since)
+            order.add(make_request(rng, arrival, float(number)))
+            since[arrival] = number
+        request = next(order.ordered(float(number)))
+        order.admit(request)
+        order.stop(request)
+        longest = max(longest, number - since.pop(request.arrival))
+    return max(longest, num_admissions - min(since.values()))
+
+
+def _raises(kind: type[Exception], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except kind:
+        return True
+    return False

@@ -1,0 +1,94 @@
+"""Any order, in tiers: by priority, or by what a user's own function says."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from typing import Generic
+
+from pagewood.schedpolicy.order import Order, W
+
+
+class Tiers(Generic[W]):
+    """The requests of a higher tier first, and within a tier in any order: this is where users adjust a policy.
+
+    The tier may be the priority, or anything that a function makes of a request: `lambda r: r.num_tokens < 1000`
+    lets short prompts first. A lower tier can starve: combine it with `Ageing`.
+
+    Invariant: a waiting request is in the order of its tier as it was last told, a running one in that it ran from.
+    """
+
+    __slots__ = ("_make_order", "_num_members", "_orders", "_running", "_tier_of", "_tiers", "_tiers_of")
+
+    def __init__(self, tier_of: Callable[[W], float], make_order: Callable[[], Order[W]]) -> None:
+        """Start empty.
+
+        Args:
+            tier_of: gives the tier of a request, the greatest goes first; it is asked on `add` and on `update`.
+            make_order: makes the order within a tier.
+        """
+        self._tier_of = tier_of
+        self._make_order = make_order
+        self._orders: dict[float, Order[W]] = {}  # by tier; written by: add, _leave
+        self._num_members: dict[float, int] = {}  # waiting or running, by tier; written by: add, _leave
+        self._tiers: list[float] = []  # of `_orders`, negated, sorted; written by: add, _leave
+        self._tiers_of: dict[int, float] = {}  # waiting or running, by arrival; written by: add, _leave
+        self._running: set[int] = set()  # of these, the arrivals of those that run; written by: admit, stop
+
+    def add(self, request: W) -> None:
+        """Take a request in."""
+        if request.arrival in self._tiers_of:
+            raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
+        tier = self._tier_of(request)
+        order = self._orders.get(tier)
+        if order is None:
+            order = self._orders[tier] = self._make_order()
+            self._num_members[tier] = 0
+            insort(self._tiers, -tier)
+        order.add(request)
+        self._num_members[tier] += 1
+        self._tiers_of[request.arrival] = tier
+
+    def remove(self, request: W) -> None:
+        """Let a request go that will not run."""
+        self._orders[self._tiers_of[request.arrival]].remove(request)
+        self._leave(request)
+
+    def admit(self, request: W) -> None:
+        """Let a request go that runs."""
+        self._orders[self._tiers_of[request.arrival]].admit(request)
+        self._running.add(request.arrival)
+
+    def stop(self, request: W) -> None:
+        """Tell the order that a running request came from."""
+        if request.arrival in self._running:
+            self._running.remove(request.arrival)
+            self._orders[self._tiers_of[request.arrival]].stop(request)
+            self._leave(request)
+
+    def update(self, request: W) -> None:
+        """Move a waiting request to the tier that it belongs to now."""
+        if self._tiers_of[request.arrival] == self._tier_of(request):
+            self._orders[self._tiers_of[request.arrival]].update(request)
+        else:
+            self.remove(request)
+            self.add(request)
+
+    def ordered(self, now_s: float) -> Iterator[W]:
+        """Yield the waiting requests, tier by tier."""
+        for negated in self._tiers:
+            yield from self._orders[-negated].ordered(now_s)
+
+    def __contains__(self, request: W) -> bool:
+        """Return whether the request waits here."""
+        tier = self._tiers_of.get(request.arrival)
+        return tier is not None and request in self._orders[tier]
+
+    def __len__(self) -> int:
+        """Return how many requests wait here."""
+        return sum(map(len, self._orders.values()))
+
+    def _leave(self, request: W) -> None:
+        tier = self._tiers_of.pop(request.arrival)
+        self._num_members[tier] -= 1
+        if not self._num_members[tier]:
+            del self._orders[tier], self._num_members[tier]
+            del self._tiers[bisect_left(self._tiers, -tier)]

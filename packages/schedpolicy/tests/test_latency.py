@@ -1,0 +1,114 @@
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewood.schedpolicy import DynamicChunk, StepModel, StepSample
+
+MODEL = StepModel(base_s=0.005, prefill_s=50e-6, decode_s=20e-6, kv_s=10e-9)
+
+
+def samples(model: StepModel, *, noise: float = 0.0, seed: int = 0) -> list[StepSample]:
+    rng = Random(seed)
+    found: list[StepSample] = []
+    for _ in range(200):
+        shape = rng.choice((0, 0, 512, 2048)), rng.randint(0, 200), rng.randint(0, 500_000)
+        seconds = model.step_s(num_prefill=shape[0], num_decode=shape[1], num_kv=shape[2])
+        found.append(StepSample(*shape, seconds * (1 + noise * rng.uniform(-1, 1))))
+    return found
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    assert MODEL.step_s(num_prefill=100, num_decode=10, num_kv=10_000) == pytest.approx(0.005 + 0.005 + 0.0002 + 0.0001)
+
+
+@given(st.floats(0, 0.2), st.integers(0, 300), st.integers(0, 10**6))
+def test_a_chunk_is_the_most_that_ends_in_time(target_s: float, num_decode: int, num_kv: int):
+    chunk = MODEL.chunk_tokens(target_s, num_decode=num_decode, num_kv=num_kv)
+    assert MODEL.step_s(num_prefill=chunk + 1, num_decode=num_decode, num_kv=num_kv) > target_s - 1e-9
+    if chunk:
+        assert MODEL.step_s(num_prefill=chunk, num_decode=num_decode, num_kv=num_kv) <= target_s + 1e-9
+
+
+def test_a_model_is_found_again_from_its_steps():
+    fitted = StepModel.fitted(samples(MODEL))
+    assert fitted.base_s == pytest.approx(MODEL.base_s)
+    assert fitted.prefill_s == pytest.approx(MODEL.prefill_s)
+    assert fitted.decode_s == pytest.approx(MODEL.decode_s)
+    assert fitted.kv_s == pytest.approx(MODEL.kv_s)
+
+
+def test_a_model_is_found_within_the_noise():
+    fitted = StepModel.fitted(samples(MODEL, noise=0.1))
+    assert fitted.prefill_s == pytest.approx(MODEL.prefill_s, rel=0.05)
+
+
+def test_what_never_differs_costs_nothing():
+    found = [StepSample(n, 0, 0, 0.01 + n * 1e-4) for n in (0, 100, 200)]
+    fitted = StepModel.fitted(found)
+    assert (fitted.base_s, fitted.prefill_s) == (pytest.approx(0.01), pytest.approx(1e-4))
+    assert (fitted.decode_s, fitted.kv_s) == (0.0, 0.0)
+
+
+def test_nothing_costs_less_than_nothing():
+    found = [StepSample(n, d, 0, 0.01 + n * 1e-4 - d * 1e-5) for n in (0, 100, 200) for d in (0, 10, 20)]
+    fitted = StepModel.fitted(found)
+    assert fitted.decode_s == 0.0
+    assert fitted.prefill_s == pytest.approx(1e-4)
+
+
+def test_steps_that_do_not_tell_are_refused():
+    for found in ([], [StepSample(100, 1, 1, 0.1)] * 5, [StepSample(0, n, n, 0.1 * n) for n in range(9)]):
+        with pytest.raises(ValueError, match=f"samples must have .* got {len(found)} samples"):
+            StepModel.fitted(found)
+
+
+def test_coefficients_are_checked():
+    with pytest.raises(ValueError, match="kv_s must be >= 0 and finite, got -1"):
+        StepModel(base_s=0.0, prefill_s=1.0, decode_s=0.0, kv_s=-1.0)
+    with pytest.raises(ValueError, match="prefill_s must be > 0, got 0"):
+        StepModel(base_s=0.0, prefill_s=0.0, decode_s=0.0, kv_s=0.0)
+
+
+def test_chunks_shrink_beside_decodes_and_stay_in_their_limits():
+    chunk = DynamicChunk(MODEL, target_s=0.05, max_tokens=800, min_tokens=20, page_size=16)
+    assert chunk.tokens(num_decode=0, num_kv=0) == 800
+    assert chunk.tokens(num_decode=200, num_kv=2_000_000) == 416  # 50 ms - 5 - 4 - 20 = 21 ms: 420 tokens
+    assert chunk.tokens(num_decode=200, num_kv=9_000_000) == 32
+
+
+def test_chunks_follow_what_is_measured():
+    chunk = DynamicChunk(MODEL, target_s=0.05, max_tokens=8000, refit_every=50)
+    assert chunk.tokens(num_decode=0, num_kv=0) == 900
+    slow = StepModel(base_s=0.005, prefill_s=100e-6, decode_s=20e-6, kv_s=10e-9)
+    steps = samples(slow)
+    for sample in steps[:49]:
+        chunk.observe(sample)
+    assert chunk.model == MODEL
+    chunk.observe(steps[49])
+    assert chunk.model.prefill_s == pytest.approx(slow.prefill_s)
+    assert chunk.tokens(num_decode=0, num_kv=0) == pytest.approx(450, abs=1)
+
+
+def test_steps_that_do_not_tell_leave_the_model_as_it_was():
+    chunk = DynamicChunk(MODEL, target_s=0.05, max_tokens=8000, refit_every=2)
+    for _ in range(4):
+        chunk.observe(StepSample(0, 10, 10, 0.01))
+    assert chunk.model == MODEL
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_s": 0.0}, "target_s must be > 0, got 0.0"),
+        ({"page_size": 0}, "page_size must be >= 1, got 0"),
+        ({"min_tokens": 0}, "min_tokens must be >= 1, got 0"),
+        ({"window": 5, "refit_every": 6}, r"refit_every must be in \[1, window \(5\)\], got 6"),
+        ({"refit_every": 0}, "refit_every must be in"),
+        ({"max_tokens": 31, "page_size": 16, "min_tokens": 17}, r"max_tokens must be >= min_tokens \(32\) .* got 31"),
+    ],
+)
+def test_limits_of_chunks_are_checked(options: dict[str, float], message: str):
+    with pytest.raises(ValueError, match=message):
+        DynamicChunk(MODEL, **{"target_s": 0.05, "max_tokens": 800, **options})  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewood.schedpolicy.latency import StepModel
+from pagewood.schedpolicy.simulation.machine import FORMAT, Machine, load_machine
+from pagewood.schedpolicy.simulation.presets import H100_8B, H100_70B, preset_named
+
+EXACT = Machine(
+    name="exact", source="test", model=StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)
+)
+# Prompt, output, output tokens/s: TensorRT-LLM 1.0's overview, 8B on an H100, 70B on an H200.
+LENGTHS = [
+    *((128, 128), (128, 2048), (128, 4096), (500, 2000), (1000, 1000)),
+    *((1000, 2000), (2048, 128), (2048, 2048), (5000, 500), (20000, 2000)),
+]
+ON_H100_8B = [28312, 22714, 14325, 17660, 15220, 13899, 3450, 9305, 3459, 1351]
+ON_H200_70B = [3803, 4336, 2872, 3666, 2909, 2994, 442, 2003, 566, 283]
+
+
+def test_many_decode_steps_are_the_sum_of_single_ones():
+    kv, total = 100, 0.0
+    for num_steps in range(20):
+        assert EXACT.decode_s(num_steps, 7, 100) == total
+        total += EXACT.model.step_s(num_prefill=0, num_decode=7, num_kv=kv)
+        kv += 7
+
+
+@pytest.mark.parametrize("within_s", [0.0, 0.01, 0.3, 1.0, 1e9])
+def test_the_fewest_steps_that_take_so_long(within_s: float):
+    num_steps = EXACT.num_decode_steps(within_s, 7, 100, at_most=30)
+    assert num_steps == 30 or EXACT.decode_s(num_steps, 7, 100) >= within_s
+    assert num_steps == 0 or EXACT.decode_s(num_steps - 1, 7, 100) < within_s
+
+
+@pytest.mark.parametrize(
+    ("machine", "published", "bandwidth", "kv_tokens", "within"),
+    [(H100_8B, ON_H100_8B, 1.0, 60e9 / 65_536, 0.06), (H100_70B, ON_H200_70B, 4.8 / 3.35, 60e9 / 163_840, 0.105)],
+)
+def test_presets_give_the_published_throughput(
+    machine: Machine, published: list[int], bandwidth: float, kv_tokens: float, within: float
+):
+    model = machine.model
+    for (num_prompt, num_output), tokens_per_s in zip(LENGTHS, published, strict=True):
+        num_running = min(2048, kv_tokens / (num_prompt + num_output / 2))
+        per_request_s = model.prefill_s * num_prompt + num_output * (
+            model.decode_s + (model.kv_s * (num_prompt + num_output / 2) + model.base_s / num_running) / bandwidth
+        )
+        assert num_output / per_request_s == pytest.approx(tokens_per_s, rel=within)
+
+
+def test_a_file_gives_back_what_was_written(tmp_path: Path):
+    path = tmp_path / "machine.json"
+    path.write_text(H100_70B.to_json())
+    assert load_machine(path) == H100_70B
+
+
+def test_samples_are_fitted(tmp_path: Path):
+    rows = [(512, 0, 0), (0, 8, 4000), (0, 64, 90_000), (1024, 32, 20_000), (256, 16, 60_000), (0, 1, 500)]
+    samples = [
+        {
+            "num_prefill": prefill,
+            "num_decode": decode,
+            "num_kv": kv,
+            "seconds": EXACT.model.step_s(num_prefill=prefill, num_decode=decode, num_kv=kv),
+        }
+        for prefill, decode, kv in rows
+    ]
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps({"format": FORMAT, "kv_tokens": 5000, "samples": samples}))
+    machine = load_machine(path)
+    assert (machine.name, machine.kv_tokens) == ("measured", 5000)
+    for name in ("base_s", "prefill_s", "decode_s", "kv_s"):
+        assert getattr(machine.model, name) == pytest.approx(getattr(EXACT.model, name), rel=1e-6)
+
+
+GOOD: dict[str, Any] = {"format": FORMAT, "base_s": 0.01, "prefill_s": 1e-5, "decode_s": 0.0, "kv_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be JSON"),
+        ("[]", "must be a JSON object with"),
+        (json.dumps({**GOOD, "format": "other"}), "must be a JSON object with"),
+        (json.dumps({**GOOD, "base_s": "fast"}), "base_s must be a number, got 'fast'"),
+        (json.dumps({**GOOD, "more": 1}), "and nothing else, got .*more"),
+        (json.dumps({**GOOD, "kv_tokens": 1.5}), "kv_tokens must be an integer"),
+        (json.dumps({"format": FORMAT, "samples": [{"seconds": 1}]}), r"samples\[0\] must have"),
+        (json.dumps({"format": FORMAT, "samples": 3}), "samples must be a list"),
+        (json.dumps({**GOOD, "base_s": -1}), "base_s must be >= 0"),
+        (json.dumps({**GOOD, "base_s": 0}), "base_s \\+ decode_s must be > 0"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, message: str):
+    path = tmp_path / "machine.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_machine(path)
+
+
+def test_there_are_two_presets():
+    assert preset_named("h100-8b") is H100_8B
+    with pytest.raises(ValueError, match="preset must be one of h100-8b, h100-70b, got 'a100'"):
+        preset_named("a100")

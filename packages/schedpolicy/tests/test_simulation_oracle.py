@@ -1,0 +1,452 @@
+"""The simulator against a second one that counts every token and every page, one step at a time."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewood.schedpolicy.budget import Budget, StepBudget
+from pagewood.schedpolicy.latency import StepModel
+from pagewood.schedpolicy.names import order_named
+from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.reserve import NewTokenRatio
+from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
+from pagewood.schedpolicy.simulation.machine import Machine
+from pagewood.schedpolicy.simulation.metrics import Observations, Outcome
+from pagewood.schedpolicy.simulation.policies import Policies, policies_named
+from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
+from pagewood.schedpolicy.skip_ahead import SkipAhead
+from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim
+
+# Sums of these are exact in binary floating point, whatever the order in which they are added.
+MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)
+MACHINE = Machine(name="exact", source="test", model=MODEL)
+ORDERS = ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "fair", "dfs-weight", "edf", "adaptive")
+
+
+class Naive:
+    """A request of the oracle: counted pages, and a token appended at a time."""
+
+    def __init__(self, arrival: int, spec: TraceRequest, keys: list[int], page_size: int) -> None:
+        self.arrival = arrival
+        self.spec = spec
+        self.keys = keys
+        self.page_size = page_size
+        self.arrived_s = spec.arrived_s
+        self.priority = spec.priority
+        self.tenant = spec.tenant
+        self.tag = self.service_class = spec.tag
+        self.max_new_tokens = spec.max_new_tokens
+        self.deadline_s = inf if spec.deadline_s is None else spec.arrived_s + spec.deadline_s
+        self.num_matched = 0
+        self.num_generated = 0
+        self.is_decoding = False
+        self.computed = 0
+        self.leased: list[int] = []
+        self.private = 0
+        self.twins = 0  # of the private pages, those that others have brought into the cache meanwhile
+        self.first_token_s = self.finished_s = inf
+        self.refused = False
+        self.num_hit = -1
+        self.num_preemptions = 0
+        self.token_s: list[float] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return self.spec.num_prompt + self.num_generated
+
+    def prefix(self, num_tokens: int) -> bytes:
+        num_pages = min(num_tokens, self.spec.num_prompt) // self.page_size
+        return b"".join(key.to_bytes(4, "little") for key in self.keys[:num_pages])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NaivePolicies:
+    """What the oracle asks; its order reads all matches itself in every pass."""
+
+    order: Order[Naive]
+    budget: Budget
+    reserve: NewTokenRatio
+    skip_ahead: SkipAhead
+    victim: Callable[[Naive], tuple[float, ...]]
+
+
+class NaiveCache:
+    """Pages with the time of their last use; everything is found by looking at all of them."""
+
+    def __init__(self) -> None:
+        self.parent: dict[int, int | None] = {}
+        self.used: dict[int, int] = {}
+        self.leases: list[list[int]] = []
+        self.now = 0
+
+    def match(self, keys: list[int]) -> int:
+        num = 0
+        while num < len(keys) and keys[num] in self.parent:
+            num += 1
+        return num
+
+    def insert(self, keys: list[int]) -> int:
+        num_new = sum(key not in self.parent for key in keys)
+        for place, key in enumerate(keys):
+            self.parent[key] = keys[place - 1] if place else None
+        self.use(keys)
+        return num_new
+
+    def use(self, keys: list[int]) -> None:
+        self.now += 1
+        for key in keys:
+            self.used[key] = self.now
+
+    def evictable(self) -> set[int]:
+        return set(self.parent) - {key for lease in self.leases for key in lease}
+
+    def evict_one(self) -> None:
+        parents = set(self.parent.values())
+        victim = min((key for key in self.evictable() if key not in parents), key=self.used.__getitem__)
+        del self.parent[victim], self.used[victim]
+
+
+class NaiveReplica:
+    """One replica, a step at a time, a token at a time."""
+
+    def __init__(self, policies: NaivePolicies, num_pages: int, page_size: int) -> None:
+        self.policies, self.num_pages, self.page_size = policies, num_pages, page_size
+        self.cache = NaiveCache()
+        self.waiting: list[Naive] = []
+        self.running: list[Naive] = []
+        self.computed_tokens = 0
+        self.service: Counter[str] = Counter()
+
+    def free(self) -> int:
+        num_free = self.num_pages - len(self.cache.parent) - sum(r.private for r in self.running)
+        assert num_free >= 0
+        return num_free
+
+    def available(self) -> int:
+        return self.free() + len(self.cache.evictable())
+
+    def pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def grow(self, request: Naive, num_tokens: int) -> bool:
+        num_lacking = self.pages(num_tokens) - self.held(request)
+        if num_lacking > self.available():
+            return False
+        for _ in range(num_lacking):
+            if not self.free():
+                self.cache.evict_one()
+            request.private += 1
+        return True
+
+    def held(self, request: Naive) -> int:
+        return len(request.leased) + request.private - request.twins
+
+    def publish(self, request: Naive) -> None:
+        keys = request.keys[: request.computed // self.page_size]
+        if len(keys) > len(request.leased):
+            num_new = self.cache.insert(keys)
+            request.private -= num_new
+            request.twins += len(keys) - len(request.leased) - num_new
+            self.unlease(request)
+            request.leased = keys
+            self.cache.leases.append(keys)
+
+    def unlease(self, request: Naive) -> None:
+        if request.leased:
+            self.cache.leases.remove(request.leased)
+            self.cache.use(request.leased)
+        request.leased = []
+
+    def release(self, request: Naive) -> None:
+        self.publish(request)
+        request.private = request.twins = 0
+        self.unlease(request)
+        self.running.remove(request)
+        request.is_decoding = False
+        self.policies.order.stop(request)
+
+    def preempt(self, candidates: list[Naive]) -> None:
+        victim = choose_victim(candidates, rank=self.policies.victim)
+        assert victim is not None
+        self.release(victim)
+        victim.num_preemptions += 1
+        victim.num_matched = self.page_size * self.match(victim)
+        self.waiting.append(victim)
+        self.policies.order.add(victim)
+
+    def match(self, request: Naive) -> int:
+        return min(self.cache.match(request.keys), (request.num_tokens - 1) // self.page_size)
+
+    def step(self, now_s: float) -> float:
+        """Run one step from `now_s`, and return when it ends; infinite: there is nothing to do."""
+        limits = self.policies.budget
+        budget = limits.open(len(self.running))
+        decodes: list[Naive] = []
+        prefills: list[tuple[Naive, int]] = []
+        preempted = [False]
+
+        def decode() -> None:
+            decoding = [r for r in self.running if r.is_decoding]
+            while sum(r.computed % self.page_size == 0 for r in decoding) > self.available():
+                before = set(map(id, self.running))
+                self.preempt(list(self.running))
+                preempted[0] = True
+                gone = before - set(map(id, self.running))
+                decoding = [r for r in decoding if id(r) not in gone]
+            for request in decoding:
+                assert self.grow(request, request.computed + 1)
+                assert budget.take_decode()
+                decodes.append(request)
+
+        if not limits.prefill_first:
+            decode()
+        partial = [r for r in self.running if not r.is_decoding]
+        for request in sorted(partial, key=lambda r: (-r.priority, r.arrival)):
+            if request not in self.running:
+                continue
+            num = budget.offer_prefill(request.num_tokens - request.computed)
+            if not num:
+                break
+            while request in self.running and not self.grow(request, request.computed + num):
+                self.preempt([r for r in partial if r in self.running and r not in [p for p, _ in prefills]])
+                preempted[0] = True
+            if request in self.running:
+                prefills.append((request, budget.take_prefill(num)))
+        if preempted[0]:
+            self.policies.reserve.on_preempt(self.running)
+        else:
+            self.policies.reserve.on_step()
+            if self.waiting and budget.can_admit:
+                self.admit(budget, prefills, partial, now_s)
+        if limits.prefill_first and not prefills:
+            preempted[0] = False
+            decode()
+            if preempted[0]:
+                self.policies.reserve.on_preempt(self.running)
+        if not prefills and not decodes:
+            # Those who could go on have yielded; at once they are tried again.
+            assert preempted[0]
+            return now_s
+        num_kv = sum(r.num_tokens for r in decodes)
+        end_s = now_s + MODEL.step_s(
+            num_prefill=sum(num for _, num in prefills), num_decode=len(decodes), num_kv=num_kv
+        )
+        for request in decodes:
+            request.computed += 1
+            request.num_generated += 1
+            request.token_s.append(end_s)
+            self.service[request.tenant] += 2
+        for request in sorted(decodes, key=lambda r: r.arrival):
+            if request.num_generated == request.spec.num_output:
+                self.end(request, end_s)
+        for request, num in prefills:
+            request.computed += num
+            self.computed_tokens += num
+            self.service[request.tenant] += num
+            self.publish(request)
+            if request.computed == request.num_tokens:
+                request.num_generated += 1
+                self.service[request.tenant] += 2
+                request.is_decoding = True
+                request.token_s.append(end_s)
+                if request.num_generated == 1:
+                    request.first_token_s = end_s
+                if request.num_generated == request.spec.num_output:
+                    self.end(request, end_s)
+        return end_s
+
+    def admit(self, budget: StepBudget, prefills: list[tuple[Naive, int]], partial: list[Naive], now_s: float) -> None:
+        order, skip_ahead = self.policies.order, self.policies.skip_ahead
+        for request in self.waiting:
+            request.num_matched = self.page_size * self.match(request)
+        skip_ahead.begin_step(self.waiting)
+        admitted: list[Naive] = []
+        for request in order.ordered(now_s):
+            if not budget.can_admit:
+                break
+            before = request.num_matched
+            num_matched = self.match(request)
+            lease = request.keys[:num_matched]
+            if lease:
+                self.cache.leases.append(lease)
+            request.leased = lease
+            request.num_matched = num_matched * self.page_size
+            num = budget.offer_prefill(request.num_tokens - request.num_matched)
+            wanted = self.pages(request.num_tokens) - num_matched
+            if self.running:
+                unfinished = [r for r in [*partial, *admitted] if r in self.running]
+                wanted += sum(self.pages(r.num_tokens) - self.held(r) for r in unfinished)
+                expected = self.policies.reserve.reserved_tokens([*self.running, request], page_size=self.page_size)
+                wanted += expected // self.page_size
+            if num and wanted <= self.available():
+                self.running.append(request)
+                assert self.grow(request, request.num_matched + num)
+                prefills.append((request, budget.take_prefill(num)))
+                budget.admit()
+                skip_ahead.admitted(request)
+                admitted.append(request)
+            else:
+                self.unlease(request)
+                request.num_matched = before
+                if not skip_ahead.pass_over(request):
+                    break
+        for request in admitted:
+            order.admit(request)
+            self.waiting.remove(request)
+            request.computed = request.num_matched
+            if request.num_hit < 0:
+                request.num_hit = request.num_matched
+
+    def end(self, request: Naive, now_s: float) -> None:
+        request.finished_s = now_s
+        self.release(request)
+
+
+def run_naively(
+    trace: Trace, policies: NaivePolicies, num_pages: int, page_size: int
+) -> tuple[list[Naive], NaiveReplica]:
+    replica = NaiveReplica(policies, num_pages, page_size)
+    requests = [
+        Naive(number, spec, list(trace.page_keys(spec, page_size)), page_size)
+        for number, spec in enumerate(trace.requests)
+    ]
+    pending = list(requests)
+    now_s = 0.0
+    while pending or replica.waiting or replica.running:
+        if not replica.waiting and not replica.running:
+            now_s = max(now_s, pending[0].arrived_s)
+        while pending and pending[0].arrived_s <= now_s:
+            request = pending.pop(0)
+            if replica.pages(request.spec.num_prompt + request.max_new_tokens - 1) > num_pages:
+                request.refused = True
+                continue
+            request.num_matched = page_size * replica.match(request)
+            replica.waiting.append(request)
+            policies.order.add(request)
+        if replica.waiting or replica.running:
+            now_s = replica.step(now_s)
+    return requests, replica
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    requests: list[TraceRequest] = []
+    now = 0
+    for number in range(draw(st.integers(1, 12))):
+        now += draw(st.sampled_from([0, 0, 1, 5, 40]))
+        num_prompt, num_output = draw(st.integers(1, 24)), draw(st.integers(1, 12))
+        num_keys = (num_prompt + num_output) // block_size
+        num_shared = draw(st.integers(0, num_keys))
+        family = draw(st.integers(1, 2))
+        keys = [1000 * family + place for place in range(num_shared)]
+        keys += [10_000 + 100 * number + place for place in range(num_shared, num_keys)]
+        requests.append(
+            TraceRequest(
+                arrived_s=now / 2**6,
+                num_prompt=num_prompt,
+                num_output=num_output,
+                max_new_tokens=num_output + draw(st.integers(0, 4)),
+                keys=tuple(keys),
+                tenant=draw(st.sampled_from(["a", "b"])),
+                priority=draw(st.sampled_from([0, 0, 1])),
+                tag=draw(st.sampled_from(["", "x"])),
+                deadline_s=draw(st.sampled_from([None, 1.0, 4.0])),
+            )
+        )
+    return Trace(name="random", requests=tuple(requests), block_size=block_size)
+
+
+def compare(
+    trace: Trace, naive_policies: NaivePolicies, policies: Policies, num_pages: int, page_size: int
+) -> tuple[list[Naive], Observations]:
+    naive, replica = run_naively(trace, naive_policies, num_pages, page_size)
+    fleet = Fleet(machine=MACHINE, num_pages=num_pages, page_size=page_size)
+    (observed,) = simulate(trace, fleet, make_policies=lambda _: policies)
+    records = sorted(observed.records, key=lambda record: record.arrival)
+    assert len(records) == len(trace.requests)
+    for record, request in zip(records, naive, strict=True):
+        assert (record.outcome is Outcome.REFUSED) == request.refused
+        if request.refused:
+            continue
+        assert record.num_output == request.spec.num_output == len(request.token_s)
+        assert (record.first_token_s, record.finished_s) == (request.first_token_s, request.finished_s)
+        assert (record.num_hit, record.num_preemptions) == (request.num_hit, request.num_preemptions)
+    assert observed.num_prefill_tokens == replica.computed_tokens
+    num_uncached = sum(r.num_prompt - r.num_hit + r.num_recomputed for r in records if r.outcome is Outcome.FINISHED)
+    # What was computed and lost before a prompt was finished is not in the records.
+    assert observed.num_prefill_tokens <= num_uncached or any(r.num_preemptions for r in records)
+    assert any(r.num_preemptions for r in records) or observed.num_prefill_tokens == num_uncached
+    gaps = [b - a for r in naive for a, b in zip(r.token_s, r.token_s[1:], strict=False)]
+    assert observed.gaps.num == len(gaps)
+    assert observed.gaps.total_s == pytest.approx(sum(gaps))
+    assert observed.gaps.longest_s == pytest.approx(max(gaps, default=0.0))
+    assert observed.service.service_of() == {
+        tenant: replica.service[tenant] for tenant in observed.service.service_of()
+    }
+    return naive, observed
+
+
+@settings(max_examples=200)
+@given(
+    traces(),
+    st.sampled_from(ORDERS),
+    st.integers(20, 60),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 6),
+    st.integers(0, 20),
+    st.booleans(),
+    st.sampled_from(["priority", "least-output"]),
+    st.sampled_from([0.7, 0.02]),  # little is reserved at first: requests are preempted
+)
+def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
+    trace: Trace,
+    order: str,
+    num_tokens: int,
+    page_size: int,
+    max_running: int,
+    num_more: int,
+    prefill_first: bool,
+    victim: str,
+    init_ratio: float,
+):
+    budget = Budget(
+        max_step_tokens=max_running + num_more,
+        max_chunk_tokens=4 if num_more % 2 else None,
+        max_running=max_running,
+        max_prefills=1 + num_more % 3,
+        prefill_first=prefill_first,
+    )
+
+    both = policies_for(order, budget, victim, page_size, init_ratio=init_ratio)
+    compare(trace, *both, num_tokens // page_size, page_size)
+
+
+def policies_for(
+    order: str, budget: Budget, victim: str, page_size: int, *, init_ratio: float = 0.7
+) -> tuple[NaivePolicies, Policies]:
+    naive = NaivePolicies(
+        order=order_named(order),
+        budget=budget,
+        reserve=NewTokenRatio(init=init_ratio),
+        skip_ahead=SkipAhead(max_skipped=8, max_passes=16),
+        victim=by_lowest_priority if victim == "priority" else by_least_output,
+    )
+    policies = policies_named(order, page_size=page_size, budget=budget, victim=victim)
+    return naive, replace(policies, reserve=NewTokenRatio(init=init_ratio))
+
+
+def test_it_preempts_and_recomputes_as_the_naive_simulator_does():
+    requests = tuple(
+        TraceRequest(arrived_s=0.0, num_prompt=8, num_output=30, max_new_tokens=30, keys=()) for _ in range(9)
+    )
+    budget = Budget(max_step_tokens=16, max_chunk_tokens=None, max_running=9, max_prefills=4)
+    policies = policies_for("fcfs", budget, "priority", 2, init_ratio=0.02)
+    naive, observed = compare(Trace(name="tight", requests=requests, block_size=1), *policies, 60, 2)
+    assert sum(request.num_preemptions for request in naive) >= 3
+    assert observed.num_prefill_tokens > 9 * 8

@@ -1,0 +1,111 @@
+"""Change one operator or number of a module at a time, run its tests, and report the changes that no test notices.
+
+    python tools/mutate.py packages/schedpolicy budget reserve victim
+
+Each module `x` is tested by `tests/test_x.py` of its package, in a copy of the package that only the test run sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.FloorDiv,),
+    ast.FloorDiv: (ast.Mult,),
+    ast.Div: (ast.Mult,),
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+}
+RENAMED = {"min": "max", "max": "min"}
+
+
+def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
+    """Yield (node, field, new value) for every change; comparisons have one for each operator."""
+    decorated = [node for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    decorators = {id(part) for node in decorated for decorator in node.decorator_list for part in ast.walk(decorator)}
+    for node in ast.walk(tree):
+        if id(node) in decorators:
+            continue
+        match node:
+            case ast.BinOp(op=operator) | ast.BoolOp(op=operator) | ast.AugAssign(op=operator):
+                yield from ((node, "op", other()) for other in SWAPS.get(type(operator), ()))
+            case ast.Compare(ops=operators):
+                for index, operator in enumerate(operators):
+                    for other in SWAPS.get(type(operator), ()):
+                        yield node, "ops", [*operators[:index], other(), *operators[index + 1 :]]
+            case ast.Constant(value=bool(value)):
+                yield node, "value", not value
+            case ast.Constant(value=int(value) | float(value)):
+                yield node, "value", value + 1
+            case ast.Name(id=name) if name in RENAMED:
+                yield node, "id", RENAMED[name]
+            case _:
+                pass
+
+
+def mutants(source: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (line, what it becomes, source) for every change."""
+    tree = ast.parse(source)
+    for node, field, value in list(places(tree)):
+        before = getattr(node, field)
+        setattr(node, field, value)
+        yield getattr(node, "lineno", 0), ast.unparse(node), ast.unparse(tree)
+        setattr(node, field, before)
+
+
+def survives(package: Path, copy: Path, module: str) -> bool:
+    """Run the tests of a module against the copy."""
+    environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/test_{module}.py"]
+    try:
+        done = subprocess.run(command, cwd=package, env=environment, capture_output=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Mutate the modules that are named; return 1 if a change survives."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package", type=Path)
+    parser.add_argument("modules", nargs="+")
+    options = parser.parse_args()
+    num_survivors = 0
+    for module in options.modules:
+        (original,) = (options.package / "src").rglob(f"{module}.py")
+        source = original.read_text()
+        num_mutants = 0
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "src"
+            shutil.copytree(options.package / "src", copy)
+            target = copy / original.relative_to(options.package / "src")
+            if not survives(options.package, copy, module):
+                raise SystemExit(f"the tests of {module} must pass before anything is changed")
+            for line, text, mutant in mutants(source):
+                num_mutants += 1
+                target.write_text(mutant)
+                if survives(options.package, copy, module):
+                    num_survivors += 1
+                    print(f"{original}:{line} survives as {text!r}", flush=True)
+        print(f"{module}: {num_mutants} changes", flush=True)
+    return int(num_survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
