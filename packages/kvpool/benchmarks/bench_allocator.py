@@ -1,33 +1,40 @@
 # pyright: basic
 # pytest-benchmark has no types.
-"""Costs of the calls that an engine makes in a step; `pytest packages/kvpool/benchmarks --benchmark-enable`."""
+"""Costs of the calls that an engine makes in a step; `pytest packages/kvpool/benchmarks/*.py --benchmark-enable`."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pagewood.kvpool import PageAllocator
+from pagewood.kvpool import PageAllocator, RowPool, ragged_pages
 
-
-def scattered(num_pages: int) -> PageAllocator:
-    """Return an allocator that hands out its pages in random order, as one does after long use."""
-    allocator = PageAllocator(num_pages)
-    allocator.free(np.random.default_rng(0).permutation(allocator.alloc(num_pages)).astype(np.int32))
-    return allocator
-
-
-@pytest.mark.parametrize("num_pages", [20_000, 2_000_000])
-@pytest.mark.parametrize(
+POOLS = pytest.mark.parametrize("num_pages", [300_000, 2_000_000])
+ORDERS = pytest.mark.parametrize("is_scattered", [False, True], ids=["fresh", "scattered"])
+STEPS = pytest.mark.parametrize(
     "n",
     [
         pytest.param(16, id="decode 256 requests, page 16"),
         pytest.param(256, id="decode 256 requests, page 1"),
-        pytest.param(16_000, id="extend 256 requests by 1000 tokens, page 16"),
+        pytest.param(256 * 63, id="extend 256 requests by 1000 tokens, page 16"),
+        pytest.param(256_000, id="extend 256 requests by 1000 tokens, page 1"),
     ],
 )
-def test_alloc(benchmark: BenchmarkFixture, n: int, num_pages: int):
-    allocator = scattered(num_pages)
+
+
+def make(num_pages: int, is_scattered: bool) -> PageAllocator:
+    """Return an allocator, new, or one that hands out its pages in random order, as one does after long use."""
+    allocator = PageAllocator(num_pages)
+    if is_scattered:
+        allocator.free(np.random.default_rng(0).permutation(allocator.alloc(num_pages)).astype(np.int32))
+    return allocator
+
+
+@POOLS
+@ORDERS
+@STEPS
+def test_alloc(benchmark: BenchmarkFixture, n: int, is_scattered: bool, num_pages: int):
+    allocator = make(num_pages, is_scattered)
     held: list[NDArray[np.int32]] = []
 
     def give_back():
@@ -37,11 +44,41 @@ def test_alloc(benchmark: BenchmarkFixture, n: int, num_pages: int):
     def alloc():
         held.append(allocator.alloc(n))
 
-    benchmark.pedantic(alloc, setup=give_back, rounds=200, warmup_rounds=10)
+    benchmark.pedantic(alloc, setup=give_back, rounds=100, warmup_rounds=5)
 
 
-@pytest.mark.parametrize("num_pages", [20_000, 2_000_000])
-@pytest.mark.parametrize("n", [16, 1000])
-def test_free(benchmark: BenchmarkFixture, n: int, num_pages: int):
-    allocator = scattered(num_pages)
-    benchmark.pedantic(allocator.free, setup=lambda: ((allocator.alloc(n),), {}), rounds=200, warmup_rounds=10)
+@POOLS
+@STEPS
+def test_alloc_into_an_array(benchmark: BenchmarkFixture, n: int, num_pages: int):
+    allocator, out = make(num_pages, True), np.zeros(n, dtype=np.int32)
+
+    def give_back():
+        if allocator.num_free < num_pages:
+            allocator.free(out)
+
+    benchmark.pedantic(lambda: allocator.alloc(n, out=out), setup=give_back, rounds=100, warmup_rounds=5)
+
+
+@POOLS
+@ORDERS
+@pytest.mark.parametrize("n", [16, 63, 1000, 16_128])
+def test_free(benchmark: BenchmarkFixture, n: int, is_scattered: bool, num_pages: int):
+    allocator = make(num_pages, is_scattered)
+    benchmark.pedantic(allocator.free, setup=lambda: ((allocator.alloc(n),), {}), rounds=100, warmup_rounds=5)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_decode_step_with_rows(benchmark: BenchmarkFixture, page_size: int):
+    """Grow 256 requests of about 1,000 tokens by one, and gather all their pages for the attention kernel."""
+    rows, allocator = RowPool(256, 8192), PageAllocator(2_000_000)
+    tickets = rows.alloc(256)
+    lengths = np.arange(900, 1156, dtype=np.int32)
+
+    def step():
+        counts = (lengths + page_size - 1) // page_size - rows.num_pages(tickets)
+        rows.append(tickets, allocator.alloc(int(counts.sum())), counts)
+        ragged_pages(rows.table, rows.rows(tickets), lengths, page_size=page_size)
+        np.add(lengths, 1, out=lengths)
+
+    step()
+    benchmark.pedantic(step, rounds=100, warmup_rounds=5)

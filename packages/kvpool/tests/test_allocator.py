@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagewood.kvpool import OutOfPages, PageAllocator
-from pagewood.kvpool.testing import allocator_conformance
+from pagewood.kvpool import Moves, OutOfPages, PageAllocator
+from pagewood.kvpool.testing import elastic_allocator_conformance
 
-TestConformance = allocator_conformance(PageAllocator).TestCase
+TestConformance = elastic_allocator_conformance(PageAllocator).TestCase
 
 
 def pages(*ids: int) -> NDArray[np.int32]:
@@ -121,6 +121,122 @@ def test_a_strided_array_of_pages_is_freed():
     allocator = PageAllocator(8)
     allocator.free(allocator.alloc(8)[::-3])
     assert allocator.held_pages().tolist() == [0, 2, 3, 5, 6]
+
+
+def test_a_run_freed_comes_back_as_a_run():
+    allocator = PageAllocator(1000)
+    allocator.alloc(10)
+    run = allocator.alloc(63)
+    allocator.alloc(100)
+    allocator.free(run)
+    assert allocator.alloc(63).tolist() == list(range(10, 73))
+
+
+def test_pages_go_where_the_caller_wants_them():
+    row = np.full(5, -1, dtype=np.int32)
+    allocator = PageAllocator(4)
+    pages = allocator.alloc(3, out=row[1:4])
+    assert row.tolist() == [-1, 0, 1, 2, -1]
+    assert pages.base is row
+    for wrong in (np.zeros(2, dtype=np.int32), np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int32)):
+        with pytest.raises(ValueError, match=r"out must be int32 of shape \(1,\), got"):
+            allocator.alloc(1, out=wrong)  # pyright: ignore[reportArgumentType]
+    assert allocator.num_free == 1
+
+
+def test_reserved_pages_are_not_handed_out():
+    allocator = PageAllocator(8)
+    allocator.reserve(5)
+    assert (allocator.num_free, allocator.num_reserved) == (3, 5)
+    with pytest.raises(OutOfPages, match="requested 4 pages, 3 are free"):
+        allocator.alloc(4)
+    with pytest.raises(OutOfPages, match="requested 4 pages, 3 are free"):
+        allocator.reserve(4)
+    with pytest.raises(ValueError, match=re.escape("n must be in [0, num_reserved = 5], got 6")):
+        allocator.unreserve(6)
+    allocator.unreserve(1)
+    assert len(allocator.alloc(4)) == 4
+
+
+def test_a_pool_grows_behind_what_is_free():
+    allocator = PageAllocator(3)
+    held = allocator.alloc(2)
+    allocator.resize(5)
+    assert allocator.num_pages == 5
+    allocator.free(held)
+    assert allocator.alloc(5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_pool_shrinks_when_its_tail_is_free():
+    allocator = PageAllocator(6)
+    held = allocator.alloc(4)
+    with pytest.raises(ValueError, match="num_pages must leave only free pages behind, got 2 with 2 not free"):
+        allocator.resize(2)
+    assert allocator.num_pages == 6
+    allocator.free(held[2:])
+    allocator.reserve(1)
+    with pytest.raises(ValueError, match="num_pages must leave 1 reserved pages free, got 2"):
+        allocator.resize(2)
+    allocator.resize(3)
+    allocator.unreserve(1)
+    assert allocator.alloc(1).tolist() == [2]
+    with pytest.raises(ValueError, match=r"num_pages must be in .*, got 0"):
+        allocator.resize(0)
+
+
+def test_moves_gather_the_held_pages_at_the_front():
+    allocator = PageAllocator(10)
+    allocator.alloc(10)
+    allocator.free(pages(0, 2, 3, 5, 6, 8))  # held: 1, 4, 7, 9
+    moves = allocator.plan_moves()
+    assert (moves.src.tolist(), moves.dst.tolist()) == ([4, 7, 9], [0, 2, 3])
+    assert allocator.held_pages().tolist() == [1, 4, 7, 9]
+    allocator.move(moves)
+    assert allocator.held_pages().tolist() == [0, 1, 2, 3]
+    allocator.resize(4)
+    assert len(allocator.plan_moves().src) == 0
+
+
+def test_moves_may_aim_at_a_size_and_be_carried_out_in_part():
+    allocator = PageAllocator(10)
+    allocator.alloc(10)
+    allocator.free(pages(0, 2, 3, 5, 6, 8))
+    moves = allocator.plan_moves(8)
+    assert (moves.src.tolist(), moves.dst.tolist()) == ([9], [0])
+    with pytest.raises(ValueError, match="num_pages must leave room for 3 pages, got 3 with 2 free below it"):
+        allocator.plan_moves(3)
+    with pytest.raises(ValueError, match=re.escape("num_pages must be in [0, 10], got 11")):
+        allocator.plan_moves(11)
+    everything = allocator.plan_moves()
+    allocator.move(Moves(src=everything.src[1:2], dst=everything.dst[1:2]))
+    assert allocator.held_pages().tolist() == [1, 2, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "message"),
+    [
+        (pages(0), pages(4), "pages must be held, got page 0, which is free"),
+        (pages(1), pages(4), "destinations must be free, got page 4"),
+        (pages(1), pages(10), "destinations must be in [0, 10), got page 10"),
+        (pages(1), pages(0, 2), "as many sources as destinations"),
+        (pages(1, 1), pages(0, 2), "all of them distinct"),
+    ],
+)
+def test_a_wrong_move_changes_nothing(src: NDArray[np.int32], dst: NDArray[np.int32], message: str):
+    allocator = PageAllocator(10)
+    allocator.alloc(10)
+    allocator.free(pages(0, 2, 3, 5, 6, 8))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        allocator.move(Moves(src=src, dst=dst))
+    assert allocator.held_pages().tolist() == [1, 4, 7, 9]
+
+
+def test_sorting_the_free_pages_makes_runs_of_them():
+    allocator = PageAllocator(8)
+    allocator.alloc(6)
+    allocator.free(pages(4, 1, 3, 2))
+    allocator.sort_free()
+    assert allocator.alloc(6).tolist() == [1, 2, 3, 4, 6, 7]
 
 
 def test_importing_the_package_imports_no_torch():

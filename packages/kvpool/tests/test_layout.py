@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import numpy as np
@@ -5,62 +6,135 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.kvpool import KVLayout, MultiHeadLayout
+from pagewood.kvpool import KVLayout, LatentLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout, WindowedLayout
 
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 small = st.integers(1, 9)
-layouts = st.builds(
+dtypes = st.sampled_from(list(DTYPES))
+multi_head = st.builds(
     MultiHeadLayout,
     num_layers=small,
     num_kv_heads=small,
     head_dim=small,
     page_size=small,
-    dtype=st.sampled_from(["float32", "float16"]),
+    dtype=dtypes,
     order=st.sampled_from(["NHD", "HND"]),
+    halves=st.sampled_from(["joint", "pair"]),
 )
+latent = st.builds(LatentLayout, num_layers=small, latent_dim=small, rope_dim=small, page_size=small, dtype=dtypes)
+windowed = st.builds(WindowedLayout, kv=multi_head | latent, window=small, max_step=small)
+arrays = st.builds(PageArray, name=st.text(), dtype=dtypes, shape=st.lists(small, min_size=1, max_size=3).map(tuple))
+state = st.builds(
+    StateLayout,
+    num_layers=small,
+    arrays=st.lists(arrays, min_size=1, max_size=3, unique_by=lambda array: array.name).map(tuple),
+)
+layouts = multi_head | latent | windowed | state
 
 
 def test_shapes_are_flashinfers():
-    nhd = MultiHeadLayout(num_layers=24, num_kv_heads=8, head_dim=128, page_size=16)
-    hnd = MultiHeadLayout(num_layers=24, num_kv_heads=8, head_dim=128, page_size=16, order="HND")
-    assert nhd.shape(100) == (100, 2, 16, 8, 128)
-    assert hnd.shape(100) == (100, 2, 8, 16, 128)
+    sizes: dict[str, Any] = {"num_layers": 24, "num_kv_heads": 8, "head_dim": 128, "page_size": 16}
+    assert MultiHeadLayout(**sizes).shape(100) == (100, 2, 16, 8, 128)
+    assert MultiHeadLayout(**sizes, order="HND").shape(100) == (100, 2, 8, 16, 128)
+    assert MultiHeadLayout(**sizes, halves="pair").shape(100) == (100, 16, 8, 128)
+    assert MultiHeadLayout(**sizes, halves="pair", order="HND").shape(100) == (100, 8, 16, 128)
+    assert [array.name for array in MultiHeadLayout(**sizes, halves="pair").arrays] == ["k", "v"]
+    mla = LatentLayout(num_layers=61, latent_dim=512, rope_dim=64, page_size=64)
+    assert mla.shape(100) == (100, 64, 576)
 
 
-@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
-def test_bytes_per_page_count_all_layers_and_both_halves(dtype: str, item_bytes: int):
-    layout = MultiHeadLayout(num_layers=24, num_kv_heads=8, head_dim=128, page_size=16, dtype=dtype)
-    assert layout.bytes_per_page == 24 * 2 * 16 * 8 * 128 * item_bytes
+@pytest.mark.parametrize(("dtype", "item_bytes"), list(DTYPES.items()))
+@pytest.mark.parametrize("halves", ["joint", "pair"])
+def test_bytes_per_page_count_all_layers_both_halves_and_scales(dtype: str, item_bytes: int, halves: Any):
+    layout = MultiHeadLayout(
+        num_layers=24, num_kv_heads=8, head_dim=128, page_size=16, dtype=dtype, halves=halves, order="HND"
+    )
+    scale_bytes = 4 if dtype == "int8" else 0
+    assert layout.bytes_per_page == 24 * 2 * 16 * 8 * (128 * item_bytes + scale_bytes)
+    mla = LatentLayout(num_layers=61, latent_dim=512, rope_dim=64, page_size=64, dtype=dtype)
+    assert mla.bytes_per_page == 61 * 64 * (576 * item_bytes + 2 * scale_bytes)
 
 
-@given(layouts, st.integers(1, 5))
-def test_bytes_and_strides_are_those_of_a_contiguous_array(layout: MultiHeadLayout, num_pages: int):
-    array = np.empty(layout.shape(num_pages), dtype=layout.dtype)
-    assert layout.bytes_per_page * num_pages == array.nbytes * layout.num_layers
-    assert tuple(stride // array.itemsize for stride in array.strides) == layout.strides
+def test_scales_have_the_axes_of_their_codes_without_the_last():
+    joint = MultiHeadLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=16, dtype="int8", order="HND")
+    assert joint.arrays == (
+        PageArray(name="kv", dtype="int8", shape=(2, 8, 16, 128)),
+        PageArray(name="kv_scales", dtype="float32", shape=(2, 8, 16)),
+    )
+    pair = MultiHeadLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=16, dtype="int8", halves="pair")
+    assert [(array.name, array.shape) for array in pair.arrays[2:]] == [("k_scales", (16, 8)), ("v_scales", (16, 8))]
+
+
+@given(multi_head | latent, st.integers(1, 5))
+def test_bytes_and_strides_are_those_of_contiguous_arrays(layout: MultiHeadLayout | LatentLayout, num_pages: int):
+    items = {1: np.int8, 2: np.int16, 4: np.int32}
+    pool = [np.empty((num_pages, *array.shape), dtype=items[DTYPES[array.dtype]]) for array in layout.arrays]
+    assert layout.bytes_per_page * num_pages == sum(array.nbytes for array in pool) * layout.num_layers
+    assert layout.shape(num_pages) == pool[0].shape
+    assert layout.strides == tuple(stride // pool[0].itemsize for stride in pool[0].strides)
 
 
 @given(layouts, st.integers(0, 10**6))
-def test_pages_for_is_the_most_that_fit(layout: MultiHeadLayout, num_bytes: int):
-    num_pages = layout.pages_for(num_bytes)
-    assert num_pages * layout.bytes_per_page <= num_bytes < (num_pages + 1) * layout.bytes_per_page
+def test_pages_for_is_the_most_that_fit(layout: PageLayout, num_bytes: int):
+    assert layout.bytes_per_page == layout.num_layers * sum(
+        math.prod(array.shape) * DTYPES[array.dtype] for array in layout.arrays
+    )
+    if num_bytes < layout.bytes_per_page:
+        with pytest.raises(ValueError, match=f"num_bytes must be >= {layout.bytes_per_page}, .*, got {num_bytes}"):
+            layout.pages_for(num_bytes)
+    else:
+        num_pages = layout.pages_for(num_bytes)
+        assert num_pages * layout.bytes_per_page <= num_bytes < (num_pages + 1) * layout.bytes_per_page
 
 
-def test_a_multi_head_layout_is_a_kv_layout():
-    layout: KVLayout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
-    assert layout.page_size == 4
+def test_layouts_of_tokens_are_kv_layouts():
+    heads = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
+    kv: list[KVLayout] = [
+        heads,
+        LatentLayout(num_layers=1, latent_dim=1, rope_dim=1, page_size=4),
+        WindowedLayout(kv=heads, window=4, max_step=1),
+    ]
+    assert [layout.page_size for layout in kv] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("wrong", [0, -1])
 @pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim", "page_size"])
-def test_sizes_are_at_least_one(name: str):
-    sizes: dict[str, Any] = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "page_size": 1, name: 0}
-    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+def test_sizes_of_heads_are_at_least_one(name: str, wrong: int):
+    sizes: dict[str, Any] = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "page_size": 1, name: wrong}
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got {wrong}"):
         MultiHeadLayout(**sizes)
 
 
+@pytest.mark.parametrize("name", ["num_layers", "latent_dim", "rope_dim", "page_size"])
+def test_sizes_of_latents_are_at_least_one(name: str):
+    sizes: dict[str, Any] = {"num_layers": 1, "latent_dim": 1, "rope_dim": 1, "page_size": 1, name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+        LatentLayout(**sizes)
+
+
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="dtype must be one of float32, float16, bfloat16, got 'int8'"):
-        MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=1, dtype="int8")
+    sizes: dict[str, Any] = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "page_size": 1}
+    with pytest.raises(ValueError, match=r"dtype must be one of float32, .*, int8, got 'int4'"):
+        MultiHeadLayout(**sizes, dtype="int4")
+    with pytest.raises(ValueError, match=r"dtype must be one of float32, .*, int8, got 'int4'"):
+        LatentLayout(num_layers=1, latent_dim=1, rope_dim=1, page_size=1, dtype="int4")
     with pytest.raises(ValueError, match="order must be NHD or HND, got 'DHN'"):
-        MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=1, order="DHN")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="num_bytes must be >= 0, got -1"):
-        MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=1).pages_for(-1)
+        MultiHeadLayout(**sizes, order="DHN")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="halves must be joint or pair, got 'both'"):
+        MultiHeadLayout(**sizes, halves="both")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_states_arrays_are_checked():
+    conv = PageArray(name="conv", dtype="bfloat16", shape=(4, 3))
+    with pytest.raises(ValueError, match=r"arrays must be at least one, with distinct names, got \[\]"):
+        StateLayout(num_layers=1, arrays=())
+    with pytest.raises(ValueError, match=r"distinct names, got \['conv', 'conv'\]"):
+        StateLayout(num_layers=1, arrays=(conv, conv))
+    with pytest.raises(ValueError, match="num_layers must be >= 1, got 0"):
+        StateLayout(num_layers=0, arrays=(conv,))
+    with pytest.raises(ValueError, match=r"shape must have axes, each >= 1, got \(4, 0\)"):
+        PageArray(name="conv", dtype="bfloat16", shape=(4, 0))
+    with pytest.raises(ValueError, match=r"shape must have axes, each >= 1, got \(\)"):
+        PageArray(name="conv", dtype="bfloat16", shape=())
+    with pytest.raises(ValueError, match=r"dtype must be one of .*, got 'float64'"):
+        PageArray(name="conv", dtype="float64", shape=(1,))

@@ -1,79 +1,154 @@
 # pyright: basic
 # torch is optional here, so it comes from importorskip, which has no types.
-import os
-from pathlib import Path
-from typing import Literal
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool import HybridLayout, MultiHeadLayout, PageArray, StateLayout, WindowedLayout
 
 torch = pytest.importorskip("torch")
 
+from pagewood.kvpool.memory import allocate, allocate_groups  # noqa: E402
 from pagewood.kvpool.storage import KVStorage  # noqa: E402
 
-Order = Literal["NHD", "HND"]
-ORDERS: list[Order] = ["NHD", "HND"]
+ORDERS = ["NHD", "HND"]
+HALVES = ["joint", "pair"]
+DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
+# The largest error of a number in (-4, 4): half a unit in the last place, and for int8 half of 4 / 127.
+TOLERANCE = dict(zip(DTYPES, [0, 2**-10, 2**-7, 2**-3, 2**-2, 2 / 126], strict=True))
 HAS_CUDA: bool = torch.cuda.is_available()
 CUDA_MARKS = [pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA_MARKS)]
 
 
-def make(order: Order, *, num_pages: int = 6, page_size: int = 4, dtype: str = "float32", device: str = "cpu"):
-    layout = MultiHeadLayout(num_layers=3, num_kv_heads=2, head_dim=5, page_size=page_size, dtype=dtype, order=order)
-    return KVStorage(layout, num_pages, device=device)
+def make_layout(**changes: Any) -> MultiHeadLayout:
+    sizes: dict[str, Any] = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 5, "page_size": 4}
+    return MultiHeadLayout(**(sizes | changes))
 
 
-def naive_write(memory, order: Order, page_size: int, k, v, slots: list[int]):
+def make(*, num_pages: int = 6, device: str = "cpu", is_shared: bool = False, **changes: Any) -> KVStorage:
+    layout = make_layout(**changes)
+    if not is_shared:
+        return KVStorage(layout, num_pages, device=device)
+    state = StateLayout(num_layers=1, arrays=(PageArray(name="ssm", dtype="float32", shape=(1001,)),))
+    memory = allocate_groups(HybridLayout(groups=(state, layout)), num_pages, device=device)[1]
+    return KVStorage(layout, num_pages, memory=memory)
+
+
+def naive_write(storage: KVStorage, layer: int, k, v, slots: list[int]):
+    """Write token by token, into layouts whose values need no scales."""
     for token, slot in enumerate(slots):
-        page, offset = divmod(slot, page_size)
-        for half, values in enumerate((k, v)):
-            if order == "NHD":
-                memory[page, half, offset] = values[token]
+        page, offset = divmod(slot, storage.layout.page_size)
+        for half, values in zip(storage.halves(layer), (k, v), strict=True):
+            if storage.layout.order == "NHD":
+                half[page, offset] = values[token]
             else:
-                memory[page, half, :, offset] = values[token]
+                half[page, :, offset] = values[token]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("halves", HALVES)
 @pytest.mark.parametrize("order", ORDERS)
-@settings(max_examples=50)
-@given(st.data())
-def test_write_is_what_a_loop_over_tokens_writes(order: Order, data: st.DataObject):
+@settings(max_examples=25)
+@given(data=st.data())
+def test_write_is_what_a_loop_over_tokens_writes(order: str, halves: str, is_shared: bool, data: st.DataObject):
     page_size = data.draw(st.integers(1, 5))
-    storage = make(order, page_size=page_size)
-    expected = [storage.layer(i).clone() for i in range(3)]
+    storage, expected = (
+        make(order=order, halves=halves, page_size=page_size, is_shared=is_shared, dtype="bfloat16") for _ in range(2)
+    )
     for _ in range(3):
         layer = data.draw(st.integers(0, 2))
         slots = data.draw(st.lists(st.integers(0, 6 * page_size - 1), unique=True))
         k, v = torch.randn(2, len(slots), 2, 5)
         storage.write(layer, k, v, torch.tensor(slots, dtype=data.draw(st.sampled_from([torch.int32, torch.int64]))))
-        naive_write(expected[layer], order, page_size, k, v, slots)
-    for layer in range(3):
-        assert torch.equal(storage.layer(layer), expected[layer])
+        naive_write(expected, layer, k, v, slots)
+    assert [storage.checksum(page) for page in range(6)] == [expected.checksum(page) for page in range(6)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_layer_has_the_layouts_shape_strides_and_dtype_and_starts_as_zeros(order: Order, dtype: str, device: str):
-    storage = make(order, dtype=dtype, device=device)
+@pytest.mark.parametrize("halves", HALVES)
+def test_what_was_written_is_read(halves: str, order: str, dtype: str, is_shared: bool, device: str):
+    storage = make(halves=halves, order=order, dtype=dtype, is_shared=is_shared, device=device)
+    expected = torch.zeros(3, 2, 24, 2, 5, device=device)
+    for layer in (0, 2, 0):
+        slots = torch.randperm(24, device=device)[:7]
+        k, v = (torch.rand(2, 7, 2, 5, device=device) * 8 - 4).unbind(0)
+        storage.write(layer, k, v, slots)
+        expected[layer, 0, slots], expected[layer, 1, slots] = k, v
+    slots = torch.randperm(24, device=device).int()
+    for layer in range(3):
+        for half, read in enumerate(storage.read(layer, slots)):
+            assert read.dtype == torch.float32
+            assert torch.allclose(read, expected[layer, half, slots.long()], atol=TOLERANCE[dtype], rtol=0)
+    assert storage.read(0, slots, dtype=torch.bfloat16)[1].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_layer_has_the_layouts_shape_strides_and_dtype_and_starts_as_zeros(order: str, dtype: str, device: str):
+    storage = make(order=order, dtype=dtype, device=device)
     for layer in range(3):
         memory = storage.layer(layer)
         assert memory.shape == storage.layout.shape(6)
         assert memory.stride() == storage.layout.strides
         assert memory.dtype == getattr(torch, dtype)
         assert memory.device.type == storage.device.type == device
-        assert not memory.any()
+        assert not memory.float().any()
     assert storage.layer(0).data_ptr() % 64 == 0
     with pytest.raises(IndexError):
         storage.layer(3)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("halves", HALVES)
+def test_the_halves_are_views_of_the_layer(halves: str, order: str):
+    storage = make(halves=halves, order=order, dtype="int8")
+    storage.write(1, torch.full((1, 2, 5), 2.0), torch.full((1, 2, 5), -3.0), torch.tensor([7]))
+    k, v = storage.halves(1)
+    assert k.shape == v.shape == ((6, 4, 2, 5) if order == "NHD" else (6, 2, 4, 5))
+    assert (k.sum(), v.sum()) == (10 * 127, -10 * 127)
+    if halves == "pair":
+        assert k.is_contiguous()
+        assert v.is_contiguous()
+        for view in (storage.layer, storage.scales):
+            with pytest.raises(ValueError, match="layout must have joint halves, got 'pair'; see `halves`"):
+                view(1)
+    else:
+        assert torch.equal(storage.layer(1)[:, 0], k)
+        assert torch.equal(storage.layer(1)[:, 1], v)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_head_of_a_token_has_its_own_scale(order: str):
+    storage = make(order=order, dtype="int8")
+    k = torch.tensor([[[1.27] * 5, [127.0] * 5]])
+    storage.write(2, k, 2 * k, torch.tensor([7]))  # offset 3 of page 1
+    scales = storage.scales(2)
+    assert scales.is_contiguous()
+    assert scales.shape == ((6, 2, 4, 2) if order == "NHD" else (6, 2, 2, 4))
+    of_token = scales[1, :, 3] if order == "NHD" else scales[1, :, :, 3]
+    assert torch.allclose(of_token, torch.tensor([[0.01, 1.0], [0.02, 2.0]]))
+    assert scales.count_nonzero() == 4
+    codes = storage.layer(2) * scales[..., None]
+    assert torch.allclose(codes[1, 0, 3] if order == "NHD" else codes[1, 0, :, 3], k[0])
+
+
+def test_only_int8_has_scales():
+    with pytest.raises(ValueError, match="layout must be int8 to have scales, got float8_e5m2"):
+        make(dtype="float8_e5m2").scales(0)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_keys_and_values_that_are_views_are_written(order: Order, device: str):
-    storage = make(order, device=device)
+def test_keys_and_values_that_are_views_are_written(order: str, device: str):
+    storage = make(order=order, device=device)
     qkv = torch.randn(3, 5, 6, device=device)  # [tokens, head_dim, q and k and v heads], as a fused projection gives
     k, v = qkv.transpose(1, 2)[:, 2:4], qkv.transpose(1, 2)[:, 4:]
     storage.write(1, k, v, torch.tensor([23, 0, 9], device=device))
@@ -84,8 +159,8 @@ def test_keys_and_values_that_are_views_are_written(order: Order, device: str):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_memory_is_shared_with_numpy(order: Order):
-    storage = make(order)
+def test_memory_is_shared_with_numpy(order: str):
+    storage = make(order=order)
     view = storage.layer(2).numpy()
     storage.write(2, torch.ones(1, 2, 5), torch.ones(1, 2, 5), torch.tensor([0]))
     assert view.sum() == 20
@@ -93,16 +168,19 @@ def test_memory_is_shared_with_numpy(order: Order):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("slot", [-25, -24, -1, 24, 25])
-def test_slots_outside_the_pool_are_refused_and_nothing_is_written(order: Order, slot: int):
-    storage = make(order)
-    with pytest.raises(IndexError):
-        storage.write(0, torch.ones(1, 2, 5), torch.ones(1, 2, 5), torch.tensor([slot]))
+def test_slots_outside_the_pool_are_refused_and_nothing_is_written(order: str, slot: int):
+    storage = make(order=order, dtype="int8")
+    with pytest.raises(IndexError, match=re.escape(f"slots must be in [0, 24), got {slot}")):
+        storage.write(0, torch.ones(2, 2, 5), torch.ones(2, 2, 5), torch.tensor([3, slot]))
+    with pytest.raises(IndexError, match=re.escape(f"slots must be in [0, 24), got {slot}")):
+        storage.read(0, torch.tensor([3, slot]))
     assert not storage.layer(0).any()
+    assert not storage.scales(0).any()
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_shapes_that_do_not_fit_are_refused(order: Order):
-    storage = make(order)
+def test_shapes_that_do_not_fit_are_refused(order: str):
+    storage = make(order=order)
     fits, slots = torch.ones(2, 2, 5), torch.tensor([0, 1])
     for wrong in (torch.ones(1, 2, 5), torch.ones(2, 1, 10), torch.ones(2, 10)):
         with pytest.raises(ValueError, match=r"k and v must have shape \(2, 2, 5\), got"):
@@ -110,33 +188,69 @@ def test_shapes_that_do_not_fit_are_refused(order: Order):
         with pytest.raises(ValueError, match=r"k and v must have shape \(2, 2, 5\), got"):
             storage.write(0, fits, wrong, slots)
     with pytest.raises(ValueError, match="num_pages must be >= 1, got 0"):
-        make(order, num_pages=0)
+        make(num_pages=0)
+
+
+def test_memory_must_be_of_the_layout():
+    layout = make_layout()
+    memory = allocate(layout, 6)
+    with pytest.raises(ValueError, match="memory must be of"):
+        KVStorage(layout, 7, memory=memory)
+    with pytest.raises(ValueError, match="memory must be of"):
+        KVStorage(make_layout(order="HND"), 6, memory=memory)
+    with pytest.raises(ValueError, match="memory must be of"):
+        KVStorage(make_layout(num_layers=2), 6, memory=memory)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_copy_pages_reads_all_before_it_writes_in_every_layer(order: Order, device: str):
-    storage = make(order, device=device)
-    for layer in range(3):
-        storage.layer(layer).normal_()
-    before = [storage.layer(layer).clone() for layer in range(3)]
-    storage.copy_pages(torch.tensor([0, 1, 1], device=device), torch.tensor([1, 0, 5], device=device))
-    for layer in range(3):
-        assert torch.equal(storage.layer(layer), before[layer][[1, 0, 2, 3, 4, 1]])
-    with pytest.raises(ValueError, match="src and dst must have one shape"):
-        storage.copy_pages(torch.tensor([0], device=device), torch.tensor([1, 2], device=device))
+def test_pages_are_copied_zeroed_and_summed(order: str, device: str):
+    storage = make(order=order, device=device, dtype="int8")
+    k, v = torch.randn(2, 4, 2, 5, device=device)
+    storage.write(1, k, v, torch.arange(8, 12, device=device))
+    storage.copy_pages(torch.tensor([2], device=device), torch.tensor([0], device=device))
+    for copied, original in zip(
+        storage.read(1, torch.arange(4, device=device)),
+        storage.read(1, torch.arange(8, 12, device=device)),
+        strict=True,
+    ):
+        assert torch.equal(copied, original)
+        assert copied.any()
+    assert storage.checksum(0) == storage.checksum(2) != storage.checksum(1)
+    storage.zero_pages(torch.tensor([2], device=device))
+    assert storage.checksum(2) == storage.checksum(1)
 
 
-def resident_bytes() -> int:
-    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return num_pages * os.sysconf("SC_PAGE_SIZE")
+def test_one_budget_serves_full_attention_windows_and_states():
+    from pagewood.kvpool import PageAllocator
 
+    full = make_layout(num_layers=1)
+    short = make_layout(num_layers=2, page_size=2)
+    windowed = WindowedLayout(kv=short, window=3, max_step=2)
+    state = StateLayout(num_layers=1, arrays=(PageArray(name="ssm", dtype="float32", shape=(8, 9)),))
+    hybrid = HybridLayout(groups=(full, windowed, state))
+    num_pages = hybrid.pages_for(9 * hybrid.bytes_per_page + 1)
+    assert num_pages == 9
+    memories = allocate_groups(hybrid, num_pages)
+    full_storage = KVStorage(full, num_pages, memory=memories[0])
+    window_storage = KVStorage(short, num_pages, memory=memories[1])
+    states = memories[2].array(0, "ssm")
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
-def test_a_page_costs_memory_when_it_is_first_written():
-    layout = MultiHeadLayout(num_layers=2, num_kv_heads=8, head_dim=128, page_size=16)
-    before = resident_bytes()
-    storage = KVStorage(layout, layout.pages_for(2**30))
-    storage.write(1, torch.ones(1, 8, 128), torch.ones(1, 8, 128), torch.tensor([storage.num_pages * 16 - 1]))
-    assert resident_bytes() - before < 2**26
-    assert storage.layer(1)[-1].sum() == 2 * 8 * 128
+    allocator = PageAllocator(num_pages)
+    state_page, ring = allocator.alloc(1), allocator.alloc(windowed.pages_per_request)
+    row = allocator.alloc(2)
+    states[int(state_page[0])] = 7
+    keys = torch.randn(8, 2, 5)
+    for position in range(8):
+        key = keys[position : position + 1]
+        slot = torch.tensor([int(row[position // 4]) * 4 + position % 4])
+        full_storage.write(0, key, key, slot)
+        where = windowed.slots(ring, torch.tensor([position], dtype=torch.int32).numpy())
+        window_storage.write(1, key, key, torch.from_numpy(where))
+
+    slots = torch.cat([torch.arange(4) + 4 * int(page) for page in row])
+    assert torch.equal(full_storage.read(0, slots)[0], keys)
+    pages, first = windowed.visible(ring, 8)
+    slots = torch.cat([torch.arange(2) + 2 * int(page) for page in pages])
+    assert torch.equal(window_storage.read(1, slots)[1][5 - first :], keys[5:])
+    assert (states[int(state_page[0])] == 7).all()

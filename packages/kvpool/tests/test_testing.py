@@ -2,15 +2,20 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test  # pyright: ignore[reportUnknownVariableType]
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
+)
 from numpy.typing import NDArray
 
-from pagewood.kvpool import OutOfPages, PageAllocator
-from pagewood.kvpool.testing import allocator_conformance
+from pagewood.kvpool import Moves, OutOfPages, PageAllocator
+from pagewood.kvpool.testing import allocator_conformance, elastic_allocator_conformance
 
 Alloc = Callable[[PageAllocator, int], NDArray[np.int32]]
 Free = Callable[[PageAllocator, NDArray[np.int32]], None]
@@ -121,8 +126,13 @@ def free_at_once(inner: PageAllocator) -> AbstractContextManager[None]:
 
 
 def fails(make_allocator: Callable[[int], Faulty]) -> bool:
-    machine = allocator_conformance(make_allocator)
-    profile = settings(max_examples=150, phases=[Phase.generate], database=None, deadline=None, print_blob=False)
+    return machine_fails(allocator_conformance(make_allocator))
+
+
+def machine_fails(machine: type[RuleBasedStateMachine]) -> bool:
+    profile = settings(
+        max_examples=150, phases=[Phase.generate], database=None, deadline=None, print_blob=False, derandomize=True
+    )
     try:
         run_state_machine_as_test(machine, settings=profile)
     except (AssertionError, ValueError, OutOfPages, BaseExceptionGroup):
@@ -166,3 +176,78 @@ def test_a_fault_in_free_is_caught(fault: Free):
 
 def test_batched_frees_that_are_not_held_back_are_caught():
     assert fails(lambda num_pages: Faulty(num_pages, batched_frees=free_at_once))
+
+
+class FaultyMethod:
+    """A right allocator with one method replaced."""
+
+    def __init__(self, inner: PageAllocator, method: str, fault: Callable[..., object]):
+        self.inner, self.method, self.fault = inner, method, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self.fault, self.inner) if name == self.method else getattr(self.inner, name)
+
+
+def test_a_right_elastic_allocator_passes():
+    assert not machine_fails(elastic_allocator_conformance(PageAllocator))
+
+
+def reserve_without_limit(inner: PageAllocator, n: int) -> None:
+    inner.reserve(min(n, inner.num_free))
+
+
+def unreserve_without_limit(inner: PageAllocator, n: int) -> None:
+    inner.unreserve(max(0, min(n, inner.num_reserved)))
+
+
+def resize_up_only(inner: PageAllocator, num_pages: int) -> None:
+    inner.resize(max(num_pages, inner.num_pages))
+
+
+def resize_and_forget_what_is_reserved(inner: PageAllocator, num_pages: int) -> None:
+    num_reserved = inner.num_reserved
+    inner.unreserve(num_reserved)
+    inner.resize(num_pages)
+    inner.reserve(min(num_reserved, inner.num_free))
+
+
+def plan_for_the_fewest_pages(inner: PageAllocator, num_pages: int | None = None) -> Moves:
+    return inner.plan_moves()
+
+
+def plan_nothing(inner: PageAllocator, num_pages: int | None = None) -> Moves:
+    inner.plan_moves(num_pages)
+    return Moves(src=np.empty(0, dtype=np.int32), dst=np.empty(0, dtype=np.int32))
+
+
+def move_nothing(inner: PageAllocator, moves: Moves) -> None:
+    before = inner.held_pages()
+    inner.move(moves)
+    back = np.setdiff1d(inner.held_pages(), before), np.setdiff1d(before, inner.held_pages())
+    inner.move(Moves(src=back[0], dst=back[1]))
+
+
+def move_what_is_held(inner: PageAllocator, moves: Moves) -> None:
+    is_held = np.isin(moves.src, inner.held_pages())
+    is_right = len(moves.src) != len(moves.dst) or is_held
+    inner.move(Moves(src=moves.src[is_right], dst=moves.dst[is_right]))
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        ("reserve", reserve_without_limit),
+        ("unreserve", unreserve_without_limit),
+        ("resize", resize_up_only),
+        ("resize", resize_and_forget_what_is_reserved),
+        ("plan_moves", plan_for_the_fewest_pages),
+        ("plan_moves", plan_nothing),
+        ("move", move_nothing),
+        ("move", move_what_is_held),
+    ],
+)
+def test_a_fault_of_an_elastic_allocator_is_caught(method: str, fault: Callable[..., object]):
+    def make(num_pages: int) -> Any:
+        return FaultyMethod(PageAllocator(num_pages), method, fault)
+
+    assert machine_fails(elastic_allocator_conformance(make))

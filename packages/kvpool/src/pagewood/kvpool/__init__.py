@@ -1,11 +1,36 @@
-"""Paged KV memory: which pages are free, and what a page looks like.
+"""Paged KV memory: which pages are free, what a page looks like, and which request has which.
 
-The memory itself is `pagewood.kvpool.storage`, which needs torch; nothing else here does.
+The memory itself is `storage`, `latent_storage`, `states` and `memory`, which need torch; nothing else here does.
 """
 
-from pagewood.kvpool.allocator import OutOfPages, PageAllocator
-from pagewood.kvpool.layout import KVLayout, MultiHeadLayout
+from pagewood.kvpool.allocator import Moves, OutOfPages, PageAllocator
+from pagewood.kvpool.arrays import PageArray
+from pagewood.kvpool.hybrid import HybridLayout
+from pagewood.kvpool.latent import LatentLayout
+from pagewood.kvpool.layout import KVLayout, MultiHeadLayout, PageLayout
+from pagewood.kvpool.ragged import RaggedPages, ragged_pages
+from pagewood.kvpool.rows import RowPool
+from pagewood.kvpool.state import StateLayout
+from pagewood.kvpool.tickets import OutOfRows, TicketPool
+from pagewood.kvpool.windowed import WindowedLayout
 
 __version__ = "0.1.0"
 
-__all__ = ["KVLayout", "MultiHeadLayout", "OutOfPages", "PageAllocator"]
+__all__ = [
+    "HybridLayout",
+    "KVLayout",
+    "LatentLayout",
+    "Moves",
+    "MultiHeadLayout",
+    "OutOfPages",
+    "OutOfRows",
+    "PageAllocator",
+    "PageArray",
+    "PageLayout",
+    "RaggedPages",
+    "RowPool",
+    "StateLayout",
+    "TicketPool",
+    "WindowedLayout",
+    "ragged_pages",
+]

@@ -1,20 +1,22 @@
-"""A brute-force allocator oracle, and a state machine that holds any allocator to it; needs hypothesis.
+"""A brute-force allocator oracle, and state machines that hold any allocator to it; needs hypothesis.
 
 An allocator of your own passes when this test does:
 
     TestMyAllocator = allocator_conformance(MyAllocator).TestCase
+
+One that can also reserve, resize and move passes when `elastic_allocator_conformance(MyAllocator).TestCase` does.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from pagewood.kvpool.allocator import OutOfPages
+from pagewood.kvpool.allocator import Moves, OutOfPages
 
 
 class Allocator(Protocol):
@@ -43,6 +45,39 @@ class Allocator(Protocol):
         ...
 
 
+class ElasticAllocator(Allocator, Protocol):
+    """An allocator whose pool can change; `PageAllocator` documents each member."""
+
+    @property
+    def num_reserved(self) -> int:
+        """Free pages that are not handed out."""
+        ...
+
+    def reserve(self, n: int) -> None:
+        """Keep pages from being handed out, or raise OutOfPages."""
+        ...
+
+    def unreserve(self, n: int) -> None:
+        """Undo some of it, or raise ValueError."""
+        ...
+
+    def held_pages(self) -> NDArray[np.int32]:
+        """Ids of all held pages, ascending."""
+        ...
+
+    def resize(self, num_pages: int) -> None:
+        """Change how many pages there are, or raise ValueError."""
+        ...
+
+    def plan_moves(self, num_pages: int | None = None) -> Moves:
+        """Say how the held pages would come to lie below a page, or raise ValueError."""
+        ...
+
+    def move(self, moves: Moves) -> None:
+        """Take note that pages have moved, or raise ValueError."""
+        ...
+
+
 class AllocatorOracle:
     """Knows which pages are free, held and parked (freed within an open batch), from what an allocator was told.
 
@@ -50,10 +85,16 @@ class AllocatorOracle:
     """
 
     def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self.free = set(range(num_pages))  # written by: on_alloc, on_free, end_batch
-        self.held: set[int] = set()  # written by: on_alloc, on_free
+        self.num_pages = num_pages  # written by: on_resize
+        self.num_reserved = 0  # written by: on_reserve
+        self.free = set(range(num_pages))  # written by: on_alloc, on_free, end_batch, on_resize, on_move
+        self.held: set[int] = set()  # written by: on_alloc, on_free, on_move
         self.parked: set[int] = set()  # written by: on_free, end_batch
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be handed out."""
+        return len(self.free) - self.num_reserved
 
     def on_alloc(self, n: int, pages: NDArray[np.int32]) -> None:
         """Take note of pages handed out, `[n] int32`; fail unless they are `n` distinct free pages."""
@@ -76,11 +117,35 @@ class AllocatorOracle:
         self.free |= self.parked
         self.parked.clear()
 
+    def on_reserve(self, n: int) -> None:
+        """Take note of pages reserved, or unreserved if `n` is negative."""
+        self.num_reserved += n
+
+    def can_resize(self, num_pages: int) -> bool:
+        """Tell whether a pool of so many pages has all that is held, parked and reserved."""
+        num_added = max(num_pages - self.num_pages, 0)
+        num_kept = sum(page < num_pages for page in self.free)
+        is_tail_free = all(page < num_pages for page in self.held | self.parked)
+        return num_pages >= 1 and is_tail_free and num_kept + num_added >= self.num_reserved
+
+    def on_resize(self, num_pages: int) -> None:
+        """Take note of a change that `can_resize` allows."""
+        self.free = {page for page in self.free if page < num_pages} | set(range(self.num_pages, num_pages))
+        self.num_pages = num_pages
+
+    def on_move(self, src: list[int], dst: list[int]) -> None:
+        """Take note that each page of `dst` is held instead of its `src`."""
+        assert self.held.issuperset(src), f"sources must be held, got {set(src) - self.held}"
+        assert self.free.issuperset(dst), f"destinations must be free, got {set(dst) - self.free}"
+        self.held = (self.held - set(src)) | set(dst)
+        self.free = (self.free - set(dst)) | set(src)
+
 
 class AllocatorMachine(RuleBasedStateMachine):
     """Drives an allocator and the oracle through the same random calls; made by `allocator_conformance`."""
 
-    make_allocator: Callable[[int], Allocator]
+    make_allocator: Callable[[int], Any]
+    allocator: Any  # an Allocator; an ElasticAllocator in ElasticAllocatorMachine
 
     @initialize(num_pages=st.integers(1, 40))
     def make(self, num_pages: int) -> None:
@@ -93,7 +158,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(n=st.integers(0, 42), is_kept=st.booleans())
     def alloc(self, n: int, is_kept: bool) -> None:
         """Ask for up to more than the pool; the array is the caller's own, to keep or to write to."""
-        available = len(self.oracle.free)
+        available = self.oracle.num_free
         refusal: OutOfPages | None = None
         try:
             pages = self.allocator.alloc(n)
@@ -168,7 +233,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         """Both sides count the same pages."""
         assert self.allocator.num_pages == self.oracle.num_pages
-        assert self.allocator.num_free == len(self.oracle.free)
+        assert self.allocator.num_free == self.oracle.num_free
 
     @invariant()
     def arrays_stay_the_callers(self) -> None:
@@ -180,12 +245,16 @@ class AllocatorMachine(RuleBasedStateMachine):
         """Give everything back; the pool is whole again."""
         if not hasattr(self, "oracle"):
             return  # the run failed in `make`
+        self.before_teardown()
         while self.batches:
             self.end_batch()
         held = sorted(self.oracle.held)
         self.allocator.free(np.array(held, dtype=np.int32))
         self.oracle.on_free(set(held), is_batched=False)
         self.alloc(self.oracle.num_pages, is_kept=False)
+
+    def before_teardown(self) -> None:
+        """Make the pool such that all pages can be had."""
 
     def _draw_held(self, data: st.DataObject) -> list[int]:
         held = sorted(self.oracle.held)
@@ -204,11 +273,111 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert str(wrong) in message, f"the error must name page {wrong}, got {message}"
 
 
+class ElasticAllocatorMachine(AllocatorMachine):
+    """Drives an elastic allocator likewise; made by `elastic_allocator_conformance`."""
+
+    @rule(n=st.integers(-2, 42))
+    def reserve(self, n: int) -> None:
+        """Reserve up to more than there is."""
+        available = self.oracle.num_free
+        refusal: OutOfPages | ValueError | None = None
+        try:
+            self.allocator.reserve(n)
+        except (OutOfPages, ValueError) as error:
+            refusal = error
+        match refusal:
+            case None:
+                assert 0 <= n <= available, f"reserve({n}) must fail with {available} pages free"
+                self.oracle.on_reserve(n)
+            case OutOfPages():
+                assert n > available, f"reserve({n}) must succeed with {available} pages free"
+                assert (refusal.requested, refusal.available) == (n, available)
+            case ValueError():
+                assert n < 0, f"reserve({n}) must succeed"
+
+    @rule(n=st.integers(-2, 42))
+    def unreserve(self, n: int) -> None:
+        """Give back some of it, or too much."""
+        is_right = 0 <= n <= self.oracle.num_reserved
+        assert is_right == accepts(lambda: self.allocator.unreserve(n)), f"unreserve({n}) of {self.oracle.num_reserved}"
+        if is_right:
+            self.oracle.on_reserve(-n)
+
+    @rule(num_pages=st.integers(0, 60))
+    def resize(self, num_pages: int) -> None:
+        """Grow, shrink, or cut off what is not free."""
+        is_right = self.oracle.can_resize(num_pages)
+        assert is_right == accepts(lambda: self.allocator.resize(num_pages)), f"resize({num_pages})"
+        if is_right:
+            self.oracle.on_resize(num_pages)
+
+    @rule(data=st.data(), is_targeted=st.booleans())
+    def move(self, data: st.DataObject, is_targeted: bool) -> None:
+        """Plan, check that the plan is the least that does it, and carry out any part of it."""
+        oracle = self.oracle
+        end = len(oracle.held) + len(oracle.parked)
+        target = data.draw(st.integers(0, oracle.num_pages), label="num_pages") if is_targeted else None
+        end = end if target is None else target
+        src = sorted(page for page in oracle.held if page >= end)
+        dst = sorted(page for page in oracle.free if page < end)[: len(src)]
+        try:
+            moves: Moves = self.allocator.plan_moves(target)
+        except ValueError:
+            assert len(dst) < len(src), f"plan_moves({target}) must succeed"
+            return
+        assert len(dst) == len(src), f"plan_moves({target}) must fail"
+        assert moves.src.dtype == moves.dst.dtype == np.int32
+        assert moves.src.tolist() == src
+        assert sorted(moves.dst.tolist()) == dst
+        chosen = data.draw(st.lists(st.sampled_from(range(len(src))), unique=True) if src else st.just([]))
+        part = Moves(src=moves.src[chosen], dst=moves.dst[chosen])
+        self.allocator.move(part)
+        oracle.on_move(part.src.tolist(), part.dst.tolist())
+
+    @rule(data=st.data())
+    def move_anything(self, data: st.DataObject) -> None:
+        """Move from and to any pages, most of them wrong."""
+        ids = st.lists(st.integers(-1, self.oracle.num_pages), max_size=3)
+        src, dst = data.draw(ids, label="src"), data.draw(ids, label="dst")
+        is_distinct = len(src) == len(dst) and len({*src, *dst}) == 2 * len(src)
+        is_right = is_distinct and self.oracle.held.issuperset(src) and self.oracle.free.issuperset(dst)
+        moves = Moves(src=np.array(src, dtype=np.int32), dst=np.array(dst, dtype=np.int32))
+        assert is_right == accepts(lambda: self.allocator.move(moves)), f"move({src}, {dst})"
+        if is_right:
+            self.oracle.on_move(src, dst)
+
+    @invariant()
+    def held_pages_agree(self) -> None:
+        """Both sides hold the same pages and reserve as many."""
+        assert self.allocator.held_pages().tolist() == sorted(self.oracle.held)
+        assert self.allocator.num_reserved == self.oracle.num_reserved
+
+    def before_teardown(self) -> None:
+        """Reserve nothing."""
+        self.unreserve(self.oracle.num_reserved)
+
+
+def accepts(call: Callable[[], None]) -> bool:
+    """Make a call; return whether it raised no ValueError."""
+    try:
+        call()
+    except ValueError:
+        return False
+    return True
+
+
 def allocator_conformance(make_allocator: Callable[[int], Allocator]) -> type[AllocatorMachine]:
     """Return a hypothesis state machine for the allocators that `make_allocator(num_pages)` makes.
 
     Its `TestCase` attribute is a test class for pytest or unittest.
     """
-
     members = {"make_allocator": staticmethod(make_allocator)}
     return type("Conformance", (AllocatorMachine,), members)
+
+
+def elastic_allocator_conformance(
+    make_allocator: Callable[[int], ElasticAllocator],
+) -> type[ElasticAllocatorMachine]:
+    """Like `allocator_conformance`, for allocators that can also reserve, resize and move."""
+    members = {"make_allocator": staticmethod(make_allocator)}
+    return type("ElasticConformance", (ElasticAllocatorMachine,), members)

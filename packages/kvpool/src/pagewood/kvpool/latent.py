@@ -1,0 +1,69 @@
+"""Pages of multi-head latent attention."""
+
+from dataclasses import dataclass
+
+from pagewood.kvpool.arrays import PageArray, check_at_least_one, check_dtype, pages_within, total_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentLayout:
+    """One compressed vector for the keys and values of all heads, and one rotated key that all heads share.
+
+    Invariant: one layer of a pool is one C-contiguous array `latent [pages, P, C + R]`, with P = page_size,
+    C = latent_dim, R = rope_dim and the strides P(C + R), C + R, 1: the compressed part of a token first, its rotated
+    part behind it. FlashMLA reads it as it is, FlashInfer's MLA as its two views `[pages, P, C]` and `[pages, P, R]`.
+
+    In int8, both parts of a token have a scale of their own: a float32 array `latent_scales [pages, P, 2]`.
+
+    Source: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1.
+
+    Attributes:
+        num_layers: Layers of the model, >= 1.
+        latent_dim: Elements of the compressed part, >= 1 (`kv_lora_rank`).
+        rope_dim: Elements of the rotated part, >= 1 (`qk_rope_head_dim`).
+        page_size: Token positions in a page, >= 1.
+        dtype: "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
+    """
+
+    num_layers: int
+    latent_dim: int
+    rope_dim: int
+    page_size: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_at_least_one(
+            num_layers=self.num_layers, latent_dim=self.latent_dim, rope_dim=self.rope_dim, page_size=self.page_size
+        )
+        check_dtype(self.dtype)
+
+    @property
+    def arrays(self) -> tuple[PageArray, ...]:
+        """`latent`; in int8 its scales after it."""
+        shape = (self.page_size, self.latent_dim + self.rope_dim)
+        codes = PageArray(name="latent", dtype=self.dtype, shape=shape)
+        scales = PageArray(name="latent_scales", dtype="float32", shape=(self.page_size, 2))
+        return (codes, scales) if self.dtype == "int8" else (codes,)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of one page over all layers, scales included."""
+        return total_bytes(self.num_layers, self.arrays)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the axes of one layer's `latent`, in elements."""
+        array = self.arrays[0]
+        return (array.shape[0] * array.strides[0], *array.strides)
+
+    def shape(self, num_pages: int) -> tuple[int, ...]:
+        """Return the shape of one layer's `latent` in a pool of `num_pages` pages."""
+        return (num_pages, *self.arrays[0].shape)
+
+    def pages_for(self, num_bytes: int) -> int:
+        """Return how many pages fit into `num_bytes`, counting all layers.
+
+        Raises:
+            ValueError: Not even one does.
+        """
+        return pages_within(num_bytes, self.bytes_per_page)

@@ -1,0 +1,49 @@
+"""Page lists of different lengths in the form that FlashInfer's kernels plan with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RaggedPages:
+    """The pages of a batch of requests, one after the other: FlashInfer's `paged_kv_*` arguments.
+
+    Attributes:
+        indptr: `[n + 1] int32`, request i has `indices[indptr[i]:indptr[i + 1]]`.
+        indices: `[indptr[n]] int32`, page ids.
+        last_page_len: `[n] int32`, positions in use of each request's last page, in [1, page_size].
+    """
+
+    indptr: NDArray[np.int32]
+    indices: NDArray[np.int32]
+    last_page_len: NDArray[np.int32]
+
+
+def ragged_pages(
+    table: NDArray[np.int32], rows: NDArray[np.intp], num_tokens: NDArray[np.int32], *, page_size: int
+) -> RaggedPages:
+    """Gather the pages that hold the first `num_tokens` positions of some rows.
+
+    Args:
+        table: `[num_rows, max_pages] int32`, page ids, such as `RowPool.table`.
+        rows: `[n]`, lines of it.
+        num_tokens: `[n] int32`, positions of each request, those of the step included, in [1, max_pages * page_size].
+        page_size: Positions in a page.
+
+    Raises:
+        ValueError: Lengths differ, or a number of tokens is out of range.
+    """
+    limit = table.shape[1] * page_size
+    if num_tokens.shape != rows.shape:
+        raise ValueError(f"num_tokens must be as many as rows, {rows.shape}, got {num_tokens.shape}")
+    if len(rows) and not 1 <= num_tokens.min() <= num_tokens.max() <= limit:
+        raise ValueError(f"num_tokens must be in [1, {limit}], got {num_tokens.min()} .. {num_tokens.max()}")
+    counts = (num_tokens - 1) // page_size + 1
+    indptr = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=indptr[1:])
+    starts = rows * table.shape[1] - indptr[:-1]
+    indices = table.reshape(-1)[np.repeat(starts, counts) + np.arange(indptr[-1])]
+    last_page_len = (num_tokens - 1) % page_size + 1
+    return RaggedPages(indptr=indptr, indices=indices, last_page_len=last_page_len.astype(np.int32))

@@ -1,0 +1,92 @@
+"""The states of recurrent layers: one row each, for every running request or snapshot."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagewood.kvpool.memory import allocate
+from pagewood.kvpool.state import StateLayout
+from pagewood.kvpool.tickets import TicketPool
+
+
+class StatePool:
+    """Memory for `num_rows` states of fixed size, each handed out to one holder at a time.
+
+    Invariant: a state is zeros when it is handed out, and addressed by its holder's ticket until it is freed; then the
+    ticket is stale, and any use of it an error. Not thread-safe.
+
+    Attributes:
+        layout: What a state is.
+    """
+
+    __slots__ = ("_memory", "_tickets", "layout")
+
+    def __init__(self, layout: StateLayout, num_rows: int, *, device: str | torch.device = "cpu") -> None:
+        """Allocate `num_rows * layout.bytes_per_page` bytes on `device`.
+
+        Raises:
+            ValueError: `num_rows` is less than 1.
+        """
+        self._tickets = TicketPool(num_rows)
+        self._memory = allocate(layout, num_rows, device=device)  # contents written by: alloc, copy, holders
+        self.layout = layout
+
+    @property
+    def num_rows(self) -> int:
+        """All states, held or free."""
+        return self._tickets.num_rows
+
+    @property
+    def num_free(self) -> int:
+        """States that `alloc` can hand out."""
+        return self._tickets.num_free
+
+    def alloc(self, n: int) -> NDArray[np.int64]:
+        """Hand out `n` states, all zeros.
+
+        Returns:
+            `[n] int64`, tickets.
+
+        Raises:
+            OutOfRows: Fewer than `n` states are free; none is handed out.
+            ValueError: `n` is negative.
+        """
+        tickets = self._tickets.alloc(n)
+        self._memory.zero_pages(self.rows(tickets))
+        return tickets
+
+    def free(self, tickets: NDArray[np.int64]) -> None:
+        """Take states back; their tickets are stale from now on.
+
+        Raises:
+            ValueError: A ticket is not valid, or occurs twice; nothing is freed.
+        """
+        self._tickets.free(tickets)
+
+    def rows(self, tickets: NDArray[np.int64]) -> torch.Tensor:
+        """Return the rows of tickets in the arrays, `[n] int64`, on the pool's device.
+
+        Raises:
+            ValueError: A ticket is not valid.
+        """
+        return torch.as_tensor(self._tickets.rows(tickets), device=self._memory.device)
+
+    def array(self, layer: int, name: str) -> torch.Tensor:
+        """Return an array of one layer for all states, not a copy: `[num_rows, *shape]` in its dtype."""
+        return self._memory.array(layer, name)
+
+    def copy(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
+        """Copy states in every layer: a snapshot for a cache, or a fork of a request.
+
+        Args:
+            src: `[n] int64`, tickets of states to read, all before any is written.
+            dst: `[n] int64`, distinct tickets of states to write.
+
+        Raises:
+            ValueError: A ticket is not valid, or the lengths differ.
+        """
+        self._memory.copy_pages(self.rows(src), self.rows(dst))
+
+    def checksum(self, ticket: int | np.int64) -> int:
+        """Return the CRC-32 of a state in all layers, for tests: it waits for the device."""
+        return self._memory.checksum(int(self._tickets.rows(np.array([ticket], dtype=np.int64))[0]))

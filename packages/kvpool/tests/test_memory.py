@@ -1,0 +1,165 @@
+# pyright: basic
+# torch is optional here, so it comes from importorskip, which has no types.
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pagewood.kvpool import HybridLayout, LatentLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout
+
+torch = pytest.importorskip("torch")
+
+from pagewood.kvpool.memory import PageMemory, allocate, allocate_groups  # noqa: E402
+
+HEADS = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=5, page_size=3, dtype="int8")
+LATENT = LatentLayout(num_layers=3, latent_dim=6, rope_dim=1, page_size=3, dtype="bfloat16")
+STATE = StateLayout(
+    num_layers=2,
+    arrays=(
+        PageArray(name="conv", dtype="bfloat16", shape=(7, 3)),
+        PageArray(name="ssm", dtype="float32", shape=(2, 5)),
+    ),
+)
+LAYOUTS = [HEADS, LATENT, STATE]
+
+
+def shared(layout: PageLayout, num_pages: int) -> PageMemory:
+    """Memory of the layout as one of three groups."""
+    return allocate_groups(HybridLayout(groups=(LATENT, layout, STATE)), num_pages)[1]
+
+
+def fill(memory: PageMemory) -> list:
+    """Write random bytes; return copies of them."""
+    blocks = [block for layer in range(memory.layout.num_layers) for block in memory.blocks(layer)]
+    for block in blocks:
+        block.copy_(torch.randint(0, 256, block.shape, dtype=torch.uint8))
+    return [block.clone() for block in blocks]
+
+
+def contents(memory: PageMemory) -> list:
+    return [block for layer in range(memory.layout.num_layers) for block in memory.blocks(layer)]
+
+
+@pytest.mark.parametrize("make", [allocate, shared])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_have_the_layouts_shapes_and_dtypes_and_start_as_zeros(layout: PageLayout, make):
+    memory = make(layout, 4)
+    assert memory.num_pages == 4
+    for layer in range(layout.num_layers):
+        for spec in layout.arrays:
+            array = memory.array(layer, spec.name)
+            assert array.shape == (4, *spec.shape)
+            assert array.dtype == getattr(torch, spec.dtype)
+            assert array.stride()[1:] == spec.strides
+            assert array.data_ptr() % 64 == 0
+            assert not array.view(torch.uint8).any()
+    with pytest.raises(IndexError):
+        memory.array(layout.num_layers, layout.arrays[0].name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_of_one_layout_is_contiguous_and_no_larger_than_it_says(layout: PageLayout):
+    memory = allocate(layout, 4)
+    assert sum(block.numel() for block in contents(memory)) == 4 * layout.bytes_per_page
+    assert all(block.is_contiguous() for block in contents(memory))
+
+
+@pytest.mark.parametrize("make", [allocate, shared])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_and_blocks_are_the_same_memory_and_do_not_overlap(layout: PageLayout, make):
+    memory = make(layout, 3)
+    value = 0
+    for layer in range(layout.num_layers):
+        for block in memory.blocks(layer):
+            value += 1
+            block.fill_(value)
+    value = 0
+    for layer in range(layout.num_layers):
+        for spec in layout.arrays:
+            value += 1
+            assert (memory.array(layer, spec.name).contiguous().view(torch.uint8) == value).all()
+
+
+@pytest.mark.parametrize("make", [allocate, shared])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copy_pages_reads_all_before_it_writes(layout: PageLayout, make):
+    memory = make(layout, 6)
+    before = fill(memory)
+    memory.copy_pages(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 5], dtype=torch.int32))
+    for old, new in zip(before, contents(memory), strict=True):
+        assert torch.equal(new, old[[1, 0, 2, 3, 4, 1]])
+    with pytest.raises(ValueError, match=re.escape("src and dst must have one shape, got (1,) and (2,)")):
+        memory.copy_pages(torch.tensor([0]), torch.tensor([1, 2]))
+    for wrong in (-1, 6):
+        with pytest.raises(IndexError):
+            memory.copy_pages(torch.tensor([0]), torch.tensor([wrong]))
+
+
+@pytest.mark.parametrize("make", [allocate, shared])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_zero_pages_leaves_the_others(layout: PageLayout, make):
+    memory = make(layout, 4)
+    before = fill(memory)
+    memory.zero_pages(torch.tensor([1, 3]))
+    for old, new in zip(before, contents(memory), strict=True):
+        assert not new[[1, 3]].any()
+        assert torch.equal(new[[0, 2]], old[[0, 2]])
+    for wrong in (-1, 4):
+        with pytest.raises(IndexError):
+            memory.zero_pages(torch.tensor([wrong]))
+
+
+@pytest.mark.parametrize("make", [allocate, shared])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checksum_is_of_every_byte_and_of_that_page_only(layout: PageLayout, make):
+    memory = make(layout, 3)
+    fill(memory)
+    memory.copy_pages(torch.tensor([0]), torch.tensor([1]))
+    expected = memory.checksum(0)
+    assert memory.checksum(1) == expected
+    for block in contents(memory):
+        for position in (0, block.shape[1] - 1):
+            block[1, position] ^= 1
+            assert memory.checksum(1) != expected
+            assert memory.checksum(0) == expected
+            block[1, position] ^= 1
+    assert memory.checksum(1) == expected
+
+
+def test_groups_see_the_same_bytes_and_pages_of_others_are_left_alone():
+    memories = allocate_groups(HybridLayout(groups=(HEADS, LATENT, STATE)), 5)
+    for page, memory in enumerate(memories):
+        before = fill(memory)
+        sums = [other.checksum(page) for other in memories]
+        memory.zero_pages(torch.tensor([other for other in range(5) if other != page]))
+        assert [other.checksum(page) for other in memories] == sums
+        assert all(torch.equal(new[page], old[page]) for new, old in zip(contents(memory), before, strict=True))
+    memories[0].blocks(0)[0][4, 0] = 77
+    assert [memory.blocks(0)[0][4, 0].item() for memory in memories] == [77, 77, 77]
+
+
+@pytest.mark.parametrize("num_pages", [0, -1])
+def test_a_pool_has_a_page(num_pages: int):
+    with pytest.raises(ValueError, match=f"num_pages must be >= 1, got {num_pages}"):
+        allocate(HEADS, num_pages)
+    with pytest.raises(ValueError, match=f"num_pages must be >= 1, got {num_pages}"):
+        allocate_groups(HybridLayout(groups=(HEADS,)), num_pages)
+
+
+def resident_bytes() -> int:
+    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_page_costs_memory_when_it_is_first_written(is_shared: bool):
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=8, head_dim=128, page_size=16)
+    num_pages = layout.pages_for(2**30)
+    before = resident_bytes()
+    hybrid = HybridLayout(groups=(layout,))
+    memory = allocate_groups(hybrid, num_pages)[0] if is_shared else allocate(layout, num_pages)
+    memory.array(1, "kv")[-1] = 1
+    assert resident_bytes() - before < 2**26
+    assert memory.array(1, "kv")[-1].sum() == 2 * 8 * 128 * 16
