@@ -59,13 +59,13 @@ def save(folder: Path, weights: dict[str, Tensor]) -> None:
 
 
 def load(folder: Path) -> None:
-    load_model(folder, CPUOps(num_threads=1))
+    load_model(folder, CPUOps())
 
 
 def test_progress_counts_every_tensor(folder: Path) -> None:
     save(folder, tensors())
     told: list[tuple[str, int, int]] = []
-    load_model(folder, CPUOps(num_threads=1), progress=lambda *step: told.append(step))
+    load_model(folder, CPUOps(), progress=lambda *step: told.append(step))
     assert told == [("reading weights", i + 1, 21) for i in range(21)]
 
 

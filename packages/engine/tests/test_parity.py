@@ -124,7 +124,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     reference = _build(case, folder)
-    return Pair(reference=reference, model=load_model(folder, CPUOps(num_threads=2)), by_token=case.by_token)
+    return Pair(reference=reference, model=load_model(folder, CPUOps()), by_token=case.by_token)
 
 
 def _build(case: Case, folder: Path) -> Any:
@@ -177,7 +177,7 @@ def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> 
     sequence = driver.add(tokens)
     parts: list[Tensor] = []
     while sequence.num_computed < len(tokens):
-        parts.append(runner.forward(driver.batch([(sequence, chunk)])))
+        parts.append(torch.from_numpy(runner.forward(driver.batch([(sequence, chunk)]))))
     torch.testing.assert_close(torch.cat(parts), pair.logits(tokens), atol=1e-4, rtol=0)
 
 
@@ -185,7 +185,7 @@ def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:
     prompts = _prompts(9)
     driver = _driver(runner)
     sequences = [driver.add(prompt) for prompt in prompts]
-    logits = runner.forward(driver.batch([(sequence, 100) for sequence in sequences]))
+    logits = torch.from_numpy(runner.forward(driver.batch([(sequence, 100) for sequence in sequences])))
     expected = torch.cat([pair.logits(prompt) for prompt in prompts])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(folder: Path) -> Iterator[CPURunner]:
-    model = load_model(folder, CPUOps(num_threads=2))
+    model = load_model(folder, CPUOps())
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, order="HND")
     runner = CPURunner(model, KVStorage(layout, 64), warm_up(16), max_rows=8, max_length=64, num_threads=2)
     yield runner
@@ -120,7 +120,7 @@ def test_a_batch_may_be_read_only(runner: CPURunner) -> None:
 def test_close_ends_the_worker(folder: Path) -> None:
     before = threading.active_count()
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, order="HND")
-    model = load_model(folder, CPUOps(num_threads=1))
+    model = load_model(folder, CPUOps())
     runner = CPURunner(model, KVStorage(layout, 8), warm_up(16), max_rows=1, max_length=16, num_threads=1)
     driver = RowDriver(runner, num_pages=8, page_size=4)
     handle = runner.launch(driver.batch([(driver.add([1]), 1)]))

@@ -52,8 +52,8 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
     num_threads = config.num_threads or _num_cores()
-    kernels = warm_up(model_config.head_dim, progress=progress)
-    model = load_model(folder, CPUOps(num_threads=num_threads), progress=progress)
+    kernel = warm_up(model_config.head_dim, progress=progress)
+    model = load_model(folder, CPUOps(), progress=progress)
     layout = MultiHeadLayout(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
@@ -84,7 +84,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         return CPURunner(
             model,
             KVStorage(layout, num_pages),
-            kernels,
+            kernel,
             max_rows=config.max_running,
             max_length=max_length,
             num_threads=num_threads,

@@ -8,12 +8,12 @@ import torch
 
 from pagewood.engine.models.checkpoint import Checkpoint, Progress
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.decoder import Decoder, Ops
+from pagewood.engine.models.decoder import A, Decoder, Ops
 
 
 def load_model(
-    folder: str | Path, ops: Ops, *, dtype: torch.dtype = torch.float32, progress: Progress | None = None
-) -> Decoder:
+    folder: str | Path, ops: Ops[A], *, dtype: torch.dtype = torch.float32, progress: Progress | None = None
+) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,20 +16,23 @@ from torch import Tensor
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope
 
+A = TypeVar("A")
+"""What a device computes with: a tensor, or a name for one that will be computed."""
 
-class Linear(Protocol):
+
+class Linear(Protocol[A]):
     """A projection that holds its weights, in whatever form is fastest on its device."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: A) -> A:
         """Return `[T, out]` of `[T, in]`."""
         ...
 
 
-class Embedding(Protocol):
+class Embedding(Protocol[A]):
     """A table that holds the embedding of every token."""
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Return `[T, E]` of token ids `[T] int32`. Raises IndexError for one that is not in the vocabulary."""
+    def __call__(self, tokens: A) -> A:
+        """Return `[T, E]` of token ids `[T] int32`, each in [0, V)."""
         ...
 
 
@@ -45,35 +48,31 @@ class HeadSplit:
     epsilon: float
 
 
-HeadParts = tuple[Tensor, Tensor, Tensor]
-"""q `[T, Q]`, k `[T, K]` and v `[T, K]`, each contiguous."""
+class Ops(Protocol[A]):
+    """The arithmetic of a device. Results are new; only what is called `residual` is written in place."""
 
-
-class Ops(Protocol):
-    """The arithmetic of a device. Results are new tensors; only what is called `residual` is written in place."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
         ...
 
-    def embedding(self, table: Tensor) -> Embedding:
+    def embedding(self, table: Tensor) -> Embedding[A]:
         """Take over `table` `[V, E]`; the caller must drop it."""
         ...
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding, Linear]:
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding[A], Linear[A]]:
         """Take over `table` `[V, E]`, which is also the weight of a projection; the caller must drop it."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: A, weight: Tensor, epsilon: float) -> A:
         """Return `x` `[T, E]` over its root mean square, times `weight` `[E]`."""
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def add_rms_norm(self, x: A, residual: A, weight: Tensor, epsilon: float) -> A:
         """Add `x` `[T, E]` to `residual` in place and return the norm of the sum."""
         ...
 
-    def split_heads(self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit) -> HeadParts:
-        """Return q, k and v of `qkv` `[T, Q + 2K]`, q and k normalised (if `split` has norms) and rotated.
+    def split_heads(self, qkv: A, rotation: tuple[A, A], split: HeadSplit) -> tuple[A, A, A]:
+        """Return q `[T, Q]`, k and v `[T, K]` of `qkv` `[T, Q + 2K]`; q and k normed (if `split` has norms), rotated.
 
         Args:
             qkv: all query heads, then all key heads, then all value heads.
@@ -82,15 +81,19 @@ class Ops(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_mul(self, gate_up: A) -> A:
         """Return `[T, I]`: silu of the first half of `gate_up` `[T, 2I]` times the second half."""
         ...
 
+    def take(self, x: A, wanted: A) -> A:
+        """Return `[W, n]`, the rows of `x` `[T, n]` at `wanted` `[W] int32`."""
+        ...
 
-class Attention(Protocol):
+
+class Attention(Protocol[A]):
     """Attention of one step: it knows which request and position each of the T tokens is."""
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def run(self, q: A, k: A, v: A, layer: int) -> A:
         """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return `[T, Q]`, what `q` `[T, Q]` attends to."""
         ...
 
@@ -104,28 +107,32 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(Generic[A]):
     """The parameters of one layer."""
 
     input_norm: Tensor
-    qkv: Linear
+    qkv: Linear[A]
     split: HeadSplit
-    output: Linear
+    output: Linear[A]
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear[A]
+    down: Linear[A]
 
 
-class Decoder:
-    """A decoder-only transformer. Invariant: a call changes nothing in it; all state is in the attention's memory."""
+class Decoder(Generic[A]):
+    """A decoder-only transformer. Invariant: a call changes nothing in it; all state is in the attention's memory.
 
-    __slots__ = ("_embedding", "_head", "_layers", "_norm", "_ops", "_rope", "config")
+    It is one description for every device: where A is a tensor, a call computes; where A names what will be computed,
+    a call writes down what has to be done.
+    """
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, *, device: torch.device) -> None:
+    __slots__ = ("_embedding", "_head", "_layers", "_norm", "_ops", "config", "rope")
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and leave it to `ops` to keep it."""
         self.config = config
+        self.rope = Rope(config.rope, device=device)
         self._ops = ops
-        self._rope = Rope(config.rope, device=device)
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
         if config.tied_embeddings:
             self._embedding, self._head = ops.tied_embedding(table)
@@ -135,22 +142,19 @@ class Decoder:
         self._layers = [_read_layer(config, weights, ops, f"model.layers.{i}") for i in range(config.num_layers)]
         self._norm = weights.stack([("model.norm.weight", config.hidden_size)])
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, attention: Attention, *, wanted: Tensor | None = None
-    ) -> Tensor:
-        """Compute all layers for a step.
+    def __call__(self, tokens: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> A:
+        """Compute a step.
 
         Args:
             tokens: `[T] int32`, token ids.
-            positions: `[T] int32`, the position of each in its sequence.
+            rotation: cosines and sines, each `[T, F]`: what `rope` returns for the positions of the tokens.
             attention: the attention of this step.
-            wanted: `[W] int64`, the tokens whose hidden state is wanted; None: all of them.
+            wanted: `[W] int32`, the tokens whose logits are wanted.
 
         Returns:
-            `[W, E]`, the hidden states before the last norm.
+            `[W, V]`, logits.
         """
         ops, epsilon = self._ops, self.config.norm_epsilon
-        rotation = self._rope(positions)
         residual = self._embedding(tokens)
         x = ops.rms_norm(residual, self._layers[0].input_norm, epsilon)
         for index, layer in enumerate(self._layers):
@@ -158,24 +162,20 @@ class Decoder:
                 x = ops.add_rms_norm(x, residual, layer.input_norm, epsilon)
             q, k, v = ops.split_heads(layer.qkv(x), rotation, layer.split)
             x = attention.run(q, k, v, index)
-            if wanted is not None and index == len(self._layers) - 1:  # nothing reads the other tokens any more
-                x, residual = x[wanted], residual[wanted]
+            if index == len(self._layers) - 1:  # nothing reads the other tokens any more
+                x, residual = ops.take(x, wanted), ops.take(residual, wanted)
             x = ops.add_rms_norm(layer.output(x), residual, layer.mlp_norm, epsilon)
             x = layer.down(ops.silu_mul(layer.gate_up(x)))
-        return residual.add_(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return `[W, V]` of hidden states `[W, E]`."""
-        return self._head(self._ops.rms_norm(hidden, self._norm, self.config.norm_epsilon))
+        return self._head(ops.add_rms_norm(x, residual, self._norm, epsilon))
 
 
-def _read_layer(config: ModelConfig, weights: Weights, ops: Ops, prefix: str) -> Layer:
+def _read_layer(config: ModelConfig, weights: Weights, ops: Ops[A], prefix: str) -> Layer[A]:
     hidden, inner = config.hidden_size, config.intermediate_size
 
     def vector(name: str, size: int) -> Tensor:
         return weights.stack([(f"{prefix}.{name}.weight", size)])
 
-    def linear(parts: Sequence[tuple[str, int]], columns: int, has_bias: bool) -> Linear:
+    def linear(parts: Sequence[tuple[str, int]], columns: int, has_bias: bool) -> Linear[A]:
         weight = weights.stack([(f"{prefix}.{name}.weight", rows) for name, rows in parts], columns)
         bias = weights.stack([(f"{prefix}.{name}.bias", rows) for name, rows in parts]) if has_bias else None
         return ops.linear(weight, bias)

@@ -13,15 +13,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numba
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.attention_cpu import CPUAttention
-from pagewood.engine.runner.compiled.attention import AttentionKernels
+from pagewood.engine.runner.compiled.kernel import Kernel
 from pagewood.engine.runner.sampling import sample
+from pagewood.engine.runner.tape import Buffer, Program, Rows, Tape
 from pagewood.kvpool.storage import KVStorage
+
+Float32 = NDArray[np.float32]
 
 
 class StepHandle:
@@ -44,17 +47,19 @@ class StepHandle:
 class CPURunner:
     """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
 
+    The model is written down on a tape once, for steps of up to so many tokens; a step only fills in its numbers.
+
     Invariant: everything of a step happens on the worker, in the order of the launches, so a step may read tokens that
     the one before it samples.
     """
 
-    __slots__ = ("_attention", "_model", "_page_table", "_tokens", "_worker")
+    __slots__ = ("_attention", "_kernel", "_model", "_num_threads", "_page_table", "_program", "_tokens", "_worker")
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder[Buffer],
         storage: KVStorage,
-        kernels: AttentionKernels,
+        kernel: Kernel,
         *,
         max_rows: int,
         max_length: int,
@@ -63,34 +68,30 @@ class CPURunner:
         """Allocate the tables and start the worker.
 
         Args:
-            model: computes the steps.
+            model: what to compute.
             storage: its KV memory, in a layout of order HND.
-            kernels: of the model's head_dim, compiled.
+            kernel: of the model's head_dim, compiled.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
             num_threads: that compute, the worker included.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
+        self._kernel = kernel
+        self._num_threads = min(num_threads, numba.get_num_threads())
         self._tokens: Int32 = np.zeros((max_rows, max_length + 1), np.int32)  # written by: the worker
         num_pages = -(-(max_length + 1) // page_size)
         self._page_table: Int32 = np.zeros((max_rows, num_pages), np.int32)  # written by: the worker
-        self._attention = CPUAttention(
-            storage,
-            self._page_table,
-            kernels,
-            num_heads=config.num_heads,
-            windows=config.windows,
-            num_threads=num_threads,
-        )
-        self._worker = ThreadPoolExecutor(1, "runner", _set_threads, (num_threads,))
+        self._attention = CPUAttention(storage, self._page_table, num_heads=config.num_heads, windows=config.windows)
+        self._program = self._write_down(1, 1)  # written by: the worker
+        self._worker = ThreadPoolExecutor(1, "runner", _set_threads, (self._num_threads,))
 
     def launch(self, batch: Batch) -> StepHandle:
         """Queue a step and return at once."""
         return StepHandle(self._worker.submit(self._step, batch))
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute a step without sampling; return the logits `[T, V] float32` of all its tokens, when it is done."""
+    def forward(self, batch: Batch) -> Float32:
+        """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
         return self._worker.submit(self._all_logits, batch).result()
 
     def close(self) -> None:
@@ -98,37 +99,54 @@ class CPURunner:
         self._worker.shutdown()
 
     def _step(self, batch: Batch) -> Int32:
-        with torch.inference_mode():
-            last = np.cumsum(batch.counts)[batch.sampled] - 1
-            hidden = self._hidden(batch, torch.from_numpy(last))
-            if not len(batch.sampled):
-                return np.empty(0, np.int32)
-            ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
-            tokens = sample(self._model.logits(hidden), batch, ends)
+        last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
+        logits = self._logits(batch, last)
+        if not len(last):
+            return np.empty(0, np.int32)
+        ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
+        tokens = sample(logits, batch, ends)
         self._tokens[batch.rows[batch.sampled], ends] = tokens
         return tokens
 
-    def _all_logits(self, batch: Batch) -> Tensor:
-        with torch.inference_mode():
-            return self._model.logits(self._hidden(batch, None))
+    def _all_logits(self, batch: Batch) -> Float32:
+        return self._logits(batch, np.arange(batch.num_tokens, dtype=np.int32)).copy()
 
-    def _hidden(self, batch: Batch, wanted: Tensor | None) -> Tensor:
+    def _logits(self, batch: Batch, wanted: Int32) -> Float32:
+        """Compute a step; return the logits `[W, V]` of tokens `wanted` `[W]`, which the next step overwrites."""
         self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
         rows, starts, counts = batch.rows.copy(), batch.starts.copy(), batch.counts.copy()
-        self._attention.plan(rows, starts, counts)
         positions = np.arange(counts.sum(), dtype=np.int32)
         positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
+        with torch.inference_mode():
+            cosines, sines = self._model.rope(torch.from_numpy(positions))
+        sizes = (len(positions), len(wanted))
+        if any(size > most for size, most in zip(sizes, self._program.capacity, strict=True)):
+            self._program = self._write_down(*(max(pair) for pair in zip(sizes, self._program.capacity, strict=True)))
         tokens = self._tokens[np.repeat(rows, counts), positions]
-        return self._model(torch.from_numpy(tokens), torch.from_numpy(positions), self._attention, wanted=wanted)
+        vocab_size = self._model.config.vocab_size
+        if not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise IndexError(f"tokens must be in [0, {vocab_size}), got {tokens.tolist()}")
+        inputs = (tokens[:, None], cosines.numpy(), sines.numpy(), wanted[:, None])
+        for target, source in zip(self._program.inputs, inputs, strict=True):
+            target.view(source.dtype)[: len(source)] = source
+        self._program.run(sizes, self._attention.plan(rows, starts, counts), num_threads=self._num_threads)
+        return self._program.output[: len(wanted)]
+
+    def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
+        """Return the model as a program for steps of up to so many tokens, rounded up to a power of two."""
+        tape, half = Tape(), self._model.config.head_dim // 2
+        tokens, wanted = tape.buffer(Rows.TOKENS, 1), tape.buffer(Rows.WANTED, 1)
+        cosines, sines = tape.buffer(Rows.TOKENS, half), tape.buffer(Rows.TOKENS, half)
+        logits = self._model(tokens, (cosines, sines), self._attention, wanted)
+        capacity = tuple(1 << (size - 1).bit_length() for size in (max(num_tokens, 1), max(num_wanted, 1)))
+        return tape.program(self._kernel, capacity, inputs=(tokens, cosines, sines, wanted), output=logits)
 
 
 def _set_threads(num_threads: int) -> None:
     """Let the calling thread's compiled loops use `num_threads`, a number that numba keeps per thread.
 
     torch gets one: what it is left with is small, and a second pool of threads would wait for work on the same cores.
-    The threads of the pool spin for a while between two loops, and should: to wake one that sleeps was measured to
-    cost 60 microseconds, five times a layer (so do not set OMP_WAIT_POLICY=passive).
     """
     torch.set_num_threads(1)
-    numba.set_num_threads(min(num_threads, numba.get_num_threads()))  # at first it is the most that there can be
+    numba.set_num_threads(num_threads)

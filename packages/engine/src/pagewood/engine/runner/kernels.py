@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewood.engine.runner.compiled import attention, matmul, rows, sampling
-from pagewood.engine.runner.compiled.attention import AttentionKernels, attention_kernels
+from pagewood.engine.runner.compiled import attention, sampling
+from pagewood.engine.runner.compiled.kernel import Kernel
+from pagewood.engine.runner.compiled.step import step_kernel
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many of its parts are done, and how many there are."""
 
 
-def warm_up(head_dim: int, *, progress: Progress | None = None) -> AttentionKernels:
-    """Load every kernel from the cache on disk, or compile it and store it there; return those of `head_dim`."""
-    own = attention_kernels(head_dim)
-    kernels = (
-        matmul.multiply,
-        matmul.multiply_parallel,
-        rows.norm,
-        rows.norm_parallel,
-        rows.add_norm,
-        rows.add_norm_parallel,
-        rows.silu_mul,
-        rows.silu_mul_parallel,
-        rows.split_heads,
-        rows.split_heads_parallel,
-        attention.cut,
-        sampling.draw_tokens,
-        own.attend,
-        own.attend_parallel,
-    )
+def warm_up(head_dim: int, *, progress: Progress | None = None) -> Kernel:
+    """Load every kernel from the cache on disk, or compile it and store it there; return the step's of `head_dim`."""
+    step = step_kernel(head_dim)
+    kernels = (attention.cut, sampling.draw_tokens, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:
@@ -38,4 +24,4 @@ def warm_up(head_dim: int, *, progress: Progress | None = None) -> AttentionKern
         doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
-    return own
+    return step

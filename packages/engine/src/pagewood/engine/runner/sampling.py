@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
@@ -13,13 +12,13 @@ from pagewood.engine.runner.compiled.sampling import draw_tokens
 Float32 = NDArray[np.float32]
 
 
-def sample(logits: Tensor, batch: Batch, positions: Int32) -> Int32:
+def sample(logits: Float32, batch: Batch, positions: Int32) -> Int32:
     """Choose a token for every sampled grant, as its temperature, filters and seed say.
 
     The token is a function of the row's logits, parameters, seed and position only.
 
     Args:
-        logits: `[S, V] float32`, contiguous.
+        logits: `[S, V]`, contiguous.
         batch: holds the parameters.
         positions: `[S] int32`, where each token will stand.
 
@@ -29,15 +28,14 @@ def sample(logits: Tensor, batch: Batch, positions: Int32) -> Int32:
     Raises:
         ValueError: a row holds a NaN, so that there is no token to choose.
     """
-    rows: Float32 = logits.numpy()
-    best = rows.argmax(-1)  # of a row that holds a NaN, the place of the NaN
-    if np.isnan(rows[np.arange(len(best)), best]).any():
+    best = logits.argmax(-1)  # of a row that holds a NaN, the place of the NaN
+    if np.isnan(logits[np.arange(len(best)), best]).any():
         raise ValueError("logits must be numbers, got NaN")
     if not batch.temperatures.any():
         return best.astype(np.int32)
     tokens = np.empty(len(positions), np.int32)
     draw_tokens(
-        rows,
+        logits,
         batch.temperatures.copy(),
         batch.top_ks.copy(),
         batch.top_ps.copy(),

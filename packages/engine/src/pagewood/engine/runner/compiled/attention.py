@@ -14,39 +14,24 @@ Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 
-from pagewood.engine.runner.compiled.kernel import Kernel, inlined, kernel
-from pagewood.engine.runner.compiled.numeric import exp, prefetch
-from pagewood.engine.runner.compiled.tile import TALL, WIDTH, tall
+from pagewood.engine.runner.compiled.head import head_loops
+from pagewood.engine.runner.compiled.kernel import inlined, kernel
+from pagewood.engine.runner.compiled.numeric import exp
+from pagewood.engine.runner.compiled.tile import TALL, WIDTH, multiply_tall
 
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 _BLOCK = 64  # keys of a block
-_LINE = 16  # elements of a cache line
+_MANY = 16  # query rows from which on copying a block of keys pays
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
-_SIGNATURE = (
-    "void(f4[::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], "  # memory, q, k, v, out
-    "i4[:,::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i8[::1], "  # page_table, rows, starts, offsets, items, bounds
-    "i8, i8, i8, f8)"  # kv_heads, page_size, window, scale
-)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionKernels:
-    """The kernels of one head_dim: loops of known length over a head are what makes them fast."""
-
-    attend: Kernel
-    attend_parallel: Kernel
-
-
-@kernel("i8(i4[::1], i4[::1], i8, i8, i8, i4[:,::1], f8[::1])")
-def cut(starts: Any, counts: Any, num_kv_heads: Any, tile: Any, window: Any, items: Any, costs: Any) -> Any:
+@kernel("i8(i4[::1], i4[::1], i8, i8, i4[:,::1])")
+def cut(starts: Any, counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> Any:
     """Cut grants into items of at most `tile` tokens, heads of one tile side by side; return how many there are.
 
     Args:
@@ -54,25 +39,20 @@ def cut(starts: Any, counts: Any, num_kv_heads: Any, tile: Any, window: Any, ite
         counts: `[grants] int32`, number of positions of each.
         num_kv_heads: G.
         tile: query tokens of an item.
-        window: positions that a token sees.
         items: `[>= N, 4] int32`, written: grant, key head, first token of the grant, number of tokens.
-        costs: `[>= N] float64`, written: keys that an item reads, times its tokens.
     """
     n = 0
     for grant in range(starts.shape[0]):
         for first in range(0, counts[grant], tile):
-            size = min(tile, counts[grant] - first)
-            end = starts[grant] + first + size
-            keys = end - max(0, starts[grant] + first + 1 - window)
             for head in range(num_kv_heads):
-                items[n, 0], items[n, 1], items[n, 2], items[n, 3] = grant, head, first, size
-                costs[n] = keys * (size + 1.0)
+                items[n, 0], items[n, 1] = grant, head
+                items[n, 2], items[n, 3] = first, min(tile, counts[grant] - first)
                 n += 1
     return n
 
 
 @inlined
-def _store(memory: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, kv_heads: Any,
+def store(memory: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, kv_heads: Any,
            page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
     """Write the keys and values of tokens [first, last) of the step to their pages."""
     dim = _U(k.shape[1] // kv_heads)
@@ -107,61 +87,6 @@ def _largest(scores: Any, row: Any, lowest: Any, halves: Any) -> Any:
     for j in range(_U(8)):
         lowest = halves[j] if halves[j] > lowest else lowest
     return lowest
-
-
-@inlined
-def _attend_few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-               kv_heads: Any, page_size: Any, dim: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
-    """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie."""
-    half = _U(kv_heads * page_size * dim)
-    queries = np.empty((group, dim), np.float32)
-    sums = np.zeros((group, dim), np.float32)
-    maxima = np.full(group, _LOWEST, np.float32)
-    totals = np.zeros(group, np.float32)
-    scores = np.empty((group, _BLOCK), np.float32)
-    for r in range(group):
-        for d in range(dim):
-            queries[r, d] = q[token, (head * group + r) * dim + d] * scale
-    key = first_key
-    while key < last_key:
-        offset = key % page_size
-        size = min(min(page_size - offset, last_key - key), _BLOCK)
-        base = _U(page_table[row, key // page_size]) * _U(2) * half + _U((head * page_size + offset) * dim)
-        following = base
-        if key + size < last_key:
-            following = _U(page_table[row, (key + size) // page_size]) * _U(2) * half + _U(head * page_size * dim)
-        for j in range(_U(size)):
-            for d in range(_U(0), _U(dim), _U(_LINE)):
-                prefetch(memory, following + j * _U(dim) + d)
-                prefetch(memory, following + half + j * _U(dim) + d)
-            for r in range(_U(group)):
-                score = _F(0.0)
-                for d in range(_U(dim)):
-                    score += queries[r, d] * memory[base + j * _U(dim) + d]
-                scores[r, j] = score
-        for r in range(_U(group)):
-            largest = maxima[r]
-            for j in range(_U(size)):
-                largest = scores[r, j] if scores[r, j] > largest else largest
-            if largest > maxima[r]:
-                shrink = exp(maxima[r] - largest)
-                maxima[r] = largest
-                totals[r] *= shrink
-                for d in range(_U(dim)):
-                    sums[r, d] *= shrink
-            total = _F(0.0)
-            for j in range(_U(size)):
-                p = exp(scores[r, j] - largest)
-                scores[r, j] = p
-                total += p
-            totals[r] += total
-            for j in range(_U(size)):
-                for d in range(_U(dim)):
-                    sums[r, d] += scores[r, j] * memory[base + half + j * _U(dim) + d]
-        key += size
-    for r in range(group):
-        for d in range(dim):
-            out[token, (head * group + r) * dim + d] = sums[r, d] / totals[r]
 
 
 @inlined
@@ -207,6 +132,27 @@ def _load_queries(q: Any, queries: Any, token: Any, first_head: Any, group: Any,
 
 
 @inlined
+def _weigh_some(scores: Any, r: Any, count: Any, maxima: Any, totals: Any, sums: Any, dim: Any) -> None:
+    """Turn the first `count` numbers of row r of `scores` into weights, as `_weigh` does."""
+    start = r * _U(_BLOCK)
+    largest = maxima[r]
+    for j in range(count):
+        largest = scores[start + j] if scores[start + j] > largest else largest
+    if largest > maxima[r]:
+        shrink = exp(maxima[r] - largest)
+        maxima[r] = largest
+        totals[r] *= shrink
+        for d in range(dim):
+            sums[r * dim + d] *= shrink
+    sum_ = _F(0.0)
+    for j in range(count):
+        p = exp(scores[start + j] - largest)
+        scores[start + j] = p
+        sum_ += p
+    totals[r] += sum_
+
+
+@inlined
 def _weigh(scores: Any, i: Any, maxima: Any, totals: Any, sums: Any, r: Any, width: Any, halves: Any) -> None:
     """Turn row i of `scores` into weights, relative to the largest score of query row r so far; rescale its sums."""
     largest = _largest(scores, i, maxima[r], halves)
@@ -249,7 +195,7 @@ def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token
             if first > high or last <= low - window + 1:
                 continue  # no row sees a key of this block
             for column in range(0, _BLOCK, WIDTH):
-                tall(queries, r * dim, TALL, 1, keys, column, _BLOCK, dim, zeros, 0, 0, scores, column, _BLOCK)
+                multiply_tall(queries, r * dim, TALL, 1, keys, column, _BLOCK, dim, zeros, 0, 0, scores, column, _BLOCK)
             if last > low + 1 or last < first + _BLOCK or first <= high - window:
                 for i in range(TALL):
                     own = position + min(r + i, num_rows - 1) // group
@@ -260,51 +206,78 @@ def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token
                 _weigh(scores, i, maxima, totals, sums, r + i, width, halves)
             for column in range(0, width, WIDTH):
                 at = r * width + column
-                tall(scores, 0, 1, _BLOCK, values, column, width, _BLOCK, sums, at, width, sums, at, width)
+                multiply_tall(scores, 0, 1, _BLOCK, values, column, width, _BLOCK, sums, at, width, sums, at, width)
     for r in range(num_rows):
         to, start = _U(token + r // group), _U((head * group + r % group) * dim)
         for d in range(_U(dim)):
             out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
 
-@inlined
-def _attend_items(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
-                  kv_heads: Any, page_size: Any, dim: Any, window: Any, scale: Any, first: Any,
-                  last: Any) -> None:  # fmt: skip
-    group = q.shape[1] // (kv_heads * dim)
-    for item in range(first, last):
+def attend_item(dim: int) -> Any:
+    """Return the function that computes one item for heads of `dim` elements: known lengths make its loops fast."""
+    loops = head_loops(dim)
+    score, blend, most_rows = loops.score, loops.blend, loops.most_rows
+
+    @inlined
+    def few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any, kv_heads: Any,
+            page_size: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
+        """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie."""
+        half = kv_heads * page_size * dim
+        head_at = head * page_size * dim
+        queries = np.empty(group * dim, np.float32)
+        sums = np.zeros(group * dim, np.float32)
+        maxima = np.full(group, _LOWEST, np.float32)
+        totals = np.zeros(group, np.float32)
+        scores = np.empty(group * _BLOCK, np.float32)
+        for i in range(_U(group * dim)):
+            queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
+        first = first_key
+        while first < last_key:
+            last = min(first + _BLOCK, last_key)
+            key = first
+            while key < last:
+                offset = key % page_size
+                size = min(page_size - offset, last - key)
+                at = page_table[row, key // page_size] * 2 * half + head_at + offset * dim
+                ahead = at
+                if key + size < last_key:
+                    ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
+                for r in range(0, group, most_rows):
+                    score(min(most_rows, group - r), queries, r * dim, memory, at, ahead, size, scores,
+                          r * _BLOCK + key - first, _BLOCK)  # fmt: skip
+                key += size
+            for r in range(_U(group)):
+                _weigh_some(scores, r, _U(last - first), maxima, totals, sums, _U(dim))
+            key = first
+            while key < last:
+                offset = key % page_size
+                size = min(page_size - offset, last - key)
+                at = page_table[row, key // page_size] * 2 * half + half + head_at + offset * dim
+                ahead = at
+                if key + size < last_key:
+                    ahead = page_table[row, (key + size) // page_size] * 2 * half + half + head_at
+                for r in range(0, group, most_rows):
+                    blend(min(most_rows, group - r), scores, r * _BLOCK + key - first, _BLOCK, memory, at, ahead, size,
+                          sums, r * dim)  # fmt: skip
+                key += size
+            first = last
+        for r in range(_U(group)):
+            share = _F(1.0) / totals[r]
+            for d in range(_U(dim)):
+                out[_U(token), (_U(head * group) + r) * _U(dim) + d] = sums[r * _U(dim) + d] * share
+
+    @inlined
+    def attend(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
+               item: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+        group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
-        if size * group >= 16:
+        if size * group >= _MANY:
             _attend_many(memory, q, out, page_table, row, token, position, size, head, group, kv_heads, page_size, dim,
-                        window, _F(scale))  # fmt: skip
+                         window, _F(scale))  # fmt: skip
         else:
             for i in range(size):
-                first_key = max(0, position + i + 1 - window)
-                _attend_few(memory, q, out, page_table, row, token + i, head, group, kv_heads, page_size, dim,
-                           first_key, position + i + 1, _F(scale))  # fmt: skip
+                few(memory, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
+                    max(0, position + i + 1 - window), position + i + 1, _F(scale))  # fmt: skip
 
-
-def attention_kernels(dim: int) -> AttentionKernels:
-    """Return the kernels for heads of `dim` elements; equal calls share their compiled code on disk only."""
-
-    def attend(memory: Any, q: Any, k: Any, v: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
-               items: Any, bounds: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
-        _store(memory, k, v, page_table, rows, starts, offsets, kv_heads, page_size, 0, k.shape[0])
-        _attend_items(memory, q, out, page_table, rows, starts, offsets, items, kv_heads, page_size, dim, window, scale,
-                      0, bounds[bounds.shape[0] - 1])  # fmt: skip
-
-    def attend_parallel(memory: Any, q: Any, k: Any, v: Any, out: Any, page_table: Any, rows: Any, starts: Any,
-                        offsets: Any, items: Any, bounds: Any, kv_heads: Any, page_size: Any, window: Any,
-                        scale: Any) -> None:  # fmt: skip
-        num_parts, num_tokens = bounds.shape[0] - 1, k.shape[0]
-        for part in numba.prange(num_parts):
-            _store(memory, k, v, page_table, rows, starts, offsets, kv_heads, page_size,
-                   num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts)  # fmt: skip
-        for part in numba.prange(num_parts):
-            _attend_items(memory, q, out, page_table, rows, starts, offsets, items, kv_heads, page_size, dim, window,
-                          scale, bounds[part], bounds[part + 1])  # fmt: skip
-
-    return AttentionKernels(
-        attend=kernel(_SIGNATURE)(attend), attend_parallel=kernel(_SIGNATURE, parallel=True)(attend_parallel)
-    )
+    return attend

@@ -44,7 +44,16 @@ class _CacheImpl(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
+    """Knows a variant by its number. numba would pickle the functions that it encloses, which differ in every process."""
+
     _impl_class = _CacheImpl
+
+    def __init__(self, function: Callable[..., Any], variant: int) -> None:
+        super().__init__(function)
+        self._variant = variant
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple(), self._variant
 
 
 class Kernel:
@@ -53,10 +62,11 @@ class Kernel:
     It runs without the interpreter's lock.
     """
 
-    __slots__ = ("_dispatcher", "_is_compiled", "_signature", "name")
+    __slots__ = ("_dispatcher", "_is_compiled", "_signature", "_variant", "name")
 
-    def __init__(self, function: Callable[..., Any], signature: str, *, parallel: bool) -> None:
+    def __init__(self, function: Callable[..., Any], signature: str, *, parallel: bool, variant: int) -> None:
         self.name = function.__name__
+        self._variant = variant
         self._signature = signature
         self._dispatcher: Any = numba.njit(
             nogil=True, parallel=parallel, fastmath=set(REASSOCIATE), error_model="numpy"
@@ -68,7 +78,7 @@ class Kernel:
         if self._is_compiled:
             return
         with suppress(RuntimeError):  # no folder to write to: it is compiled anew in every process
-            self._dispatcher._cache = _Cache(self._dispatcher.py_func)  # not ours
+            self._dispatcher._cache = _Cache(self._dispatcher.py_func, self._variant)  # not ours
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
         self._is_compiled = True
@@ -90,9 +100,17 @@ class Kernel:
         return self._dispatcher(*args)
 
 
-def kernel(signature: str, *, parallel: bool = False) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a function a `Kernel`; nothing is compiled before `Kernel.compile`."""
-    return lambda function: Kernel(function, signature, parallel=parallel)
+def kernel(
+    signature: str, *, parallel: bool = False, variant: int = 0
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Make a function a `Kernel`; nothing is compiled before `Kernel.compile`.
+
+    Args:
+        signature: the types of its arguments.
+        parallel: whether its `prange` loops are shared by threads.
+        variant: tells functions apart that one source makes, and that enclose different values.
+    """
+    return lambda function: Kernel(function, signature, parallel=parallel, variant=variant)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,108 +17,70 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from pagewood.engine.runner.compiled.kernel import inlined, kernel
-from pagewood.engine.runner.compiled.tile import MIDDLE, TALL, WIDTH, middle, pair, single, tall
+from pagewood.engine.runner.compiled.kernel import inlined
+from pagewood.engine.runner.compiled.tile import TALL, WIDTH, multiply_packed
 
-_BLOCK = 8 * TALL  # rows that one thread takes at a time
-
-
-@inlined
-def _height(left: Any) -> Any:
-    """Return how many of `left` rows the next tile takes."""
-    if left >= TALL:
-        return TALL
-    if left >= MIDDLE:
-        return MIDDLE
-    return 2 if left >= 2 else 1
+_BLOCK = 8  # tiles that one thread multiplies with a panel
+_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 
 
 @inlined
-def _pack(x: Any, packed: Any, first: Any, last: Any) -> None:
-    """Copy rows [first, last) to `packed`, tile by tile, each tile `[K, rows of the tile]`; `first` starts a tile."""
-    depth = x.shape[1]
-    row = first
-    while row < last:
-        height = _height(x.shape[0] - row)
-        base = np.uint64(row * depth)
-        for k in range(np.uint64(depth)):
-            for r in range(np.uint64(height)):
-                packed[base + k * np.uint64(height) + r] = x[np.uint64(row) + r, k]
-        row += height
+def num_tiles(num_rows: Any) -> Any:
+    """Return how many tiles rows are cut into: as few as can be, and as even as can be."""
+    return (num_rows + TALL - 1) // TALL
 
 
 @inlined
-def _multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, panel: Any, first: Any, last: Any,
-              margin: Any) -> None:  # fmt: skip
-    """Write rows [first, last) of one panel's outputs; `margin` `[tall, 32]` takes those of a panel that `out` cuts."""
-    size = out.shape[1]
-    column = panel * WIDTH
-    cut = column + WIDTH > size
-    row = first
-    while row < last:
-        height = _height(out.shape[0] - row)
-        target, at, stride = (margin, 0, WIDTH) if cut else (out.reshape(-1), row * size + column, size)
-        x_at, panel_at = row * depth, panel * depth * WIDTH
-        if height == TALL:
-            tall(packed, x_at, TALL, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
-        elif height == MIDDLE:
-            middle(packed, x_at, MIDDLE, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
-        elif height == 2:
-            pair(packed, x_at, 2, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
-        else:
-            single(packed, x_at, 1, 1, panels, panel_at, WIDTH, depth, bias, column, 0, target, at, stride)
-        if cut:
-            for r in range(height):
-                for j in range(size - column):
-                    out[row + r, column + j] = margin[r * WIDTH + j]
-        row += height
+def pack(x: Any, packed: Any, tile: Any) -> None:
+    """Copy the rows of one tile of `x` `[T, K]` to its place in `packed` `[T * K]`, as `[K, rows of the tile]`."""
+    num_rows, depth = x.shape
+    count = num_tiles(num_rows)
+    first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+    height, base = _U(last - first), _U(first * depth)
+    for r in range(height):
+        for k in range(_U(depth)):
+            packed[base + k * height + r] = x[_U(first) + r, k]
 
 
 @inlined
-def _multiply_items(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, first: Any, last: Any) -> None:
-    """Compute items [first, last): item i is block i % blocks of the rows, times panel i // blocks."""
-    num_rows = out.shape[0]
-    num_blocks = (num_rows + _BLOCK - 1) // _BLOCK
-    margin = np.empty(TALL * WIDTH, np.float32)
-    for item in range(first, last):
-        panel, block = item // num_blocks, item % num_blocks
-        _multiply(packed, panels, bias, out, depth, panel, block * _BLOCK, min((block + 1) * _BLOCK, num_rows), margin)
+def num_products(num_rows: Any, size: Any) -> Any:
+    """Return the parts of a product that threads can share: a panel, times a block of tiles."""
+    return (num_tiles(num_rows) + _BLOCK - 1) // _BLOCK * ((size + WIDTH - 1) // WIDTH)
 
 
 @inlined
-def _num_items(out: Any) -> Any:
-    return ((out.shape[0] + _BLOCK - 1) // _BLOCK) * ((out.shape[1] + WIDTH - 1) // WIDTH)
-
-
-@kernel("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], f4[::1])")
-def multiply(x: Any, panels: Any, bias: Any, out: Any, packed: Any) -> None:
-    """Write `x` times the weights, plus the bias, to `out`.
+def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, margin: Any) -> None:
+    """Write one part of `out` `[T, N]`: the rows of a block of tiles, times one panel, plus the bias.
 
     Args:
-        x: `[T, K]`.
-        panels: `[P, K, 32]`.
+        packed: `[T * K]`, what `pack` made; a single row is its own packing.
+        panels: `[P * K * 32]`.
         bias: `[P * 32]`.
         out: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
-        packed: `[T * K]`, scratch; may be `x` itself where T is 1.
+        depth: K.
+        product: which part, panel by panel.
+        margin: `[TALL * 32]`, scratch: takes the outputs of a panel that goes beyond N.
     """
-    _pack(x, packed, 0, x.shape[0])
-    _multiply_items(packed, panels, bias, out, x.shape[1], 0, _num_items(out))
-
-
-@kernel("void(f4[:,::1], f4[:,:,::1], f4[::1], f4[:,::1], f4[::1], i8)", parallel=True)
-def multiply_parallel(x: Any, panels: Any, bias: Any, out: Any, packed: Any, num_parts: Any) -> None:
-    """As `multiply`, by `num_parts` threads."""
-    num_rows, depth, num_items = x.shape[0], x.shape[1], _num_items(out)
-    if num_rows <= TALL:
-        _pack(x, packed, 0, num_rows)
-    else:
-        num_tiles = (num_rows + TALL - 1) // TALL
-        for part in numba.prange(num_parts):
-            last = min(num_tiles * (part + 1) // num_parts * TALL, num_rows)
-            _pack(x, packed, num_tiles * part // num_parts * TALL, last)
-    for part in numba.prange(num_parts):
-        first, last = num_items * part // num_parts, num_items * (part + 1) // num_parts
-        _multiply_items(packed, panels, bias, out, depth, first, last)
+    num_rows, size = out.shape
+    count = num_tiles(num_rows)
+    num_blocks = (count + _BLOCK - 1) // _BLOCK
+    panel, block = product // num_blocks, product % num_blocks
+    column, panel_at = panel * WIDTH, panel * depth * WIDTH
+    cut = column + WIDTH > size
+    first_tile, last_tile = block * _BLOCK, min(block * _BLOCK + _BLOCK, count)
+    ahead_step = (WIDTH + last_tile - first_tile - 1) // (last_tile - first_tile)
+    ahead = panel_at + depth * WIDTH  # the panel that follows is read while this one is computed with
+    for tile in range(first_tile, last_tile):
+        first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+        target, at, stride = (margin, 0, WIDTH) if cut else (out.reshape(-1), first * size + column, size)
+        multiply_packed(
+            last - first, packed, first * depth, panels, panel_at, depth, bias, column, target, at, stride,
+            ahead, ahead_step,
+        )  # fmt: skip
+        ahead += depth * ahead_step
+        if cut:
+            for row in range(first, last):
+                for j in range(size - column):
+                    out[row, column + j] = margin[(row - first) * WIDTH + j]

@@ -29,24 +29,6 @@ _float_from_bits: Any = intrinsic(_bitcast)
 """Returns the float32 whose bits are the given int32."""
 
 
-def _prefetch(typing_context: Any, array: Any, at: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        )
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
-        builder.call(function, [address, flag(0), flag(2), flag(1)])  # to be read, into the second level, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64), generate
-
-
-prefetch: Any = intrinsic(_prefetch)
-"""Asks for the memory at an index of a flat array, which need not be inside it."""
-
-
 @exact
 def exp(x: Any) -> Any:
     """Return e to the power of `x`, float32, within two units in the last place; 0 below -87, where it would underflow.

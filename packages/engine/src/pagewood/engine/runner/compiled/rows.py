@@ -10,18 +10,40 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from pagewood.engine.runner.compiled.kernel import inlined, kernel
+from pagewood.engine.runner.compiled.kernel import inlined
+from pagewood.engine.runner.compiled.memory import vector
 from pagewood.engine.runner.compiled.numeric import exp
+from pagewood.engine.runner.compiled.tile import WIDTH
 
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 
 
 @inlined
-def _norm_range(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
+def take(source: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
+    """Copy rows of `size` elements of the matrix at address `source` to rows [first, last) of the one at `out`."""
+    for row in range(first, last):
+        start = vector(source + np.int64(places[row]) * size * 4, size)
+        to = vector(out + row * size * 4, size)
+        for i in range(_U(size)):
+            to[i] = start[i]
+
+
+@inlined
+def take_panels(panels: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
+    """As `take`, where the matrix at address `panels` is in panels `[P, size, 32]`."""
+    for row in range(first, last):
+        panel, column = np.int64(places[row]) // WIDTH, _U(places[row] % WIDTH)
+        start = vector(panels + panel * size * WIDTH * 4, size * WIDTH)
+        to = vector(out + row * size * 4, size)
+        for i in range(_U(size)):
+            to[i] = start[i * _U(WIDTH) + column]
+
+
+@inlined
+def norm(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
     size = _U(x.shape[1])
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
@@ -33,7 +55,7 @@ def _norm_range(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: A
 
 
 @inlined
-def _add_norm_range(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
+def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
     size = _U(x.shape[1])
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
@@ -47,7 +69,7 @@ def _add_norm_range(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, 
 
 
 @inlined
-def _silu_mul_range(gate_up: Any, out: Any, first: Any, last: Any) -> None:
+def silu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
     size = _U(out.shape[1])
     for row in range(_U(first), _U(last)):
         for i in range(size):
@@ -78,7 +100,7 @@ def _rotate_head(
 
 
 @inlined
-def _split_range(
+def split_heads(
     qkv: Any, cosines: Any, sines: Any, q_norm: Any, k_norm: Any, epsilon: Any,
     q: Any, k: Any, v: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
@@ -91,81 +113,3 @@ def _split_range(
             _rotate_head(qkv, row, q_size + head * dim, cosines, sines, k_norm, epsilon, k, head * dim)
         for i in range(k_size):
             v[row, i] = qkv[row, q_size + k_size + i]
-
-
-@kernel("void(f4[:,::1], f4[::1], f8, f4[:,::1])")
-def norm(x: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """Write the RMS norm of `x` `[T, E]` to `out`."""
-    _norm_range(x, weight, epsilon, out, 0, x.shape[0])
-
-
-@kernel("void(f4[:,::1], f4[::1], f8, f4[:,::1], i8)", parallel=True)
-def norm_parallel(x: Any, weight: Any, epsilon: Any, out: Any, num_parts: Any) -> None:
-    """As `norm`, in parts of consecutive rows."""
-    num_rows = x.shape[0]
-    for part in numba.prange(num_parts):
-        _norm_range(x, weight, epsilon, out, num_rows * part // num_parts, num_rows * (part + 1) // num_parts)
-
-
-@kernel("void(f4[:,::1], f4[:,::1], f4[::1], f8, f4[:,::1])")
-def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """Add `x` `[T, E]` to `residual` and write the RMS norm of the sum to `out`."""
-    _add_norm_range(x, residual, weight, epsilon, out, 0, x.shape[0])
-
-
-@kernel("void(f4[:,::1], f4[:,::1], f4[::1], f8, f4[:,::1], i8)", parallel=True)
-def add_norm_parallel(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, num_parts: Any) -> None:
-    """As `add_norm`, in parts of consecutive rows."""
-    num_rows = x.shape[0]
-    for part in numba.prange(num_parts):
-        first, last = num_rows * part // num_parts, num_rows * (part + 1) // num_parts
-        _add_norm_range(x, residual, weight, epsilon, out, first, last)
-
-
-@kernel("void(f4[:,::1], f4[:,::1])")
-def silu_mul(gate_up: Any, out: Any) -> None:
-    """Write silu of the first half of each row of `gate_up` `[T, 2I]`, times the second half, to `out` `[T, I]`."""
-    _silu_mul_range(gate_up, out, 0, out.shape[0])
-
-
-@kernel("void(f4[:,::1], f4[:,::1], i8)", parallel=True)
-def silu_mul_parallel(gate_up: Any, out: Any, num_parts: Any) -> None:
-    """As `silu_mul`, in parts of consecutive rows."""
-    num_rows = out.shape[0]
-    for part in numba.prange(num_parts):
-        _silu_mul_range(gate_up, out, num_rows * part // num_parts, num_rows * (part + 1) // num_parts)
-
-
-_SPLIT = "f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[:,::1], f4[:,::1]"
-
-
-@kernel(f"void({_SPLIT})")
-def split_heads(
-    qkv: Any, cosines: Any, sines: Any, q_norm: Any, k_norm: Any, epsilon: Any, q: Any, k: Any, v: Any
-) -> None:
-    """Split `qkv` `[T, (H + 2G) D]` into `q`, `k` and `v`, with q and k rotated, and before that normalised.
-
-    Args:
-        qkv: all query heads, then all key heads, then all value heads.
-        cosines: `[T, D / 2]`.
-        sines: `[T, D / 2]`.
-        q_norm: `[D]`, or empty: no norm.
-        k_norm: like `q_norm`.
-        epsilon: of the norms.
-        q: `[T, H D]`, written.
-        k: `[T, G D]`, written.
-        v: `[T, G D]`, written.
-    """
-    _split_range(qkv, cosines, sines, q_norm, k_norm, epsilon, q, k, v, 0, qkv.shape[0])
-
-
-@kernel(f"void({_SPLIT}, i8)", parallel=True)
-def split_heads_parallel(
-    qkv: Any, cosines: Any, sines: Any, q_norm: Any, k_norm: Any, epsilon: Any,
-    q: Any, k: Any, v: Any, num_parts: Any,
-) -> None:  # fmt: skip
-    """As `split_heads`, in parts of consecutive rows."""
-    num_rows = qkv.shape[0]
-    for part in numba.prange(num_parts):
-        first, last = num_rows * part // num_parts, num_rows * (part + 1) // num_parts
-        _split_range(qkv, cosines, sines, q_norm, k_norm, epsilon, q, k, v, first, last)

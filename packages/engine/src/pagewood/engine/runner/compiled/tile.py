@@ -8,6 +8,7 @@ numba's loops keep their sums in memory; this one is emitted as vectors, so that
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding
@@ -15,91 +16,137 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from pagewood.engine.runner.compiled.vectors import FUSED, INDEX, data_at, load, prefetch, spread, store, vector_of
+
 WIDTH = 32
 """Columns of a panel."""
 TALL = 12 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 3
 """Rows of the largest tile: its sums fill the vector registers, and leave some for the panel."""
-MIDDLE = 4 if TALL > 4 else 2
-"""Rows of the second largest."""
 _LANES = 16
-_FUSED = ("contract",)
+_HALVES = range(0, WIDTH, _LANES)
 
 
-def _tile(rows: int) -> Any:
-    """Return a function that multiplies a tile of `rows` rows with a panel.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operands:
+    """Pointers and numbers of a tile, as values of LLVM."""
 
-    It computes, for r < rows and j < 32, in ascending order of k < depth:
+    x: Any
+    x_step: Any
+    """From one k to the next."""
+    x_stride: Any
+    """From one row to the next."""
+    panel: Any
+    panel_step: Any
+    depth: Any
+    initial: Any
+    initial_stride: Any
+    out: Any
+    out_stride: Any
+    ahead: Any = None
+    """Memory of which a little is asked for with every k; it need not exist."""
+    ahead_step: Any = None
 
-        sums[r, j] = initial[initial_at + r * initial_stride + j]
-        sums[r, j] += x[x_at + k * x_step + r * x_stride] * panel[panel_at + k * panel_step + j]
-        out[out_at + r * out_stride + j] = sums[r, j]
 
-    Steps and strides should be constants of the caller: they then cost nothing.
+def _emit(builder: Any, rows: int, of: _Operands) -> None:
+    """Emit, for r < rows and j < 32, in ascending order of k < depth:
+
+        sums[r, j] = initial[r * initial_stride + j]
+        sums[r, j] += x[k * x_step + r * x_stride] * panel[k * panel_step + j]
+        out[r * out_stride + j] = sums[r, j]
     """
+    vector = vector_of(_LANES)
 
-    def typed(
-        context: Any, x: Any, x_at: Any, x_step: Any, x_stride: Any, panel: Any, panel_at: Any, panel_step: Any,
-        depth: Any, initial: Any, initial_at: Any, initial_stride: Any, out: Any, out_at: Any, out_stride: Any,
-    ) -> Any:  # fmt: skip
-        n = types.int64
-        signature = types.void(x, n, n, n, panel, n, n, n, initial, n, n, out, n, n)
-        return signature, lambda ctx, builder, sig, args: _generate(ctx, builder, sig, args, rows)
+    def sides(base: Any, stride: Any, r: int) -> list[Any]:
+        return [builder.gep(base, [builder.add(builder.mul(stride, INDEX(r)), INDEX(half))]) for half in _HALVES]
 
-    return intrinsic(typed)
-
-
-def _generate(context: Any, builder: Any, signature: Any, arguments: Any, rows: int) -> Any:
-    """Emit the loop that `_tile` describes."""
-    x_at, x_step, x_stride, panel_at, panel_step, depth = (arguments[i] for i in (1, 2, 3, 5, 6, 7))
-    initial_at, initial_stride, out_at, out_stride = (arguments[i] for i in (9, 10, 12, 13))
-    vector, index, halves = ir.VectorType(ir.FloatType(), _LANES), ir.IntType(64), range(WIDTH // _LANES)
-
-    def pointer(array: int, offset: Any) -> Any:
-        data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
-        return builder.gep(data, [offset])
-
-    def half(base: Any, offset: Any, h: int) -> Any:
-        return builder.bitcast(builder.gep(base, [builder.add(offset, index(h * _LANES))]), vector.as_pointer())
-
-    def spread(scalar: Any) -> Any:
-        undefined = ir.Constant(vector, ir.Undefined)
-        first = builder.insert_element(undefined, scalar, ir.IntType(32)(0))
-        return builder.shuffle_vector(
-            first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-        )
-
-    x, panel, initial, out = pointer(0, x_at), pointer(4, panel_at), pointer(8, initial_at), pointer(11, out_at)
-    first = [
-        [builder.load(half(initial, builder.mul(initial_stride, index(r)), h), align=4) for h in halves]
-        for r in range(rows)
-    ]
+    first = [[load(builder, at, vector) for at in sides(of.initial, of.initial_stride, r)] for r in range(rows)]
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(loop)
 
     builder.position_at_end(loop)
-    k = builder.phi(index)
-    sums = [[builder.phi(vector) for _ in halves] for _ in range(rows)]
-    columns = [builder.load(half(panel, builder.mul(k, panel_step), h), align=4) for h in halves]
+    k = builder.phi(INDEX)
+    sums = [[builder.phi(vector) for _ in _HALVES] for _ in range(rows)]
+    if of.ahead is not None:
+        prefetch(builder, builder.gep(of.ahead, [builder.mul(k, of.ahead_step)]))
+    row = builder.gep(of.panel, [builder.mul(k, of.panel_step)])
+    columns = [load(builder, at, vector) for at in sides(row, INDEX(0), 0)]
     new: list[list[Any]] = []
     for r in range(rows):
-        at = builder.add(builder.mul(k, x_step), builder.mul(x_stride, index(r)))
-        value = spread(builder.load(builder.gep(x, [at])))
-        products = [builder.fmul(value, columns[h], flags=_FUSED) for h in halves]
-        new.append([builder.fadd(sums[r][h], products[h], flags=_FUSED) for h in halves])
-    next_k = builder.add(k, index(1))
-    k.add_incoming(index(0), before)
+        at = builder.add(builder.mul(k, of.x_step), builder.mul(of.x_stride, INDEX(r)))
+        value = spread(builder, builder.load(builder.gep(of.x, [at])), vector)
+        products = [builder.fmul(value, column, flags=FUSED) for column in columns]
+        new.append([builder.fadd(*pair, flags=FUSED) for pair in zip(sums[r], products, strict=True)])
+    next_k = builder.add(k, INDEX(1))
+    k.add_incoming(INDEX(0), before)
     k.add_incoming(next_k, loop)
     for r in range(rows):
-        for h in halves:
+        for h in range(len(_HALVES)):
             sums[r][h].add_incoming(first[r][h], before)
             sums[r][h].add_incoming(new[r][h], loop)
-    builder.cbranch(builder.icmp_signed("<", next_k, depth), loop, after)
+    builder.cbranch(builder.icmp_signed("<", next_k, of.depth), loop, after)
 
     builder.position_at_end(after)
     for r in range(rows):
-        for h in halves:
-            builder.store(new[r][h], half(out, builder.mul(out_stride, index(r)), h), align=4)
-    return context.get_dummy_value()
+        for at, total in zip(sides(of.out, of.out_stride, r), new[r], strict=True):
+            store(builder, total, at)
 
 
-tall, middle, pair, single = _tile(TALL), _tile(MIDDLE), _tile(2), _tile(1)
+def _packed_tile(
+    context: Any, height: Any, x: Any, x_at: Any, panel: Any, panel_at: Any, depth: Any, bias: Any, bias_at: Any,
+    out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
+) -> Any:  # fmt: skip
+    n = types.int64
+
+    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(array: int) -> Any:
+            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
+
+        pointers = [pointer(array) for array in (1, 3, 6, 8)]
+        ahead = data_at(ctx, builder, sig.args[3], args[3], args[11])
+        done = builder.append_basic_block("done")
+        choice = builder.switch(args[0], done)
+        for rows in range(1, TALL + 1):
+            block = builder.append_basic_block(f"rows{rows}")
+            choice.add_case(ir.Constant(INDEX, rows), block)
+            builder.position_at_end(block)
+            operands = _Operands(
+                x=pointers[0], x_step=INDEX(rows), x_stride=INDEX(1), panel=pointers[1], panel_step=INDEX(WIDTH),
+                depth=args[5], initial=pointers[2], initial_stride=INDEX(0), out=pointers[3], out_stride=args[10],
+                ahead=ahead, ahead_step=args[12],
+            )  # fmt: skip
+            _emit(builder, rows, operands)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return ctx.get_dummy_value()
+
+    return types.void(n, x, n, panel, n, n, bias, n, out, n, n, n, n), generate
+
+
+def _tall(
+    context: Any, x: Any, x_at: Any, x_step: Any, x_stride: Any, panel: Any, panel_at: Any, panel_step: Any,
+    depth: Any, initial: Any, initial_at: Any, initial_stride: Any, out: Any, out_at: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    n = types.int64
+
+    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(array: int) -> Any:
+            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
+
+        operands = _Operands(
+            x=pointer(0), x_step=args[2], x_stride=args[3], panel=pointer(4), panel_step=args[6], depth=args[7],
+            initial=pointer(8), initial_stride=args[10], out=pointer(11), out_stride=args[13],
+        )  # fmt: skip
+        _emit(builder, TALL, operands)
+        return ctx.get_dummy_value()
+
+    return types.void(x, n, n, n, panel, n, n, n, initial, n, n, out, n, n), generate
+
+
+
+multiply_packed: Any = intrinsic(_packed_tile)
+"""(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
+`height` <= TALL rows, packed `[depth, height]`, times a panel `[depth, 32]`, plus the bias; meanwhile asks for the memory
+at panel[ahead_at + k * ahead_step] for every k < depth, which need not exist."""
+multiply_tall: Any = intrinsic(_tall)
+"""(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
+out_stride): TALL rows, laid out in any way. Steps and strides should be constants: they then cost nothing."""
