@@ -81,7 +81,7 @@ class Traffic:
     def boot(self) -> None:
         """What a server does when it starts."""
         self.allocator = PageAllocator(self.num_pages)
-        self.device = FaultyDevice(ArrayPages(self.layers))
+        self.device = FaultyDevice(ArrayPages([[layer] for layer in self.layers]))
         self.lanes = manual_lanes(max_pending=2)
         self.disk = self.remote = None
         num_bytes = (12 if self.has_faults else 400) * PAGE_BYTES
@@ -213,7 +213,10 @@ class Traffic:
         if self.rng.random() < 0.5:
             self.close()
         else:
-            self.close_stores()
+            self.count()
+            for store in (self.disk, self.remote):
+                if store is not None:
+                    store.close()
         for layer in self.layers:
             layer.fill(GARBAGE)
         self.boot()
@@ -281,15 +284,12 @@ class Traffic:
         self.index.close()
         assert (self.index.num_loading, self.index.num_locked, self.host.num_taken, self.host.num_pinned) == (0,) * 4
         self.check_owners()
-        self.close_stores()
+        self.count()
 
-    def close_stores(self) -> None:
+    def count(self) -> None:
         counters = self.index.counters
         for name in ("num_demoted", "num_dropped", "num_stored", "num_fetched", "num_loaded", "num_failed"):
             setattr(self.total, name, getattr(self.total, name) + getattr(counters, name))
-        for store in (self.disk, self.remote):
-            if store is not None:
-                store.close()
 
 
 @pytest.mark.parametrize("make_cache", CACHES)

@@ -39,51 +39,52 @@ class DevicePages(Protocol):
 
 
 class ArrayPages:
-    """KV memory that numpy can see: one array per layer, of any engine.
+    """KV memory that numpy can see: some arrays per layer, of any engine.
 
-    Invariant: a page image is the page's rows of all layers, in order.
+    Invariant: a page image is the page's rows of all arrays of all layers, in order.
 
     Args:
-        layers: `[num_pages, layer_bytes] uint8` each, rows contiguous; `layer_bytes` may differ between layers.
+        layers: for each layer its arrays (say K and V), `[num_pages, num_bytes] uint8` each, contiguous in a page;
+            `num_bytes` may differ.
 
     Raises:
-        ValueError: there is no layer, or one has another dtype or number of dimensions.
+        ValueError: there is no layer, or an array has another dtype or number of dimensions.
     """
 
-    __slots__ = ("_layers", "_starts")
+    __slots__ = ("_parts", "page_bytes")
 
-    def __init__(self, layers: Sequence[Bytes]) -> None:
+    def __init__(self, layers: Sequence[Sequence[Bytes]]) -> None:
         if not layers:
             raise ValueError("layers must not be empty")
-        for layer in layers:
-            if layer.dtype != np.uint8 or layer.ndim != 2:
-                raise ValueError(f"layers must be uint8 of 2 dimensions, got {layer.dtype} of shape {layer.shape}")
-        self._layers = list(layers)
-        self._starts = [0, *np.cumsum([layer.shape[1] for layer in layers]).tolist()]
+        self._parts: list[list[tuple[Bytes, int]]] = []  # of each layer: its arrays, and where they lie in an image
+        self.page_bytes = 0
+        """Bytes of one page over all layers."""  # written by: __init__
+        for arrays in layers:
+            parts: list[tuple[Bytes, int]] = []
+            for array in arrays:
+                if array.dtype != np.uint8 or array.ndim != 2:
+                    raise ValueError(f"layers must be uint8 of 2 dimensions, got {array.dtype} of shape {array.shape}")
+                parts.append((array, self.page_bytes))
+                self.page_bytes += array.shape[1]
+            self._parts.append(parts)
 
     @property
     def num_layers(self) -> int:
         """Layers."""
-        return len(self._layers)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all layers."""
-        return self._starts[-1]
+        return len(self._parts)
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy pages out: page `pages[i]`, all layers, to `memory[slots[i]]`."""
         source, target = np.asarray(pages, np.intp), np.asarray(slots, np.intp)
-        for layer, array in enumerate(self._layers):
-            copy_rows(array, source, self._part(memory, layer), target)
+        for parts in self._parts:
+            for array, start in parts:
+                copy_rows(array, source, memory[:, start : start + array.shape[1]], target)
 
     def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy one layer of pages in: from `memory[slots[i]]` to page `pages[i]`."""
         source, target = np.asarray(slots, np.intp), np.asarray(pages, np.intp)
-        copy_rows(self._part(memory, layer), source, self._layers[layer], target)
-
-    def _part(self, memory: Bytes, layer: int) -> Bytes:
-        return memory[:, self._starts[layer] : self._starts[layer + 1]]
+        for array, start in self._parts[layer]:
+            copy_rows(memory[:, start : start + array.shape[1]], source, array, target)
 
 
 def copy_rows(

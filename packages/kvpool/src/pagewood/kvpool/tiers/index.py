@@ -244,13 +244,17 @@ class TieredIndex:
         """Copy out what the policy would copy at eviction, and wait until the stores have it."""
         self._demotion.flush()
 
-    def close(self) -> None:
-        """Call recalls off, flush if there is a store to flush to, and end the lanes; host and stores stay open."""
+    def close(self, *, keep_stores: bool = False) -> None:
+        """Call recalls off, flush if there is a store to flush to, end the lanes, and close the stores or keep them."""
         self._recalls.cancel_all()
-        if any(store is not None for store in self._stores):
+        stores = [store for store in self._stores if store is not None]
+        if stores:
             self._demotion.flush()
         self._lanes.close()
         self._demotion.settle()
+        for store in stores:
+            if not keep_stores:
+                store.close()
 
     def check(self) -> None:
         """Verify the accounting of the host's slots.

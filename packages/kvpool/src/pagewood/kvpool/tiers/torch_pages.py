@@ -1,4 +1,4 @@
-"""The bridge from `KVStorage` to the tiers: on a CPU the memory itself, on a GPU copies through pinned memory."""
+"""The bridge from a pool's memory to the tiers: on a CPU the memory itself, on a GPU copies through pinned memory."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -9,19 +9,19 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from pagewood.kvpool.storage import KVStorage
+from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
 
 _CHUNK_BYTES = 16 * 2**20
-"""Of pinned memory that one copy goes through; two of them take turns."""
+"""Of memory that a copy goes through at a time."""
 
 
-def device_pages(storage: KVStorage) -> DevicePages:
-    """Return the memory of a pool as the tiers see it."""
-    layers = [_rows(storage.layer(layer)) for layer in range(storage.layout.num_layers)]
-    if storage.device.type == "cpu":
-        return ArrayPages([layer.numpy() for layer in layers])
+def device_pages(memory: PageMemory) -> DevicePages:
+    """Return the memory of a pool (such as `KVStorage.memory`) as the tiers see it."""
+    layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
+    if memory.device.type == "cpu":
+        return ArrayPages([[block.numpy() for block in blocks] for blocks in layers])
     return CudaPages(layers)
 
 
@@ -41,36 +41,36 @@ class CudaPages:
     the call returns when it is done, so that what is launched afterwards sees it.
 
     Args:
-        layers: `[num_pages, layer_bytes] uint8` each, on one device.
+        layers: for each layer its arrays, `[num_pages, num_bytes] uint8` each, on one device.
     """
 
-    __slots__ = ("_layers", "_starts", "_stream")
+    __slots__ = ("_parts", "_stream", "page_bytes")
 
-    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
-        self._layers = list(layers)
-        self._starts = [0, *accumulate(layer.shape[1] for layer in layers)]
-        self._stream = torch.cuda.Stream(layers[0].device)
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._parts: list[list[tuple[torch.Tensor, int]]] = []  # of each layer: arrays, and where they lie in an image
+        self.page_bytes = 0
+        """Bytes of one page over all layers."""  # written by: __init__
+        for arrays in layers:
+            ends = list(accumulate((array.shape[1] for array in arrays), initial=self.page_bytes))
+            self._parts.append(list(zip(arrays, ends, strict=False)))
+            self.page_bytes = ends[-1]
+        self._stream = torch.cuda.Stream(layers[0][0].device)
 
     @property
     def num_layers(self) -> int:
         """Layers."""
-        return len(self._layers)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all layers."""
-        return self._starts[-1]
+        return len(self._parts)
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy pages out: gathered on the device into images, then copied to the slots, run by run."""
-        device, host = self._layers[0].device, torch.from_numpy(memory)
+        device, host = self._stream.device, torch.from_numpy(memory)
         step = max(1, _CHUNK_BYTES // self.page_bytes)
         with self._ordered():
             for start in range(0, len(pages), step):
                 index = torch.tensor(pages[start : start + step], device=device)
                 images = torch.empty((len(index), self.page_bytes), dtype=torch.uint8, device=device)
-                for layer, (begin, end) in zip(self._layers, pairwise(self._starts), strict=True):
-                    images[:, begin:end] = layer[index]
+                for array, begin in (part for parts in self._parts for part in parts):
+                    images[:, begin : begin + array.shape[1]] = array[index]
                 for a, b in _runs(slots[start : start + step]):
                     slot = slots[start + a]
                     host[slot : slot + b - a].copy_(images[a:b], non_blocking=True)
@@ -78,27 +78,22 @@ class CudaPages:
 
     def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy one layer of pages in: gathered on the host into pinned memory, scattered on the device."""
-        target = self._layers[layer]
-        part = memory[:, self._starts[layer] : self._starts[layer + 1]]
         rows = np.asarray(slots, np.intp)
         with self._ordered():
-            step = max(1, _CHUNK_BYTES // part.shape[1])
-            for start in range(0, len(pages), step):
-                count = min(step, len(pages) - start)
-                pinned = torch.empty((count, part.shape[1]), dtype=torch.uint8, pin_memory=True)  # from torch's cache
-                pinned.numpy()[:] = part[rows[start : start + count]]
-                index = torch.tensor(pages[start : start + count], device=target.device)
-                target.index_copy_(0, index, pinned.to(target.device, non_blocking=True))
+            for target, begin in self._parts[layer]:
+                part = memory[:, begin : begin + target.shape[1]]
+                step = max(1, _CHUNK_BYTES // part.shape[1])
+                for start in range(0, len(pages), step):
+                    count = min(step, len(pages) - start)
+                    pinned = torch.empty((count, part.shape[1]), dtype=torch.uint8, pin_memory=True)  # torch keeps some
+                    pinned.numpy()[:] = part[rows[start : start + count]]
+                    index = torch.tensor(pages[start : start + count], device=target.device)
+                    target.index_copy_(0, index, pinned.to(target.device, non_blocking=True))
             self._stream.synchronize()
 
     def _ordered(self) -> torch.cuda.StreamContext:
-        self._stream.wait_stream(torch.cuda.default_stream(self._layers[0].device))
+        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
         return torch.cuda.stream(self._stream)
-
-
-def _rows(layer: torch.Tensor) -> torch.Tensor:
-    """View one layer as `[num_pages, layer_bytes] uint8`."""
-    return layer.view(torch.uint8).view(layer.shape[0], -1)
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
