@@ -1,18 +1,32 @@
 """KV that leaves the device and comes back: with the embedded model, and with the echo model in random traffic."""
 
-from collections.abc import Generator
+import random
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.loop import Engine, Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import random_scenario, run_scenario
+from pagewood.kvpool.tiers import (
+    ArrayPages,
+    DiskTier,
+    HostTier,
+    PrefetchMode,
+    PrefetchPolicy,
+    TieredIndex,
+    WritePolicy,
+)
+from pagewood.radixcache import RadixCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PAGE = 16
@@ -85,6 +99,31 @@ def test_a_conversation_survives_a_restart_on_disk(policy: str, tmp_path: Path) 
         tokens, num_computed = server.answer(first)
     assert tokens == expected
     assert num_computed == 100 - 96 + 8 - 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_random_traffic_over_tiers_gives_the_oracles_tokens(seed: int, overlap: bool, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
+    prefetch = PrefetchPolicy(mode=rng.choice(list(PrefetchMode)))
+
+    def make_caches(memory: NDArray[np.uint64], page_size: int) -> Callable[[], TieredIndex]:
+        device = ArrayPages([[memory.view(np.uint8).reshape(-1, page_size * 8)]])
+        disk = DiskTier(tmp_path / "pages", page_bytes=page_size * 8, num_bytes=100 * page_size * 8)
+        return lambda: TieredIndex(
+            RadixCache(page_size),
+            device=device,
+            host=HostTier(page_bytes=page_size * 8, num_pages=host_pages),
+            disk=disk,
+            page_size=page_size,
+            write_policy=policy,
+            prefetch=prefetch,
+        )
+
+    scenario = random_scenario(rng, overlap=overlap)
+    config = replace(scenario.config, prefix_cache=True)
+    run_scenario(replace(scenario, config=config), make_caches=make_caches)
 
 
 def test_kv_on_disk_is_that_of_one_model_and_layout(tmp_path: Path) -> None:
