@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
@@ -12,6 +13,8 @@ import numpy as np
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
 
+_NUM_READERS = 4
+"""Threads that read and verify: each waits for a file of its own."""
 _TRIM_SHARE = 1 / 16
 """Part of the budget that is written between two looks at the whole folder, and then kept free."""
 _TOUCH_S = 60.0
@@ -40,7 +43,7 @@ class SharedFolder:
         ValueError: `num_bytes` is less than one page, or the folder cannot be made or written.
     """
 
-    __slots__ = ("_folder", "_lock", "_names", "_num_bytes", "_num_untrimmed", "_page_bytes")
+    __slots__ = ("_folder", "_lock", "_names", "_num_bytes", "_num_untrimmed", "_page_bytes", "_readers")
 
     def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
         if page_bytes < 1:
@@ -51,6 +54,7 @@ class SharedFolder:
         self._page_bytes = page_bytes
         self._num_bytes = num_bytes
         self._lock = Lock()
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "kv-folder")
         self._num_untrimmed = num_bytes  # bytes written since the last look; written by: put, _trim_if_due
         self._names = itertools.count()
         try:
@@ -92,14 +96,15 @@ class SharedFolder:
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
         """Read and verify pages; a file that is torn is deleted."""
-        return [self._get(key, page) for key, page in zip(keys, pages, strict=True)]
+        return list(self._readers.map(self._get, keys, pages))
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which pages have a file."""
         return [self._path(key).exists() for key in keys]
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """End the readers; no file stays open."""
+        self._readers.shutdown()
 
     def _get(self, key: bytes, page: Bytes) -> bool:
         path = self._path(key)
