@@ -33,8 +33,3 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantise(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return `[..., dim] float32`, of codes `[..., dim] int8` and scales `[...] float32`."""
     return codes.float() * scales[..., None]
-
-
-def as_bits(values: torch.Tensor) -> torch.Tensor:
-    """Return a view of the values as integers of their size: torch moves those of any size, but not every fp8."""
-    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.dtype.itemsize])

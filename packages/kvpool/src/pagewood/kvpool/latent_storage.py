@@ -1,11 +1,13 @@
 """The memory of a pool of compressed keys and values, as torch tensors."""
 
+from typing import Any
+
 import torch
 
-from pagewood.kvpool.codes import as_bits, dequantise, encode, quantise
+from pagewood.kvpool.codes import dequantise, encode, quantise
 from pagewood.kvpool.latent import LatentLayout
 from pagewood.kvpool.memory import PageMemory, memory_for
-from pagewood.kvpool.slots import locate
+from pagewood.kvpool.scatter import ScatteredRows, locate_slots
 
 
 class LatentStorage:
@@ -21,7 +23,7 @@ class LatentStorage:
         num_pages: Pages of the pool.
     """
 
-    __slots__ = ("layout", "memory", "num_pages")
+    __slots__ = ("_codes", "_scales", "layout", "memory", "num_pages")
 
     def __init__(
         self,
@@ -46,6 +48,12 @@ class LatentStorage:
         self.layout = layout
         self.memory = memory_for(layout, num_pages, device=device, memory=memory)
         self.num_pages = num_pages
+        layers = range(layout.num_layers)
+        self._codes = [[ScatteredRows(part) for part in self.parts(layer)] for layer in layers]
+        self._scales = [
+            [ScatteredRows(part) for part in self.scales(layer).unbind(-1)] if layout.dtype == "int8" else []
+            for layer in layers
+        ]
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +69,8 @@ class LatentStorage:
 
         They are the `ckv_cache` and `kpe_cache` of FlashInfer's MLA.
         """
-        return self._parted(self.layer(layer))
+        latent = self.layer(layer)
+        return latent[..., : self.layout.latent_dim], latent[..., self.layout.latent_dim :]
 
     def scales(self, layer: int) -> torch.Tensor:
         """Return the scales of one layer's int8 codes, not a copy: `[pages, P, 2] float32`, of either part.
@@ -86,23 +95,21 @@ class LatentStorage:
             ValueError: A shape does not fit.
             IndexError: A slot lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
-        num_tokens = slots.shape[0]
         for name, part, dim in (
             ("compressed", compressed, self.layout.latent_dim),
             ("rotated", rotated, self.layout.rope_dim),
         ):
-            if part.shape != (num_tokens, dim):
-                raise ValueError(f"{name} must have shape {(num_tokens, dim)}, got {tuple(part.shape)}")
-        where = locate(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
+            if part.shape != (slots.shape[0], dim):
+                raise ValueError(f"{name} must have shape {(slots.shape[0], dim)}, got {tuple(part.shape)}")
+        where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
         dtype: torch.dtype = getattr(torch, self.layout.dtype)
-        if dtype == torch.int8:
-            quantised = [quantise(part) for part in (compressed, rotated)]
-            scales = torch.stack([scale for _, scale in quantised], dim=-1)
-            self.scales(layer).index_put_(where, scales)
-            codes = torch.cat([part for part, _ in quantised], dim=-1)
-        else:
-            codes = torch.cat((encode(compressed, dtype), encode(rotated, dtype)), dim=-1)
-        as_bits(self.layer(layer)).index_put_(where, as_bits(codes))
+        for part, values in enumerate((compressed, rotated)):
+            if dtype == torch.int8:
+                codes, scales = quantise(values)
+                self._scales[layer][part].write(where, scales)
+            else:
+                codes = encode(values, dtype)
+            self._codes[layer][part].write(where, codes)
 
     def read(
         self, layer: int, slots: torch.Tensor, *, dtype: torch.dtype = torch.float32
@@ -120,13 +127,9 @@ class LatentStorage:
         Raises:
             IndexError: A slot lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
-        where = locate(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
-        codes = as_bits(self.layer(layer))[where].view(getattr(torch, self.layout.dtype))
-        compressed, rotated = self._parted(codes)
-        if self.layout.dtype == "int8":
-            scales = self.scales(layer)[where]
-            compressed, rotated = dequantise(compressed, scales[:, 0]), dequantise(rotated, scales[:, 1])
-        return compressed.to(dtype), rotated.to(dtype)
+        where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
+        compressed, rotated = (self._read(layer, part, where).to(dtype) for part in range(2))
+        return compressed, rotated
 
     def copy_pages(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copy whole pages in every layer: see `PageMemory.copy_pages`."""
@@ -140,5 +143,8 @@ class LatentStorage:
         """Return the CRC-32 of a page in all layers: see `PageMemory.checksum`."""
         return self.memory.checksum(page)
 
-    def _parted(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return latent[..., : self.layout.latent_dim], latent[..., self.layout.latent_dim :]
+    def _read(self, layer: int, part: int, where: Any) -> torch.Tensor:
+        codes = self._codes[layer][part].read(where)
+        if self.layout.dtype == "int8":
+            return dequantise(codes, self._scales[layer][part].read(where))
+        return codes

@@ -8,6 +8,7 @@ import torch
 
 from pagewood.kvpool.hybrid import ALIGNMENT_BYTES, HybridLayout
 from pagewood.kvpool.layout import PageLayout
+from pagewood.kvpool.scatter import ScatteredRows, index_pages
 
 
 class PageMemory:
@@ -18,7 +19,7 @@ class PageMemory:
     these waits for it.
     """
 
-    __slots__ = ("_arrays", "_blocks", "_words", "layout", "num_pages")
+    __slots__ = ("_arrays", "_blocks", "_rows", "layout", "num_pages")
 
     def __init__(self, layout: PageLayout, blocks: Sequence[tuple[torch.Tensor, ...]]) -> None:
         """Use memory that is there already.
@@ -31,7 +32,7 @@ class PageMemory:
         self.layout = layout
         self.num_pages = blocks[0][0].shape[0]
         self._blocks = tuple(blocks)  # contents written by: copy_pages, zero_pages, and whoever has a view
-        self._words = [_as_words(block) for layer in blocks for block in layer]
+        self._rows = [ScatteredRows(_as_words(block)) for layer in blocks for block in layer]
         self._arrays = [
             {
                 array.name: block.view(getattr(torch, array.dtype)).view(self.num_pages, *array.shape)
@@ -69,9 +70,9 @@ class PageMemory:
         """
         if src.shape != dst.shape:
             raise ValueError(f"src and dst must have one shape, got {tuple(src.shape)} and {tuple(dst.shape)}")
-        src, dst = src.long(), dst.long()
-        for words in self._words:
-            words.index_copy_(0, dst, words.index_select(0, src))
+        source, target = (index_pages(pages, num_pages=self.num_pages) for pages in (src, dst))
+        for rows in self._rows:
+            rows.write(target, rows.read(source))
 
     def zero_pages(self, pages: torch.Tensor) -> None:
         """Fill whole pages with zeros in every layer.
@@ -82,9 +83,9 @@ class PageMemory:
         Raises:
             IndexError: A page lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
-        pages = pages.long()
-        for words in self._words:
-            words.index_copy_(0, pages, words.new_zeros(len(pages), words.shape[1]))
+        index = index_pages(pages, num_pages=self.num_pages)
+        for rows in self._rows:
+            rows.zero(index)
 
     def checksum(self, page: int) -> int:
         """Return the CRC-32 of a page's bytes, layer by layer, for tests: it waits for the device."""
@@ -157,7 +158,7 @@ def _check_num_pages(num_pages: int) -> None:
 
 
 def _as_words(block: torch.Tensor) -> torch.Tensor:
-    """Return a view of bytes as the widest integers that fit it, because torch copies element by element."""
+    """Return a view of bytes as the widest integers that fit it, because a GPU copies number by number."""
     for dtype in (torch.int64, torch.int32, torch.int16):
         numbers = (block.shape[1], block.stride(0), block.storage_offset())
         if not any(number % dtype.itemsize for number in numbers):

@@ -1,11 +1,13 @@
 """The memory of a pool of keys and values, as torch tensors."""
 
+from typing import Any
+
 import torch
 
-from pagewood.kvpool.codes import as_bits, dequantise, encode, quantise
+from pagewood.kvpool.codes import dequantise, encode, quantise
 from pagewood.kvpool.layout import MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, memory_for
-from pagewood.kvpool.slots import locate
+from pagewood.kvpool.scatter import ScatteredRows, locate_slots
 
 
 class KVStorage:
@@ -21,7 +23,7 @@ class KVStorage:
         num_pages: Pages of the pool.
     """
 
-    __slots__ = ("_halves", "_token_codes", "_token_scales", "layout", "memory", "num_pages")
+    __slots__ = ("_codes", "_halves", "_scales", "layout", "memory", "num_pages")
 
     def __init__(
         self,
@@ -48,9 +50,8 @@ class KVStorage:
         self.num_pages = num_pages
         layers = range(layout.num_layers)
         self._halves = [self._pair(layer, "") for layer in layers]
-        # Views with the axes page, offset, head (and dim) whatever the order.
-        self._token_codes = [[as_bits(self._by_token(half)) for half in halves] for halves in self._halves]
-        self._token_scales = [
+        self._codes = [[self._by_token(half) for half in halves] for halves in self._halves]
+        self._scales = [
             [self._by_token(half) for half in self._pair(layer, "_scales")] if layout.dtype == "int8" else []
             for layer in layers
         ]
@@ -110,15 +111,15 @@ class KVStorage:
         expected = (slots.shape[0], layout.num_kv_heads, layout.head_dim)
         if k.shape != expected or v.shape != expected:
             raise ValueError(f"k and v must have shape {expected}, got {tuple(k.shape)} and {tuple(v.shape)}")
-        where = locate(slots, page_size=layout.page_size, num_pages=self.num_pages)
+        where = locate_slots(slots, page_size=layout.page_size, num_pages=self.num_pages)
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for half, values in enumerate((k, v)):
             if dtype == torch.int8:
                 codes, scales = quantise(values)
-                self._token_scales[layer][half].index_put_(where, scales)
+                self._scales[layer][half].write(where, scales)
             else:
                 codes = encode(values, dtype)
-            self._token_codes[layer][half].index_put_(where, as_bits(codes))
+            self._codes[layer][half].write(where, codes)
 
     def read(
         self, layer: int, slots: torch.Tensor, *, dtype: torch.dtype = torch.float32
@@ -136,7 +137,7 @@ class KVStorage:
         Raises:
             IndexError: A slot lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
-        where = locate(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
+        where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
         k, v = (self._read(layer, half, where).to(dtype) for half in range(2))
         return k, v
 
@@ -152,10 +153,10 @@ class KVStorage:
         """Return the CRC-32 of a page in all layers: see `PageMemory.checksum`."""
         return self.memory.checksum(page)
 
-    def _read(self, layer: int, half: int, where: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        codes = self._token_codes[layer][half][where].view(getattr(torch, self.layout.dtype))
+    def _read(self, layer: int, half: int, where: Any) -> torch.Tensor:
+        codes = self._codes[layer][half].read(where)
         if self.layout.dtype == "int8":
-            return dequantise(codes, self._token_scales[layer][half][where])
+            return dequantise(codes, self._scales[layer][half].read(where))
         return codes
 
     def _pair(self, layer: int, suffix: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,8 +165,9 @@ class KVStorage:
         k, v = self.memory.array(layer, f"kv{suffix}").unbind(1)
         return k, v
 
-    def _by_token(self, half: torch.Tensor) -> torch.Tensor:
-        return half.transpose(1, 2) if self.layout.order == "HND" else half
+    def _by_token(self, half: torch.Tensor) -> ScatteredRows:
+        """See a half with the axes page, offset, head (and dim), whatever the order."""
+        return ScatteredRows(half.transpose(1, 2) if self.layout.order == "HND" else half)
 
     def _check_joint(self) -> None:
         if self.layout.halves != "joint":
