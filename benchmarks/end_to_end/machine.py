@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from end_to_end.model import BYTES_PER_VALUE, LinearShape
+from pagewood.engine.models.decoder import Linear
+from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.tape import Buffer
+from pagewood.engine.testing.tapes import write_down
 
 _STREAM_PASSES = 6
 _MIN_MEASURE_S = 0.02
@@ -95,32 +99,39 @@ class Linears:
     def __init__(self, shapes: Sequence[LinearShape], *, num_threads: int) -> None:
         self._shapes = tuple(shapes)
         self._num_threads = num_threads
-        ops = CPUOps(num_threads=num_threads)
-        self._forms: dict[str, list[list[Callable[[Tensor], Tensor]]]] = {"engine": [], "torch": []}
-        for shape in shapes:
-            weights = [torch.randn(shape.num_out, shape.num_in) for _ in range(shape.count)]
-            self._forms["torch"].append([_plain(weight) for weight in weights])
-            self._forms["engine"].append([ops.linear(weight, None) for weight in weights])
+        self._kernel = warm_up(64)
+        self._weights = [
+            [torch.randn(shape.num_out, shape.num_in) for _ in range(shape.count)] for shape in self._shapes
+        ]
+        ops = CPUOps()
+        self._linears = [[ops.linear(weight, None) for weight in weights] for weights in self._weights]
 
     def measure(self, num_rows: int) -> list[LinearTime]:
         """Time every projection for `num_rows` rows."""
         torch.set_num_threads(self._num_threads)
         times: list[LinearTime] = []
-        for index, shape in enumerate(self._shapes):
+        for shape, linears, weights in zip(self._shapes, self._linears, self._weights, strict=True):
             x = torch.randn(num_rows, shape.num_in)
             gflops, walk_ms = {}, {}
             with torch.inference_mode():
-                for form, by_shape in self._forms.items():
-                    copies = by_shape[index]
-                    one_s = _seconds(lambda copies=copies, x=x: copies[0](x))
-                    gflops[form] = 2e-9 * num_rows * shape.num_out * shape.num_in / one_s
-                    walk_ms[form] = 1e3 * _seconds(lambda copies=copies, x=x: [copy(x) for copy in copies])
+                for form, one, walk in (
+                    ("engine", self._engine(linears[:1], x), self._engine(linears, x)),
+                    ("torch", _torch(weights[:1], x), _torch(weights, x)),
+                ):
+                    gflops[form] = 2e-9 * num_rows * shape.num_out * shape.num_in / _seconds(one)
+                    walk_ms[form] = 1e3 * _seconds(walk)
             times.append(LinearTime(shape=shape.name, num_rows=num_rows, gflops=gflops, walk_ms=walk_ms))
         return times
 
+    def _engine(self, linears: Sequence[Linear[Buffer]], x: Tensor) -> Callable[[], object]:
+        def one_after_the_other(x: Buffer) -> Buffer:
+            return [linear(x) for linear in linears][-1]
 
-def _plain(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: functional.linear(x, weight)
+        return write_down(one_after_the_other, x.numpy(), kernel=self._kernel, num_threads=self._num_threads)
+
+
+def _torch(weights: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+    return lambda: [functional.linear(x, weight) for weight in weights]
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from pagewood.engine.runner.attention_cpu import CPUAttention
 from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
@@ -31,7 +32,7 @@ CASES = {
     "512 tokens after 1024": [(1024, 512)],
     "31 tokens after 512, 256 after 0": [(512, 1)] * 31 + [(0, 256)],
 }
-Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+Run = Callable[[], Tensor]
 
 
 class Setting:
@@ -49,18 +50,22 @@ class Setting:
         order = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
         self.page_table = order.reshape(len(grants), pages_per_row)
 
-    def compiled(self) -> Run:
-        attention = CPUAttention(
-            self.storage, self.page_table, warm_up(DIM), num_heads=HEADS, windows=[None], num_threads=NUM_THREADS
+    def compiled(self, q: Tensor, k: Tensor, v: Tensor) -> Run:
+        attention = CPUAttention(self.storage, self.page_table, num_heads=HEADS, windows=[None])
+        run = write_down(
+            lambda q, k, v: attention.run(q, k, v, 0),
+            *(x.numpy() for x in (q, k, v)),
+            kernel=warm_up(DIM),
+            num_threads=NUM_THREADS,
+            tables=attention.plan(self.rows, self.starts, self.counts),
         )
-        attention.plan(self.rows, self.starts, self.counts)
-        return lambda q, k, v: attention.run(q, k, v, 0)
+        return lambda: torch.from_numpy(run())
 
-    def gathered(self) -> Run:
+    def gathered(self, q: Tensor, k: Tensor, v: Tensor) -> Run:
         """Pages of each grant side by side, then torch."""
         offsets = np.concatenate(([0], np.cumsum(self.counts)))
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def run() -> Tensor:
             parts: list[Tensor] = []
             for row, start, count in zip(self.rows, self.starts, self.counts, strict=True):
                 end, own = int(start + count), slice(offsets[row], offsets[row + 1])
@@ -86,12 +91,12 @@ class Setting:
 def test_attention(benchmark: Any, grants: list[tuple[int, int]], way: str) -> None:
     torch.set_num_threads(NUM_THREADS)
     setting = Setting(grants)
-    run: Run = getattr(setting, way)()
     num_tokens = int(setting.counts.sum())
     q, k, v = (torch.randn(num_tokens, heads * DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    run: Run = getattr(setting, way)(q, k, v)
     with torch.inference_mode():
-        result = benchmark(run, q, k, v)
-        torch.testing.assert_close(result, setting.gathered()(q, k, v), atol=1e-4, rtol=1e-4)
+        result = benchmark(run)
+        torch.testing.assert_close(result, setting.gathered(q, k, v)(), atol=1e-4, rtol=1e-4)
     best_s = benchmark.stats.stats.min if benchmark.stats else float("inf")
     pairs = sum(count * start + count * (count + 1) // 2 for start, count in grants)
     benchmark.extra_info["GFLOP/s"] = round(4 * HEADS * DIM * pairs / best_s / 1e9, 1)

@@ -9,7 +9,7 @@ Run: pytest packages/engine/benchmarks/bench_linear.py --benchmark-enable
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,39 +17,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.runner.compiled import matmul
+from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.tape import Buffer
+from pagewood.engine.testing.tapes import write_down
 
 NUM_THREADS = 2
 INPUTS, OUTPUTS, NUM_WEIGHTS = 768, 4096, 12
 
 
-def compiled(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    matmul.multiply.compile()
-    matmul.multiply_parallel.compile()
-    return CPUOps(num_threads=NUM_THREADS).linear(weight, None)
+def compiled(weights: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+    linears = [CPUOps().linear(weight, None) for weight in weights]
+
+    def all_of(x: Buffer) -> Buffer:
+        return [linear(x) for linear in linears][-1]
+
+    return write_down(all_of, x.numpy(), kernel=warm_up(64), num_threads=NUM_THREADS)
 
 
-def plain(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: functional.linear(x, weight)
+def plain(weights: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+    return lambda: [functional.linear(x, weight) for weight in weights]
 
 
-def onednn(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+def onednn(weights: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, 1) for weight in weights]
+    return lambda: [torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") for weight in packed]
 
 
 @pytest.mark.parametrize("make", [compiled, plain, onednn], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16, 32, 64, 512])
-def test_linear(benchmark: Any, make: Callable[[Tensor], Callable[[Tensor], Tensor]], num_rows: int) -> None:
+def test_linear(
+    benchmark: Any, make: Callable[[Sequence[Tensor], Tensor], Callable[[], object]], num_rows: int
+) -> None:
     torch.set_num_threads(NUM_THREADS)
-    linears = [make(torch.randn(OUTPUTS, INPUTS)) for _ in range(NUM_WEIGHTS)]
-    x = torch.randn(num_rows, INPUTS)
-
-    def run() -> None:
-        for linear in linears:
-            linear(x)
-
+    run = make([torch.randn(OUTPUTS, INPUTS) for _ in range(NUM_WEIGHTS)], torch.randn(num_rows, INPUTS))
     with torch.inference_mode():
         benchmark(run)
     best_s = benchmark.stats.stats.min if benchmark.stats else float("inf")

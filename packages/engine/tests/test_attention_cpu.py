@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewood.engine.arrays import Int32
-from pagewood.engine.runner import attention_cpu
 from pagewood.engine.runner.attention_cpu import CPUAttention
-from pagewood.engine.runner.compiled.attention import AttentionKernels
+from pagewood.engine.runner.compiled.kernel import Kernel
 from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
@@ -42,8 +42,13 @@ class Problem:
 
 
 @cache
-def kernels() -> AttentionKernels:
+def kernel() -> Kernel:
     return warm_up(DIM)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    kernel()
 
 
 @st.composite
@@ -60,11 +65,6 @@ def problems(draw: st.DrawFn) -> Problem:
         num_threads=draw(st.sampled_from([1, 2, 5])),
         seed=draw(st.integers(0, 1000)),
     )
-
-
-@pytest.fixture(autouse=True)
-def no_work_is_too_small_for_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cpu, "_PARALLEL_COST", 0)
 
 
 class Bench:
@@ -119,10 +119,8 @@ class Bench:
         attention = CPUAttention(
             storage,
             page_table,
-            kernels(),
             num_heads=problem.num_heads,
             windows=[None, problem.window],
-            num_threads=problem.num_threads,
         )
         if in_steps_of is None:
             return self._step(attention, [(row, *grant) for row, grant in enumerate(problem.grants)])
@@ -137,13 +135,20 @@ class Bench:
         def column(i: int) -> Int32:
             return np.array([grant[i] for grant in grants], np.int32)
 
-        attention.plan(column(0), column(1), column(2))
+        tables = attention.plan(column(0), column(1), column(2))
         q = torch.cat(
             [self.queries[row][start - self.problem.grants[row][0] :][:count] for row, start, count in grants]
         )
         k = torch.cat([self.keys[row][start:][:count] for row, start, count in grants])
         v = torch.cat([self.values[row][start:][:count] for row, start, count in grants])
-        return attention.run(q, k, v, 1)
+        run = write_down(
+            lambda q, k, v: attention.run(q, k, v, 1),
+            *(x.numpy() for x in (q, k, v)),
+            kernel=kernel(),
+            num_threads=self.problem.num_threads,
+            tables=tables,
+        )
+        return torch.from_numpy(run().copy())
 
 
 @settings(max_examples=100, deadline=None)
@@ -182,4 +187,4 @@ def test_storage_of_another_order_is_refused() -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4, order="NHD")
     table = np.zeros((1, 1), np.int32)
     with pytest.raises(ValueError, match="HND"):
-        CPUAttention(KVStorage(layout, 2), table, kernels(), num_heads=1, windows=[None], num_threads=1)
+        CPUAttention(KVStorage(layout, 2), table, num_heads=1, windows=[None])

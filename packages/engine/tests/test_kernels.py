@@ -16,9 +16,9 @@ from pagewood.engine.runner.compiled.kernel import kernel
 from pagewood.engine.runner.kernels import warm_up
 
 COMPILE_ONE = """
-from pagewood.engine.runner.compiled.rows import norm
-norm.compile()
-print(norm.loaded)
+from pagewood.engine.runner.compiled.attention import cut
+cut.compile()
+print(cut.loaded)
 """
 
 
@@ -45,11 +45,22 @@ def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
 
 def test_warming_up_tells_how_far_it_is() -> None:
     told: list[tuple[str, int, int]] = []
-    kernels = warm_up(16, progress=lambda text, done, total: told.append((text, done, total)))
+    step = warm_up(16, progress=lambda text, done, total: told.append((text, done, total)))
     total = told[0][2]
     assert [(done, of) for _, done, of in told] == [(i, total) for i in range(total + 1)]
     assert told[0][0].startswith("loading kernel ")
-    assert kernels.attend.name == "attend"
+    assert step.name == "step"
+
+
+def test_variants_of_one_source_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def plus(amount: int) -> int:
+        one = kernel("i8(i8)", variant=amount)(lambda number: number + amount)
+        one.compile()
+        return one(1)
+
+    assert [plus(amount) for amount in (1, 2, 1)] == [2, 3, 2]
 
 
 def test_a_call_compiles_nothing() -> None:

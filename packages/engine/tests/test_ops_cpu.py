@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,21 +16,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.decoder import HeadSplit
+from pagewood.engine.runner.compiled.kernel import Kernel
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.tape import Buffer
+from pagewood.engine.testing.tapes import write_down
 
-ROWS = [1, 3, 127, 200]  # more than 127 are shared by threads
+ROWS = [1, 3, 127, 200]
 EPSILON = 1e-5
+OPS = CPUOps()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    warm_up(16)
+@cache
+def step_kernel() -> Kernel:
+    return warm_up(16)
 
 
-@pytest.fixture
-def ops() -> CPUOps:
-    return CPUOps(num_threads=3)
+def compute(operation: Callable[..., Buffer], *inputs: Tensor, num_threads: int = 3) -> Tensor:
+    arrays = [x.numpy() for x in inputs]
+    return torch.from_numpy(write_down(operation, *arrays, kernel=step_kernel(), num_threads=num_threads)().copy())
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -49,52 +55,59 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 )
 def test_linear(num_rows: int, depth: int, size: int, has_bias: bool, num_threads: int) -> None:
     x, weight, bias = randn(num_rows, depth), randn(size, depth, seed=1), randn(size, seed=2) if has_bias else None
-    result = CPUOps(num_threads=num_threads).linear(weight, bias)(x)
+    result = compute(OPS.linear(weight, bias), x, num_threads=num_threads)
     expected = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(result, expected.float(), atol=2e-5, rtol=2e-5)
 
 
 def test_a_row_of_a_product_does_not_depend_on_the_others() -> None:
     x, weight = randn(150, 300), randn(999, 300, seed=1)
-    alone = CPUOps(num_threads=1).linear(weight, None)
-    shared = CPUOps(num_threads=4).linear(weight, None)
-    together = shared(x)
+    linear = OPS.linear(weight, None)
+    together = compute(linear, x, num_threads=4)
     for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150)]:
-        assert torch.equal(alone(x[first:last]), together[first:last])
+        assert torch.equal(compute(linear, x[first:last], num_threads=1), together[first:last])
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
-def test_norms(ops: CPUOps, num_rows: int) -> None:
+def test_norms(num_rows: int) -> None:
     x, residual, weight = randn(num_rows, 48), randn(num_rows, 48, seed=1), randn(48, seed=2)
-    torch.testing.assert_close(ops.rms_norm(x, weight, EPSILON), norm(x, weight))
-    total = x + residual
-    torch.testing.assert_close(ops.add_rms_norm(x, residual, weight, EPSILON), norm(total, weight))
-    assert torch.equal(residual, total)
+    torch.testing.assert_close(compute(lambda x: OPS.rms_norm(x, weight, EPSILON), x), norm(x, weight))
+    normed = compute(lambda x, residual: OPS.add_rms_norm(x, residual, weight, EPSILON), x, residual)
+    torch.testing.assert_close(normed, norm(x + residual, weight))
+    added = compute(lambda x, residual: (OPS.add_rms_norm(x, residual, weight, EPSILON), residual)[1], x, residual)
+    assert torch.equal(added, x + residual)
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
-def test_gate(ops: CPUOps, num_rows: int) -> None:
+def test_gate(num_rows: int) -> None:
     gate_up = randn(num_rows, 70) * 30
     expected = functional.silu(gate_up[:, :35]) * gate_up[:, 35:]
-    torch.testing.assert_close(ops.silu_mul(gate_up), expected, atol=1e-6, rtol=2e-6)
+    torch.testing.assert_close(compute(OPS.silu_mul, gate_up), expected, atol=1e-6, rtol=2e-6)
 
 
-def test_gate_at_the_ends_of_float32(ops: CPUOps) -> None:
+def test_gate_at_the_ends_of_float32() -> None:
     gates = torch.tensor([-torch.inf, -1000.0, -90.0, -87.0, 0.0, 87.0, 1000.0, torch.nan])
     gate_up = torch.cat([gates, torch.ones(8)])[None]
-    result = ops.silu_mul(gate_up)[0]
+    result = compute(OPS.silu_mul, gate_up)[0]
     assert result[-1].isnan()
     torch.testing.assert_close(result[1:-1], functional.silu(gates[1:-1]), atol=1e-35, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
 @pytest.mark.parametrize("normed", [False, True])
-def test_split_heads(ops: CPUOps, num_rows: int, normed: bool) -> None:
+def test_split_heads(num_rows: int, normed: bool) -> None:
     num_heads, num_kv_heads, dim = 6, 2, 16
     qkv, angles = randn(num_rows, (num_heads + 2 * num_kv_heads) * dim), randn(num_rows, dim // 2, seed=1)
     q_norm, k_norm = (randn(dim, seed=2), randn(dim, seed=3)) if normed else (None, None)
     split = HeadSplit(q_size=num_heads * dim, kv_size=num_kv_heads * dim, q_norm=q_norm, k_norm=k_norm, epsilon=EPSILON)
-    q, k, v = ops.split_heads(qkv, (angles.cos(), angles.sin()), split)
+
+    def part(index: int) -> Tensor:
+        def split_off(qkv: Buffer, cosines: Buffer, sines: Buffer) -> Buffer:
+            return OPS.split_heads(qkv, (cosines, sines), split)[index]
+
+        return compute(split_off, qkv, angles.cos(), angles.sin())
+
+    q, k, v = (part(index) for index in range(3))
 
     def rotated(flat: Tensor, weight: Tensor | None) -> Tensor:
         heads = flat.view(num_rows, -1, dim)
@@ -109,18 +122,48 @@ def test_split_heads(ops: CPUOps, num_rows: int, normed: bool) -> None:
     assert torch.equal(v, parts[2])
 
 
-def test_embeddings(ops: CPUOps) -> None:
+def test_embeddings() -> None:
     table = randn(70, 24)
     tokens = torch.tensor([69, 0, 31, 32, 32], dtype=torch.int32)
-    tied, projection = ops.tied_embedding(table.clone())
-    for embedding in (ops.embedding(table.clone()), tied):
-        assert torch.equal(embedding(tokens), table[tokens])
-        for wrong in (-1, 70):
-            with pytest.raises(IndexError):
-                embedding(torch.tensor([0, wrong], dtype=torch.int32))
-    torch.testing.assert_close(projection(table[:2]), table[:2] @ table.T)
+    tied, projection = OPS.tied_embedding(table.clone())
+    for embedding in (OPS.embedding(table.clone()), tied):
+        assert torch.equal(compute(embedding, tokens[:, None]), table[tokens])
+    torch.testing.assert_close(compute(projection, table[:2]), table[:2] @ table.T)
 
 
-def test_a_kernel_refuses_other_types(ops: CPUOps) -> None:
-    with pytest.raises(TypeError, match="No matching definition"):
-        ops.rms_norm(randn(2, 8).double(), torch.from_numpy(np.ones(8, np.float32)), EPSILON)
+def test_take() -> None:
+    x, wanted = randn(40, 19), torch.randint(40, (40,), dtype=torch.int32)
+    assert torch.equal(compute(OPS.take, x, wanted[:, None]), x[wanted])
+
+
+def test_parameters_of_another_type_are_converted() -> None:
+    x, weight = randn(2, 8), randn(8, seed=1)
+    narrow = weight.to(torch.float64)
+    assert torch.equal(
+        compute(lambda x: OPS.rms_norm(x, narrow, EPSILON), x), compute(lambda x: OPS.rms_norm(x, weight, EPSILON), x)
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), num_rows=st.integers(1, 9), data=st.data())
+def test_matrices_share_memory_only_when_none_of_them_is_needed(
+    sizes: list[int], num_rows: int, data: st.DataObject
+) -> None:
+    """A random graph of gathers and norms, whose result is computed by torch too."""
+    start = randn(num_rows, 8)
+    places = torch.randint(num_rows, (num_rows,), dtype=torch.int32)
+    weights = [randn(8, seed=seed) for seed in range(len(sizes))]
+    sources = [data.draw(st.integers(0, index)) for index in range(len(sizes))]
+
+    def graph(x: Buffer, wanted: Buffer) -> Buffer:
+        made = [x]
+        for source, weight in zip(sources, weights, strict=True):
+            made.append(OPS.rms_norm(OPS.take(made[source], wanted), weight, EPSILON))
+        last = OPS.rms_norm(made[-1], weights[0], EPSILON)
+        OPS.add_rms_norm(made[data.draw(st.integers(0, len(made) - 1))], last, weights[0], EPSILON)
+        return made[-1]
+
+    expected = [start]
+    for source, weight in zip(sources, weights, strict=True):
+        expected.append(norm(expected[source][places], weight))
+    torch.testing.assert_close(compute(graph, start, places[:, None]), expected[-1])

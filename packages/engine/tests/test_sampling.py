@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -104,7 +103,7 @@ def test_tokens_are_those_of_the_plain_sampler(
     logits = (rng.standard_normal((4, size)) * spread).astype(np.float32)
     seeds = [int(s) for s in rng.integers(-(2**63), 2**63 - 1, 4)]
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    tokens = sample(torch.from_numpy(logits), batch_of(4, sampling, seeds=seeds), positions_of(4, 17))
+    tokens = sample(logits, batch_of(4, sampling, seeds=seeds), positions_of(4, 17))
     for row in range(4):
         token, margin = plain_draw(plain_probabilities(logits[row], sampling), plain_number(seeds[row], 17))
         # A rounding may move a limit by one token: then the mass of a token of the tail is the difference.
@@ -126,7 +125,7 @@ def test_frequencies_are_the_probabilities(sampling: SamplingParams) -> None:
     """Chi-square with fixed seeds; 3.3 standard deviations above its mean would have a chance of about 1 in 1000."""
     logits = np.random.default_rng(5).standard_normal(12).astype(np.float32) * 1.5
     num = 20_000
-    tokens = sample(torch.from_numpy(np.tile(logits, (num, 1))), batch_of(num, sampling), positions_of(num))
+    tokens = sample(np.tile(logits, (num, 1)), batch_of(num, sampling), positions_of(num))
     expected = plain_probabilities(logits, sampling) * num
     counts = np.bincount(tokens, minlength=12)
     kept = expected > 0
@@ -138,7 +137,7 @@ def test_frequencies_are_the_probabilities(sampling: SamplingParams) -> None:
 
 def test_positions_and_seeds_are_independent() -> None:
     """Tokens at consecutive positions of one seed, and at one position of consecutive seeds, are uniform in pairs."""
-    flat = torch.zeros(4096, 8)
+    flat = np.zeros((4096, 8), np.float32)
     by_position = sample(flat, batch_of(4096, seeds=[11] * 4096), np.arange(4096, dtype=np.int32))
     by_seed = sample(flat, batch_of(4096), positions_of(4096))
     for tokens in (by_position, by_seed):
@@ -148,7 +147,7 @@ def test_positions_and_seeds_are_independent() -> None:
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    logits = torch.from_numpy(np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32))
+    logits = np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32)
     together = sample(logits, batch_of(50, SamplingParams(top_p=0.9)), positions_of(50))
     alone = [
         int(sample(logits[i : i + 1], batch_of(1, SamplingParams(top_p=0.9), seeds=[i]), positions_of(1))[0])
@@ -159,7 +158,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 def test_greedy_rows_among_random_ones() -> None:
-    logits = torch.zeros(3, 5)
+    logits = np.zeros((3, 5), np.float32)
     logits[:, 2] = 1.0
     batch = batch_of(3)
     batch.temperatures[1] = 0
@@ -168,7 +167,7 @@ def test_greedy_rows_among_random_ones() -> None:
 
 
 def test_minus_infinity_is_never_drawn() -> None:
-    logits = torch.full((500, 6), -torch.inf)
+    logits = np.full((500, 6), -np.inf, np.float32)
     logits[:, 1] = 0.0
     logits[:, 4] = 0.5
     for sampling in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.99), SamplingParams(min_p=0.01)):
@@ -176,7 +175,7 @@ def test_minus_infinity_is_never_drawn() -> None:
 
 
 def test_nan_is_an_error() -> None:
-    logits = torch.zeros(2, 4)
-    logits[1, 3] = torch.nan
+    logits = np.zeros((2, 4), np.float32)
+    logits[1, 3] = np.nan
     with pytest.raises(ValueError, match="NaN"):
         sample(logits, batch_of(2), positions_of(2))

@@ -24,9 +24,7 @@ class CPUAttention:
 
     __slots__ = ("_memories", "_page_table", "_storage", "_tile", "_windows")
 
-    def __init__(
-        self, storage: KVStorage, page_table: Int32, *, num_heads: int, windows: Sequence[int | None]
-    ) -> None:
+    def __init__(self, storage: KVStorage, page_table: Int32, *, num_heads: int, windows: Sequence[int | None]) -> None:
         """Attend over `storage`, whose layout must have the order HND and float32.
 
         Args:

@@ -105,7 +105,7 @@ class Tape:
 
     def _spans(self, inputs: Sequence[Buffer], output: Buffer) -> dict[Buffer, tuple[int, int]]:
         """Return the first and the last line that need each matrix."""
-        spans = {buffer: (0, 0) for buffer in inputs}
+        spans: dict[Buffer, tuple[int, int]] = dict.fromkeys(inputs, (0, 0))
         for index, line in enumerate(self._lines):
             for operand in line.operands:
                 if isinstance(operand, Buffer):
@@ -162,9 +162,7 @@ class Program:
         )  # fmt: skip
 
 
-def _place(
-    spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]
-) -> tuple[dict[Buffer, int], int]:
+def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tuple[dict[Buffer, int], int]:
     """Return a place for each matrix, none overlapping another that is needed at the same time, and the end of all."""
     places: dict[Buffer, int] = {}
     for buffer, (born, dead) in sorted(spans.items(), key=lambda item: item[1][0]):

@@ -39,7 +39,7 @@ class HeadLoops:
     """Query rows that they take at a time."""
     score: Any
     """(num_rows, queries, queries_at, memory, keys_at, ahead_at, count, scores, scores_at, scores_stride): write to
-    `scores[r, j]` the product of query row r and key j, for j < count; meanwhile ask for the memory from ahead_at on."""
+    `scores[r, j]` the product of query row r and key j, for j < count; meanwhile ask for what is at ahead_at."""
     blend: Any
     """(num_rows, scores, scores_at, scores_stride, memory, values_at, ahead_at, count, sums, sums_at): add to row r of
     `sums` `[R, D]` value j times `scores[r, j]`, for j < count in ascending order; meanwhile ask as above."""
@@ -60,8 +60,8 @@ def head_loops(dim: int) -> HeadLoops:
 
 def _score(dim: int, lanes: int, most_rows: int) -> Any:
     def typed(
-        context: Any, num_rows: Any, queries: Any, queries_at: Any, memory: Any, keys_at: Any, ahead_at: Any, count: Any,
-        scores: Any, scores_at: Any, scores_stride: Any,
+        context: Any, num_rows: Any, queries: Any, queries_at: Any, memory: Any, keys_at: Any, ahead_at: Any,
+        count: Any, scores: Any, scores_at: Any, scores_stride: Any,
     ) -> Any:  # fmt: skip
         n = types.int64
 

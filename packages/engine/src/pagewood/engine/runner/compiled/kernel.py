@@ -44,7 +44,7 @@ class _CacheImpl(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """Knows a variant by its number. numba would pickle the functions that it encloses, which differ in every process."""
+    """Knows a variant by its number; numba would pickle what it encloses, which differs in every process."""
 
     _impl_class = _CacheImpl
 
@@ -100,9 +100,7 @@ class Kernel:
         return self._dispatcher(*args)
 
 
-def kernel(
-    signature: str, *, parallel: bool = False, variant: int = 0
-) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(signature: str, *, parallel: bool = False, variant: int = 0) -> Callable[[Callable[..., Any]], Kernel]:
     """Make a function a `Kernel`; nothing is compiled before `Kernel.compile`.
 
     Args:

@@ -12,9 +12,9 @@ import os
 import platform
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
+from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -37,19 +37,19 @@ _pointer_to: Any = intrinsic(_pointer)
 @inlined
 def floats(address: Any, rows: Any, columns: Any) -> Any:
     """Return the float32 matrix `[rows, columns]` that starts at an address."""
-    return numba.carray(_pointer_to(address), (rows, columns), np.float32)
+    return carray(_pointer_to(address), (rows, columns), np.float32)
 
 
 @inlined
 def vector(address: Any, size: Any) -> Any:
     """Return the float32 vector `[size]` that starts at an address."""
-    return numba.carray(_pointer_to(address), size, np.float32)
+    return carray(_pointer_to(address), size, np.float32)
 
 
 @inlined
 def integers(address: Any, size: Any) -> Any:
     """Return the int32 vector `[size]` that starts at an address."""
-    return numba.carray(_pointer_to(address), size, np.int32)
+    return carray(_pointer_to(address), size, np.int32)
 
 
 def _at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -83,7 +83,7 @@ def _pause(typing_context: Any) -> Any:
 
 
 fetch_add: Any = intrinsic(_fetch_add)
-"""Adds to one of flat int64 counters, and returns what it was; what was written before is seen by who reads it after."""
+"""Adds to one of flat int64 counters and returns what it was; who sees the sum sees all that was written before."""
 _load_shared: Any = intrinsic(_load)
 _relax: Any = intrinsic(_pause)
 

@@ -44,6 +44,7 @@ def take_panels(panels: Any, places: Any, out: Any, size: Any, first: Any, last:
 
 @inlined
 def norm(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
+    """Write the RMS norm of rows [first, last) of `x` `[T, E]`, times `weight` `[E]`, to `out`."""
     size = _U(x.shape[1])
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
@@ -56,6 +57,7 @@ def norm(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> 
 
 @inlined
 def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
+    """As `norm`, of the sum of `x` and `residual`, which is written to `residual`."""
     size = _U(x.shape[1])
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
@@ -70,6 +72,7 @@ def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: 
 
 @inlined
 def silu_mul(gate_up: Any, out: Any, first: Any, last: Any) -> None:
+    """Write silu of the first half of rows [first, last) of `gate_up` `[T, 2I]`, times the second half, to `out`."""
     size = _U(out.shape[1])
     for row in range(_U(first), _U(last)):
         for i in range(size):
@@ -104,6 +107,21 @@ def split_heads(
     qkv: Any, cosines: Any, sines: Any, q_norm: Any, k_norm: Any, epsilon: Any,
     q: Any, k: Any, v: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
+    """Split rows [first, last) into `q`, `k` and `v`, with q and k rotated, and before that normalised.
+
+    Args:
+        qkv: `[T, (H + 2G) D]`, all query heads, then all key heads, then all value heads.
+        cosines: `[T, D / 2]`.
+        sines: `[T, D / 2]`.
+        q_norm: `[D]`, or empty: no norm.
+        k_norm: like `q_norm`.
+        epsilon: of the norms.
+        q: `[T, H D]`, written.
+        k: `[T, G D]`, written.
+        v: `[T, G D]`, written.
+        first: the first row.
+        last: the row after the last.
+    """
     dim = _U(2) * _U(cosines.shape[1])
     q_size, k_size = _U(q.shape[1]), _U(k.shape[1])
     for row in range(_U(first), _U(last)):

@@ -48,11 +48,11 @@ class _Operands:
 
 
 def _emit(builder: Any, rows: int, of: _Operands) -> None:
-    """Emit, for r < rows and j < 32, in ascending order of k < depth:
+    """Emit a loop that computes, for r < rows and j < 32, in ascending order of k < depth, what follows.
 
-        sums[r, j] = initial[r * initial_stride + j]
-        sums[r, j] += x[k * x_step + r * x_stride] * panel[k * panel_step + j]
-        out[r * out_stride + j] = sums[r, j]
+    sums[r, j] = initial[r * initial_stride + j]
+    sums[r, j] += x[k * x_step + r * x_stride] * panel[k * panel_step + j]
+    out[r * out_stride + j] = sums[r, j]
     """
     vector = vector_of(_LANES)
 
@@ -142,11 +142,10 @@ def _tall(
     return types.void(x, n, n, n, panel, n, n, n, initial, n, n, out, n, n), generate
 
 
-
 multiply_packed: Any = intrinsic(_packed_tile)
 """(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
-`height` <= TALL rows, packed `[depth, height]`, times a panel `[depth, 32]`, plus the bias; meanwhile asks for the memory
-at panel[ahead_at + k * ahead_step] for every k < depth, which need not exist."""
+`height` <= TALL rows, packed `[depth, height]`, times a panel `[depth, 32]`, plus the bias; meanwhile asks for
+panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
 multiply_tall: Any = intrinsic(_tall)
 """(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
 out_stride): TALL rows, laid out in any way. Steps and strides should be constants: they then cost nothing."""

@@ -1,0 +1,49 @@
+"""Single operations of the CPU's tape, run on arrays: for tests and for measurements."""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.runner.compiled.kernel import Kernel
+from pagewood.engine.runner.tape import Buffer, Rows, StepTables, Tape
+
+Float32 = NDArray[np.float32]
+
+
+def write_down(
+    operation: Callable[..., Buffer],
+    *arrays: NDArray[np.generic],
+    kernel: Kernel,
+    num_threads: int,
+    tables: StepTables | None = None,
+) -> Callable[[], Float32]:
+    """Write down an operation; return a function that runs it and returns its result, a view of the same memory.
+
+    Args:
+        operation: gets a buffer for each array, and returns the one that is wanted.
+        arrays: `[rows, size]`, of four-byte elements and as many rows each.
+        kernel: compiled.
+        num_threads: that share the work.
+        tables: where the rows stand, for attention.
+    """
+    tape, num_rows = Tape(), len(arrays[0])
+    buffers = [tape.buffer(Rows.TOKENS, array.shape[1]) for array in arrays]
+    program = tape.program(kernel, (num_rows, 1), inputs=buffers, output=operation(*buffers))
+    empty = np.zeros(1, np.int32)
+    tables = tables or StepTables(
+        page_table=empty[None], rows=empty, starts=empty, offsets=empty, items=np.zeros((0, 4), np.int32), memory_size=0
+    )
+
+    def run() -> Float32:
+        for target, array in zip(program.inputs, arrays, strict=True):
+            target.view(array.dtype)[:] = array
+        program.run((num_rows, 0), tables, num_threads=num_threads)
+        return program.output[:num_rows]
+
+    return run
