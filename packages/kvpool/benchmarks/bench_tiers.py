@@ -25,7 +25,7 @@ SHAPES = [pytest.param(12, 98_304, id="110M fp32"), pytest.param(32, 65_536, id=
 def timed(benchmark: BenchmarkFixture, copy: Callable[..., Any], num_bytes: int, setup: Any = None) -> None:
     benchmark.pedantic(copy, setup=setup, rounds=15, warmup_rounds=2)
     if benchmark.stats is not None:
-        benchmark.extra_info["GB_per_s"] = round(num_bytes / benchmark.stats.stats.median / 1e9, 2)
+        benchmark.extra_info["GB_per_s"] = round(num_bytes / float(benchmark.stats.stats.median) / 1e9, 2)  # pyright: ignore[reportArgumentType]
 
 
 def scattered(n: int) -> list[int]:
@@ -98,7 +98,10 @@ def test_write(benchmark: BenchmarkFixture, tmp_path: Path, num_layers: int, lay
     rows, count = list(memory), iter(range(10_000))
     if kind == "plain":
         descriptor = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
-        write = lambda: os.pwrite(descriptor, memory.data, 0)  # noqa: E731
+
+        def write() -> None:
+            os.pwrite(descriptor, memory.data, 0)
+
     else:
         make = DiskTier if kind == "disk" else SharedFolder
         store = make(

@@ -29,6 +29,7 @@ from pagewood.kvpool.tiers.plain_cache import PlainCache
 from pagewood.kvpool.tiers.testing import FaultyDevice, ManualLane, manual_lanes
 
 PAGE, PAGE_BYTES = 2, 16
+SIZES: Any = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}
 TOKENS = np.arange(8, dtype=np.int32)
 
 
@@ -130,14 +131,13 @@ def test_namespaces_share_nothing_in_any_tier(tmp_path: Path) -> None:
 
 
 def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
-    options = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}
-    first = Engine(remote=SharedFolder(tmp_path / "shared", **options))
+    first = Engine(remote=SharedFolder(tmp_path / "shared", **SIZES))
     first.compute(TOKENS)
     first.index.close()
-    second = Engine(disk=DiskTier(tmp_path / "pages", **options))
+    second = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
     second.compute(TOKENS[:6])
     second.index.close()
-    third = Engine(disk=DiskTier(tmp_path / "pages", **options), remote=SharedFolder(tmp_path / "shared", **options))
+    third = Engine(disk=DiskTier(tmp_path / "pages", **SIZES), remote=SharedFolder(tmp_path / "shared", **SIZES))
     third.compute(TOKENS[:2])
     assert third.index.locate(TOKENS) == Hits(num_device=2, num_host=0, num_disk=4, num_remote=2)
     recall = third.index.recall(TOKENS)
@@ -146,7 +146,7 @@ def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
     assert third.contents(TOKENS) == [1, 3, 5, 7]
     assert third.index.counters.num_fetched == 3
     third.index.close()
-    fourth = Engine(disk=DiskTier(tmp_path / "pages", **options))
+    fourth = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
     assert fourth.index.locate(TOKENS).num_disk == 8  # what came from far is kept near
     fourth.index.close()
 
@@ -158,12 +158,11 @@ def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
 def test_how_long_a_request_waits_for_a_store_is_the_policys(
     mode: PrefetchMode, num_loaded: int, waits_until_s: float, tmp_path: Path
 ) -> None:
-    options = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}
-    first = Engine(disk=DiskTier(tmp_path / "pages", **options))
+    first = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
     first.compute(TOKENS)
     first.index.close()
     policy = PrefetchPolicy(mode=mode, base_s=2.0, per_1024_tokens_s=0.0)
-    engine = Engine(disk=DiskTier(tmp_path / "pages", **options), prefetch=policy)
+    engine = Engine(disk=DiskTier(tmp_path / "pages", **SIZES), prefetch=policy)
     recall = engine.index.recall(TOKENS)
     assert recall is not None
     for now_s in (0.0, 1.0, 2.0, 99.0):
@@ -279,11 +278,10 @@ def test_pages_of_a_called_off_load_come_back_when_the_copy_has_let_go_of_them()
 
 
 def test_slots_of_a_called_off_fetch_come_back_when_the_store_has_let_go_of_them(tmp_path: Path) -> None:
-    options = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}
-    first = Engine(disk=DiskTier(tmp_path / "pages", **options))
+    first = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
     first.compute(TOKENS)
     first.index.close()
-    gate = Gate(DiskTier(tmp_path / "pages", **options))
+    gate = Gate(DiskTier(tmp_path / "pages", **SIZES))
     disk: PageStore = gate
     engine = Engine(disk=disk, lanes=thread_lanes())
     recall = engine.index.recall(TOKENS)

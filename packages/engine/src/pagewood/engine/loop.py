@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +24,7 @@ _IDLE_WAIT_S = 0.5
 
 
 _RECALL_WAIT_S = 0.001
-"""How long an engine waits for commands that has nothing to do but to wait for KV from another memory."""
+"""How long an engine rests that has nothing to do but to wait for KV from another memory."""
 
 
 class StepHandle(Protocol):
@@ -185,7 +186,7 @@ class Engine:
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S
         elif last is None and not self._state.running and self._kv.num_recalling:
-            timeout_s = _RECALL_WAIT_S
+            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a loop that spins holds the copies up
         commands = self._inbox.receive(timeout_s=timeout_s)
         if commands:
             now_s = self._clock()
