@@ -72,6 +72,15 @@ def test_num_pages_is_checked(num_pages: int):
         PageAllocator(num_pages)
 
 
+def test_more_duplicates_than_pages_leave_no_trace():
+    allocator = PageAllocator(2)
+    held = allocator.alloc(2)
+    with pytest.raises(ValueError, match="pages must be distinct, got page 0 twice"):
+        allocator.free(pages(0, 0, 1, 1, 1, 1))
+    allocator.free(held)
+    assert allocator.num_free == 2
+
+
 def test_pages_freed_in_a_batch_come_back_when_it_ends():
     allocator = PageAllocator(4)
     held = allocator.alloc(4)
@@ -82,6 +91,8 @@ def test_pages_freed_in_a_batch_come_back_when_it_ends():
         with pytest.raises(ValueError, match="got page 1, which is free"):
             allocator.free(held[1:])
     assert allocator.num_free == 2
+    with pytest.raises(ValueError, match="got page 1, which is free"):
+        allocator.free(held[1:])
 
 
 def fail_in_a_batch(allocator: PageAllocator, held: NDArray[np.int32]) -> None:
@@ -184,6 +195,21 @@ def test_a_pool_shrinks_when_its_tail_is_free():
         allocator.resize(0)
 
 
+def test_a_pool_can_change_within_a_batch():
+    allocator = PageAllocator(3)
+    allocator.alloc(3)
+    with allocator.batched_frees():
+        allocator.free(pages(1))
+        allocator.resize(5)
+        with pytest.raises(ValueError, match="num_pages must leave only free pages behind"):
+            allocator.resize(1)
+        with pytest.raises(ValueError, match="got page 1, which is free"):
+            allocator.free(pages(1))
+        assert allocator.held_pages().tolist() == [0, 2]
+        assert allocator.num_free == 2
+    assert sorted(allocator.alloc(3).tolist()) == [1, 3, 4]
+
+
 def test_moves_gather_the_held_pages_at_the_front():
     allocator = PageAllocator(10)
     allocator.alloc(10)
@@ -193,6 +219,8 @@ def test_moves_gather_the_held_pages_at_the_front():
     assert allocator.held_pages().tolist() == [1, 4, 7, 9]
     allocator.move(moves)
     assert allocator.held_pages().tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="got page 4, which is free"):
+        allocator.free(pages(4))
     allocator.resize(4)
     assert len(allocator.plan_moves().src) == 0
 

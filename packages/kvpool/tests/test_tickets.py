@@ -61,6 +61,14 @@ def test_a_stale_ticket_says_so():
         pool.free(old)
 
 
+def test_the_next_ticket_of_a_free_row_is_no_ticket_yet():
+    pool = TicketPool(1)
+    pool.free(pool.alloc(1))
+    with pytest.raises(ValueError, match=f"got {2**32}, which was never handed out"):
+        pool.rows(tickets(2**32))
+    assert pool.alloc(1).tolist() == [2**32]
+
+
 @pytest.mark.parametrize("wrong", [-1, 1, 2, 2**32, 2**62])
 def test_a_number_that_is_no_ticket_is_refused(wrong: int):
     pool = TicketPool(2)

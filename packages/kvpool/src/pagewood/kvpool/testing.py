@@ -7,7 +7,7 @@ An allocator of your own passes when this test does:
 One that can also reserve, resize and move passes when `elastic_allocator_conformance(MyAllocator).TestCase` does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -155,7 +155,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.batches: list[AbstractContextManager[None]] = []
         self.kept: list[tuple[NDArray[np.int32], list[int]]] = []
 
-    @rule(n=st.integers(0, 42), is_kept=st.booleans())
+    @rule(n=st.integers(0, 6) | st.integers(0, 42), is_kept=st.booleans())
     def alloc(self, n: int, is_kept: bool) -> None:
         """Ask for up to more than the pool; the array is the caller's own, to keep or to write to."""
         available = self.oracle.num_free
@@ -208,10 +208,11 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.oracle.held)
     @rule(data=st.data())
     def free_duplicate(self, data: st.DataObject) -> None:
-        """Give back a held page twice in one call."""
+        """Give back a held page more than once in one call, even more often than there are pages."""
         page = data.draw(st.sampled_from(sorted(self.oracle.held)), label="page")
         others = [other for other in self._draw_held(data) if other != page]
-        self._free_refused(data.draw(st.permutations([page, page, *others])), wrong=page)
+        times = data.draw(st.integers(2, 50), label="times")
+        self._free_refused(data.draw(st.permutations([page] * times + others)), wrong=page)
 
     @precondition(lambda self: len(self.batches) < 3)
     @rule()
@@ -224,10 +225,12 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule()
     def end_batch(self) -> None:
-        """Close the innermost block."""
+        """Close the innermost block; what was freed in it stays freed."""
         self.batches.pop().__exit__(None, None, None)
         if not self.batches:
+            parked = self.oracle.parked.copy()
             self.oracle.end_batch()
+            self._each_refused(parked)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -263,6 +266,11 @@ class AllocatorMachine(RuleBasedStateMachine):
     def _free_with_wrong(self, data: st.DataObject, wrong: int) -> None:
         self._free_refused(data.draw(st.permutations([wrong, *self._draw_held(data)])), wrong=wrong)
 
+    def _each_refused(self, pages: Iterable[int]) -> None:
+        """Find that each of these pages counts as free."""
+        for page in pages:
+            self._free_refused([page], wrong=page)
+
     def _free_refused(self, pages: list[int], *, wrong: int) -> None:
         message: str | None = None
         try:
@@ -276,7 +284,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 class ElasticAllocatorMachine(AllocatorMachine):
     """Drives an elastic allocator likewise; made by `elastic_allocator_conformance`."""
 
-    @rule(n=st.integers(-2, 42))
+    @rule(n=st.integers(-1, 3) | st.integers(0, 42))
     def reserve(self, n: int) -> None:
         """Reserve up to more than there is."""
         available = self.oracle.num_free
@@ -310,6 +318,7 @@ class ElasticAllocatorMachine(AllocatorMachine):
         assert is_right == accepts(lambda: self.allocator.resize(num_pages)), f"resize({num_pages})"
         if is_right:
             self.oracle.on_resize(num_pages)
+            self._each_refused(self.oracle.free | self.oracle.parked)
 
     @rule(data=st.data(), is_targeted=st.booleans())
     def move(self, data: st.DataObject, is_targeted: bool) -> None:
@@ -333,6 +342,7 @@ class ElasticAllocatorMachine(AllocatorMachine):
         part = Moves(src=moves.src[chosen], dst=moves.dst[chosen])
         self.allocator.move(part)
         oracle.on_move(part.src.tolist(), part.dst.tolist())
+        self._each_refused(part.src.tolist())
 
     @rule(data=st.data())
     def move_anything(self, data: st.DataObject) -> None:
