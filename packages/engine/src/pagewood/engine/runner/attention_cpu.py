@@ -67,8 +67,8 @@ class CPUAttention:
         layout, memory, tape = self._storage.layout, self._memories[layer], q.tape
         out = tape.buffer(q.rows, q.size)
         heads, page_size = layout.num_kv_heads, layout.page_size
-        tape.append(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size)
-        tape.append(
+        tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size)
+        tape.emit(
             Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer],
             number=layout.head_dim**-0.5,
         )  # fmt: skip

@@ -45,8 +45,8 @@ class PanelLinear:
         """Return `[T, out]` of `[T, in]`."""
         tape = x.tape
         packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
-        tape.append(Operation.PACK, x.rows, x, packed, x.size)
-        tape.append(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
+        tape.emit(Operation.PACK, x.rows, x, packed, x.size)
+        tape.emit(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
         return out
 
 
@@ -62,7 +62,7 @@ class TableEmbedding:
         """Return `[T, E]`."""
         size = self._table.shape[1]
         out = tokens.tape.buffer(tokens.rows, size)
-        tokens.tape.append(Operation.GATHER, tokens.rows, tokens, self._table, out, size)
+        tokens.tape.emit(Operation.GATHER, tokens.rows, tokens, self._table, out, size)
         return out
 
 
@@ -79,7 +79,7 @@ class TiedEmbedding:
         panels = self._projection.panels
         size = panels.shape[1]
         out = tokens.tape.buffer(tokens.rows, size)
-        tokens.tape.append(Operation.GATHER_PANELS, tokens.rows, tokens, panels, out, size)
+        tokens.tape.emit(Operation.GATHER_PANELS, tokens.rows, tokens, panels, out, size)
         return out
 
 
@@ -104,13 +104,13 @@ class CPUOps:
     def rms_norm(self, x: Buffer, weight: Tensor, epsilon: float) -> Buffer:
         """Return the norm of `x` `[T, E]`."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.append(Operation.NORM, x.rows, x, _array(weight), out, x.size, number=epsilon)
+        x.tape.emit(Operation.NORM, x.rows, x, _array(weight), out, x.size, number=epsilon)
         return out
 
     def add_rms_norm(self, x: Buffer, residual: Buffer, weight: Tensor, epsilon: float) -> Buffer:
         """Add `x` to `residual` and return the norm of the sum."""
         out = x.tape.buffer(x.rows, x.size)
-        x.tape.append(Operation.ADD_NORM, x.rows, x, residual, _array(weight), out, x.size, number=epsilon)
+        x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(weight), out, x.size, number=epsilon)
         return out
 
     def split_heads(
@@ -120,7 +120,7 @@ class CPUOps:
         tape, rows = qkv.tape, qkv.rows
         q, k, v = (tape.buffer(rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
         norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
-        tape.append(
+        tape.emit(
             Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, number=split.epsilon
         )
         return q, k, v
@@ -128,13 +128,13 @@ class CPUOps:
     def silu_mul(self, gate_up: Buffer) -> Buffer:
         """Return silu of the first half times the second half."""
         out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
-        gate_up.tape.append(Operation.SILU_MUL, gate_up.rows, gate_up, out, out.size)
+        gate_up.tape.emit(Operation.SILU_MUL, gate_up.rows, gate_up, out, out.size)
         return out
 
     def take(self, x: Buffer, wanted: Buffer) -> Buffer:
         """Return the rows of `x` at `wanted`."""
         out = x.tape.buffer(wanted.rows, x.size)
-        x.tape.append(Operation.TAKE, wanted.rows, x, wanted, out, x.size)
+        x.tape.emit(Operation.TAKE, wanted.rows, x, wanted, out, x.size)
         return out
 
 

@@ -28,11 +28,6 @@ def sample(logits: Float32, batch: Batch, positions: Int32) -> Int32:
     Raises:
         ValueError: a row holds a NaN, so that there is no token to choose.
     """
-    best = logits.argmax(-1)  # of a row that holds a NaN, the place of the NaN
-    if np.isnan(logits[np.arange(len(best)), best]).any():
-        raise ValueError("logits must be numbers, got NaN")
-    if not batch.temperatures.any():
-        return best.astype(np.int32)
     tokens = np.empty(len(positions), np.int32)
     draw_tokens(
         logits,
@@ -44,4 +39,6 @@ def sample(logits: Float32, batch: Batch, positions: Int32) -> Int32:
         positions,
         tokens,
     )
+    if (tokens < 0).any():
+        raise ValueError("logits must be numbers, got NaN")
     return tokens

@@ -59,13 +59,13 @@ class Tape:
     __slots__ = ("_lines",)
 
     def __init__(self) -> None:
-        self._lines: list[_Line] = []  # written by: append
+        self._lines: list[_Line] = []  # written by: emit
 
     def buffer(self, rows: Rows, size: int) -> Buffer:
         """Return a new matrix of `size` columns."""
         return Buffer(self, rows, size)
 
-    def append(self, operation: Operation, rows: Rows, *operands: Operand, number: float = 0.0) -> None:
+    def emit(self, operation: Operation, rows: Rows, *operands: Operand, number: float = 0.0) -> None:
         """Add an instruction: see `Operation` for its operands. Arrays are kept as long as the program lives."""
         self._lines.append(_Line(operation=operation, rows=rows, operands=operands, number=number))
 

@@ -22,6 +22,7 @@ import numpy as np
 from pagewood.engine.runner.compiled.kernel import inlined
 from pagewood.engine.runner.compiled.tile import TALL, WIDTH, multiply_packed
 
+_STRIP = 128  # inputs that are packed together: their places stay in the first level of the cache
 _BLOCK = 8  # tiles that one thread multiplies with a panel
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 
@@ -39,9 +40,11 @@ def pack(x: Any, packed: Any, tile: Any) -> None:
     count = num_tiles(num_rows)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
     height, base = _U(last - first), _U(first * depth)
-    for r in range(height):
-        for k in range(_U(depth)):
-            packed[base + k * height + r] = x[_U(first) + r, k]
+    for start in range(0, depth, _STRIP):
+        end = _U(min(start + _STRIP, depth))
+        for r in range(height):
+            for k in range(_U(start), end):
+                packed[base + k * height + r] = x[_U(first) + r, k]
 
 
 @inlined

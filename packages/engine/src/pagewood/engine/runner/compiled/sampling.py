@@ -22,6 +22,8 @@ from pagewood.engine.runner.compiled.kernel import exact, kernel
 from pagewood.engine.runner.compiled.numeric import exp
 
 _F = np.float32
+_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+_NUM_MAXIMA = 64
 _NUM_BINS = 1024
 _BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
 
@@ -111,14 +113,39 @@ def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
 
 
 @exact
+def _best(logits: Any) -> Any:
+    """Return the place of the largest number, the first of equal ones, or -1 where one is no number.
+
+    Several running maxima side by side are compared as vectors, one alone number by number.
+    """
+    size = _U(logits.shape[0])
+    whole = size - size % _U(_NUM_MAXIMA)
+    maxima = np.full(_NUM_MAXIMA, -np.inf, np.float32)
+    strange = np.zeros(_NUM_MAXIMA, np.int32)
+    for start in range(_U(0), whole, _U(_NUM_MAXIMA)):
+        for j in range(_U(_NUM_MAXIMA)):
+            x = logits[start + j]
+            maxima[j] = x if x > maxima[j] else maxima[j]
+            strange[j] |= np.int32(x != x)
+    for i in range(whole, size):
+        x = logits[i]
+        maxima[0] = x if x > maxima[0] else maxima[0]
+        strange[0] |= np.int32(x != x)
+    if strange.any():
+        return -1
+    largest = maxima.max()
+    place = _U(0)
+    while place < size and logits[place] != largest:
+        place += _U(1)
+    return np.int64(place) if place < size else 0  # all are minus infinity
+
+
+@exact
 def _draw(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, number: Any, row: Any) -> Any:
-    """Return a token of `logits` `[V]`; `row` `[V]` is scratch."""
+    """Return a token of `logits` `[V]`, or -1 where one of them is no number; `row` `[V]` is scratch."""
     size = logits.shape[0]
-    best = 0
-    for i in range(size):
-        if logits[i] > logits[best]:
-            best = i
-    if temperature == _F(0.0):
+    best = _best(logits)
+    if best < 0 or temperature == _F(0.0):
         return best
     largest = logits[best] / temperature
     for i in range(size):
@@ -153,9 +180,9 @@ def draw_tokens(
         min_ps: `[S] float32`, 0 is off.
         seeds: `[S] int64`.
         positions: `[S] int32`, where the token will stand.
-        tokens: `[S] int32`, written.
+        tokens: `[S] int32`, written; -1 where a logit is no number.
     """
     for s in numba.prange(logits.shape[0]):
-        row = np.empty(logits.shape[1], np.float32)
+        row = np.empty(logits.shape[1] if temperatures[s] != _F(0.0) else 0, np.float32)
         number = uniform(seeds[s], positions[s])
         tokens[s] = _draw(logits[s], temperatures[s], top_ks[s], top_ps[s], min_ps[s], number, row)
