@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
 from pagewood.engine.build import build_engine
+from pagewood.engine.kv import KVSpace
 from pagewood.engine.loop import Engine, Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import random_scenario, run_scenario
+from pagewood.engine.testing import make_request, random_scenario, run_scenario
+from pagewood.engine.tiers import TieredCaches
+from pagewood.kvpool import MultiHeadLayout, PageAllocator
+from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import (
     ArrayPages,
     DiskTier,
@@ -124,6 +128,43 @@ def test_random_traffic_over_tiers_gives_the_oracles_tokens(seed: int, overlap: 
     scenario = random_scenario(rng, overlap=overlap)
     config = replace(scenario.config, prefix_cache=True)
     run_scenario(replace(scenario, config=config), make_caches=make_caches)
+
+
+def test_healing_keeps_what_the_host_has() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
+    memory = KVStorage(layout, 16).memory
+    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
+    kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
+    first = make_request(list(range(12)))
+    assert kv.admit(first, max_tokens=100, num_reserved=0) == 12
+    first.num_computed = 12
+    kv.release(first)
+    kv.heal()
+    assert (kv.num_free, kv.num_cached, kv.violation(())) == (16, 0, None)
+    again = make_request(list(range(12)), arrival=1)
+    while kv.recall(again, num_reserved=0):
+        assert kv.violation(()) is None
+    assert kv.admit(again, max_tokens=100, num_reserved=0) == 12 - 8
+    assert kv.violation([again]) is None
+    kv.release(again)
+    kv.close()
+
+
+def test_an_aborted_request_stops_its_recall() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
+    memory = KVStorage(layout, 16).memory
+    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
+    kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
+    first = make_request(list(range(12)))
+    kv.admit(first, max_tokens=100, num_reserved=0)
+    first.num_computed = 12
+    kv.release(first)
+    kv.heal()
+    waiting = make_request(list(range(12)), arrival=1)
+    kv.recall(waiting, num_reserved=0)
+    kv.forget(waiting)
+    assert (kv.num_recalling, kv.violation(())) == (0, None)
+    kv.close()
 
 
 def test_kv_on_disk_is_that_of_one_model_and_layout(tmp_path: Path) -> None:

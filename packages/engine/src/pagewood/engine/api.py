@@ -203,7 +203,7 @@ class EngineConfig:
             )
         if self.disk_cache_path is not None and self.host_cache_gb is None:
             raise ValueError(
-                f"disk_cache_path must come with host_cache_gb, which its pages pass, got {self.disk_cache_path!r} alone"
+                f"disk_cache_path must come with host_cache_gb, which its pages pass, got {self.disk_cache_path!r}"
             )
         if self.host_cache_gb is not None and not self.prefix_cache:
             raise ValueError(f"host_cache_gb must come with the prefix cache, got {self.host_cache_gb} without it")
