@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
@@ -85,6 +86,7 @@ class RowMachine(RuleBasedStateMachine):
 
 
 TestRows = RowMachine.TestCase
+TestRows.settings = settings(max_examples=50)
 
 
 def test_a_stale_row_is_an_error():

@@ -44,7 +44,7 @@ class _CacheImpl(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """Knows a variant by its number; numba would pickle what it encloses, which differs in every process."""
+    """Knows a variant by its number; numba would store what it encloses, which differs in every process."""
 
     _impl_class = _CacheImpl
 
