@@ -164,6 +164,14 @@ class EngineConfig:
     overlap: bool = True
     """Plan step N+1 while step N computes."""
     prefix_cache: bool = True
+    host_cache_gb: float | None = None
+    """Main memory for KV that leaves the KV memory of the running requests, in units of 1e9 bytes; None: none."""
+    disk_cache_path: str | None = None
+    """Folder on a disk for the same, which outlives the process; None: none. It needs a host cache."""
+    disk_cache_gb: float | None = None
+    """How large its files may be, in units of 1e9 bytes."""
+    cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
+    """When KV is copied to the host cache: as soon as it is cached, when it is used a second time, or when evicted."""
     seed: int = 0
     """Seed of the requests that name none."""
 
@@ -177,7 +185,30 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
+        self._check_tiers()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(
                 f"max_total_tokens must hold at least one page of {self.page_size}, got {self.max_total_tokens}"
+            )
+
+    def _check_tiers(self) -> None:
+        for name in ("host_cache_gb", "disk_cache_gb"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if (self.disk_cache_path is None) != (self.disk_cache_gb is None):
+            raise ValueError(
+                "disk_cache_path and disk_cache_gb must be given together, "
+                f"got {self.disk_cache_path!r} and {self.disk_cache_gb}"
+            )
+        if self.disk_cache_path is not None and self.host_cache_gb is None:
+            raise ValueError(
+                f"disk_cache_path must come with host_cache_gb, which its pages pass, got {self.disk_cache_path!r}"
+            )
+        if self.host_cache_gb is not None and not self.prefix_cache:
+            raise ValueError(f"host_cache_gb must come with the prefix cache, got {self.host_cache_gb} without it")
+        if self.cache_write_policy not in ("write_through", "write_through_selective", "write_back"):
+            raise ValueError(
+                "cache_write_policy must be write_through, write_through_selective or write_back, "
+                f"got {self.cache_write_policy!r}"
             )

@@ -13,7 +13,7 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.intake import Intake
-from pagewood.engine.kv import KVSpace, NoPrefixCache
+from pagewood.engine.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.load import load_model
 from pagewood.engine.loop import Engine, EngineInfo, Runner
 from pagewood.engine.models.config import ModelConfig
@@ -22,6 +22,7 @@ from pagewood.engine.runner.cpu import CPURunner
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.state import EngineState
+from pagewood.engine.tiers import TieredCaches, model_fingerprint
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 from pagewood.radixcache import RadixCache
@@ -88,17 +89,25 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         num_threads,
     )
 
+    storage = KVStorage(layout, num_pages)
+    make_cache: Callable[[], PrefixCache] | None = None
+    if config.host_cache_gb is not None:
+        fingerprint = model_fingerprint(folder)
+        make_cache = TieredCaches(
+            config, memory=storage.memory, page_size=config.page_size, fingerprint=fingerprint
+        ).make
+
     def make_runner(kv: KVSpace) -> CPURunner:
         return CPURunner(
             model,
-            KVStorage(layout, num_pages),
+            storage,
             kernel,
             max_rows=config.max_running,
             max_length=max_length,
             num_threads=num_threads,
         )
 
-    return assemble(config, info=info, make_runner=make_runner, inbox=inbox, outbox=outbox)
+    return assemble(config, info=info, make_runner=make_runner, make_cache=make_cache, inbox=inbox, outbox=outbox)
 
 
 def assemble(
@@ -106,6 +115,7 @@ def assemble(
     *,
     info: EngineInfo,
     make_runner: Callable[[KVSpace], Runner],
+    make_cache: Callable[[], PrefixCache] | None = None,
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
@@ -116,13 +126,14 @@ def assemble(
         config: its policies and limits are used; model, device and memory are `info`'s and the runner's business.
         info: what the engine is; `max_length` must fit into `num_pages`.
         make_runner: gets the KV space, for runners that audit it.
+        make_cache: makes empty prefix caches; None: a radix cache, or none if the configuration says so.
         inbox: where commands come from.
         outbox: where answers go.
         clock: seconds, monotonic.
     """
     page_size = info.page_size
     kv = KVSpace(
-        make_cache=partial(RadixCache, page_size) if config.prefix_cache else NoPrefixCache,
+        make_cache=make_cache or (partial(RadixCache, page_size) if config.prefix_cache else NoPrefixCache),
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
         num_rows=config.max_running,

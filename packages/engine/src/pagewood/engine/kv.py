@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -85,6 +85,31 @@ class PrefixCache(Protocol):
 
     def evict(self, num_pages: int) -> Int32:
         """Disown up to num_pages unlocked pages and return them."""
+        ...
+
+
+@runtime_checkable
+class TieredCache(PrefixCache, Protocol):
+    """A prefix cache that keeps evicted pages in other memories, and brings them back."""
+
+    def recall(self, tokens: Int32, namespace: str | None = None) -> Any | None:
+        """Begin to bring back what other memories have of these tokens; None: nothing."""
+        ...
+
+    def advance(self, recall: Any, take: Callable[[int], Int32 | None]) -> bool:
+        """Do what is due, never wait; return whether to come back later. `take` gives pages to the cache, or None."""
+        ...
+
+    def cancel(self, recall: Any) -> None:
+        """Call it off."""
+        ...
+
+    def poll(self) -> None:
+        """Take in finished copies and begin new ones."""
+        ...
+
+    def close(self) -> None:
+        """Write down what is to outlive the process, and end."""
         ...
 
 
@@ -170,13 +195,17 @@ class KVSpace:
         num_rows: requests that can hold a row at the same time.
     """
 
-    __slots__ = ("_allocator", "_cache", "_free_rows", "_make_cache", "epoch", "page_size")
+    __slots__ = (
+        "_allocator", "_cache", "_free_rows", "_make_cache", "_num_recalling", "_tiers", "epoch", "page_size",
+    )  # fmt: skip
 
     def __init__(
         self, *, make_cache: Callable[[], PrefixCache], allocator: PageAllocator, page_size: int, num_rows: int
     ) -> None:
         self._make_cache = make_cache
         self._cache = make_cache()  # written by: kv
+        self._tiers = self._cache if isinstance(self._cache, TieredCache) else None  # written by: kv
+        self._num_recalling = 0  # written by: kv
         self._allocator = allocator
         self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
         self.page_size = page_size
@@ -208,11 +237,64 @@ class KVSpace:
         """Requests that can still be given a row."""
         return len(self._free_rows)
 
+    @property
+    def num_recalling(self) -> int:
+        """Waiting requests whose KV may be on its way back from another memory."""
+        return self._num_recalling
+
     def probe(self, request: Request) -> None:
         """Refresh `num_matched` of a waiting request, if the cache has changed since the last probe."""
         if request.matched_epoch != self.epoch:
             request.matched_epoch = self.epoch
             request.num_matched = self._cache.peek(self._reusable(request), request.namespace).num_tokens
+
+    def recall(self, request: Request, *, num_reserved: int) -> bool:
+        """Bring back KV of a waiting request from other memories; return whether to admit it later, when it is there.
+
+        Pages to load it to are taken when `admit` would accept the request, so that they are there for it to have.
+
+        Args:
+            request: waiting.
+            num_reserved: as for `admit`.
+        """
+        tiers = self._tiers
+        if tiers is None or (request.is_recalled and request.recall is None):
+            return False
+        if not request.is_recalled:
+            request.is_recalled = True
+            request.recall = tiers.recall(self._reusable(request), request.namespace)
+            if request.recall is None:
+                return False
+            self._num_recalling += 1
+
+        def take(n: int) -> Int32 | None:
+            num_matched = self._cache.peek(self._reusable(request), request.namespace).num_tokens
+            num_missing = -(-request.num_known // self.page_size) - num_matched // self.page_size
+            return self._take(n) if self.num_available >= max(n, num_missing + num_reserved) else None
+
+        recall: Any = request.recall
+        is_coming = tiers.advance(recall, take)
+        if recall.is_over:
+            self.forget(request)
+            self.epoch += 1  # what has arrived can be matched
+        return is_coming
+
+    def forget(self, request: Request) -> None:
+        """Stop bringing back KV of a request that waits no more."""
+        if request.recall is not None and self._tiers is not None:
+            self._tiers.cancel(request.recall)
+            self._num_recalling -= 1
+        request.recall = None
+
+    def poll(self) -> None:
+        """Let copies between memories go on while the engine is idle."""
+        if self._tiers is not None:
+            self._tiers.poll()
+
+    def close(self) -> None:
+        """Write down what is to outlive the process; no request may hold a row."""
+        if self._tiers is not None:
+            self._tiers.close()
 
     def admit(self, request: Request, *, max_tokens: int, num_reserved: int) -> int:
         """Give a waiting request a row, its cached prefix and pages for the next `max_tokens` positions, or decline.
@@ -238,6 +320,7 @@ class KVSpace:
             self._cache.unlock(lease)
             return 0
         fresh = self._take(-(-(match.num_tokens + count) // self.page_size) - num_matched_pages)
+        self.forget(request)
         if request.num_cached < 0:
             request.num_cached = match.num_tokens
         capacity = -(-request.max_length // self.page_size)
@@ -299,6 +382,7 @@ class KVSpace:
         self._cache.unlock(request.lease)
         self._free_rows.append(request.row)
         request.row = -1
+        request.is_recalled = False
         request.lease = None
         request.num_pages = 0
         request.num_published = 0
@@ -320,13 +404,14 @@ class KVSpace:
             )
         if len(np.unique(owned)) != len(owned):
             return "a page is private to two requests"
-        if not holders and self._cache.num_locked:
+        if not holders and not self._num_recalling and self._cache.num_locked:
             return f"{self._cache.num_locked} cached pages are locked, but no request holds a lease"
         return None
 
     def heal(self) -> None:
         """Forget all cached prefixes and make every page free. No request may hold a row."""
         self._cache = self._make_cache()
+        self._tiers = self._cache if isinstance(self._cache, TieredCache) else None
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
 

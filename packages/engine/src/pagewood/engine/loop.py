@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,10 @@ _log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
 """How long an idle engine waits for commands before it asks again whether to stop."""
+
+
+_RECALL_WAIT_S = 0.001
+"""How long an engine rests that has nothing to do but to wait for KV from another memory."""
 
 
 class StepHandle(Protocol):
@@ -169,14 +174,20 @@ class Engine:
         return self._kv.violation([*self._state.running, *self._state.draining])
 
     def close(self) -> None:
-        """Give back the runner's threads and memory."""
+        """Give back the runner's threads and memory, and write down the KV that is to outlive the process."""
         self._runner.close()
+        self._kv.close()
 
     def _take_commands(self, last: Pending | None) -> None:
         idle = last is None and self._state.is_idle
+        timeout_s = 0.0
         if idle:
             self._check_invariant()
-        commands = self._inbox.receive(timeout_s=_IDLE_WAIT_S if idle else 0.0)
+            self._kv.poll()
+            timeout_s = _IDLE_WAIT_S
+        elif last is None and not self._state.running and self._kv.num_recalling:
+            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a loop that spins holds the copies up
+        commands = self._inbox.receive(timeout_s=timeout_s)
         if commands:
             now_s = self._clock()
             self._send([delta for command in commands if (delta := self._intake.take(command, now_s)) is not None])

@@ -219,7 +219,10 @@ class Planner:
                 break
             if self._defer_repeats and self._repeats_a_prompt_in_progress(request, state.running):
                 continue
-            count = kv.admit(request, max_tokens=count, num_reserved=self._reserved_pages(state.running, request))
+            num_reserved = self._reserved_pages(state.running, request)
+            if kv.recall(request, num_reserved=num_reserved):
+                continue
+            count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
                 if self._skip_ahead.pass_over(request):
                     continue

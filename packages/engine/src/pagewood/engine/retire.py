@@ -91,6 +91,7 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
     del state.by_id[request.request_id]
     if request.row < 0:
         state.waiting.remove(request)
+        kv.forget(request)
         return
     state.running.remove(request)
     state.waiting.stop(request)

@@ -62,6 +62,10 @@ class Request:
     """State of the cache when num_matched was probed."""  # written by: kv
     num_cached: int = -1
     """Prompt tokens that its first admission found in the cache; -1: not admitted yet."""  # written by: kv
+    recall: object = None
+    """Its KV on the way back from another memory; None: nothing is."""  # written by: kv
+    is_recalled: bool = False
+    """Whether it has been asked, since it began to wait, what other memories have of it."""  # written by: kv
     row: int = -1
     """Its line in the device tables; -1: none."""  # written by: kv
     pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))

@@ -50,6 +50,7 @@ class EchoRunner:
         page_size: positions per page.
         vocab_size: tokens are below it.
         held_pages: if given, returns the pages that are not free; a step that touches another page is an error.
+        memory: `[num_pages * page_size] uint64`, the KV memory; None: it is allocated.
     """
 
     def __init__(
@@ -61,13 +62,15 @@ class EchoRunner:
         page_size: int,
         vocab_size: int,
         held_pages: Callable[[], Int32] | None = None,
+        memory: _UInt64 | None = None,
     ) -> None:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._held_pages = held_pages
         self._tokens = np.full((num_rows, max_length + 1), -1, np.int32)
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
-        self._kv = np.full(num_pages * page_size, _GARBAGE, np.uint64)
+        self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
+        self._kv.fill(_GARBAGE)
         self._queue: deque[_EchoStep] = deque()
         self.num_launched = 0
         self.num_launched_ahead = 0

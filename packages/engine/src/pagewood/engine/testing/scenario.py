@@ -7,13 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, Submit
 from pagewood.engine.build import assemble
-from pagewood.engine.kv import KVSpace
+from pagewood.engine.kv import KVSpace, PrefixCache
 from pagewood.engine.loop import Engine, EngineInfo, Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
+
+MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
+"""Given KV memory, `[num_pages * page_size] uint64`, and the page size: returns what makes prefix caches for it."""
 
 _VOCAB_SIZE = 40
 _EOS = 0
@@ -104,24 +108,32 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
     )
 
 
-def run_scenario(scenario: Scenario, *, after_step: Callable[[Engine], None] | None = None) -> Report:
+def run_scenario(
+    scenario: Scenario,
+    *,
+    after_step: Callable[[Engine], None] | None = None,
+    make_caches: MakeCaches | None = None,
+) -> Report:
     """Run a scenario to its end; every answer must be the sequential oracle's.
 
     Args:
         scenario: the traffic.
         after_step: a further check.
+        make_caches: for a prefix cache that copies KV memory; None: the configured one.
 
     Raises:
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
     """
-    return _Run(scenario).to_the_end(after_step)
+    return _Run(scenario, make_caches).to_the_end(after_step)
 
 
 class _Run:
     """One scenario under way."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, make_caches: MakeCaches | None) -> None:
         self._scenario = scenario
+        page_size = scenario.config.page_size
+        self._memory = np.empty(scenario.num_pages * page_size, np.uint64)
         self._inbox = MemoryInbox()
         self._outbox = MemoryOutbox()
         self._runner: EchoRunner | None = None
@@ -140,6 +152,7 @@ class _Run:
                 page_size=scenario.config.page_size,
             ),
             make_runner=self._make_runner,
+            make_cache=None if make_caches is None else make_caches(self._memory, page_size),
             inbox=self._inbox,
             outbox=self._outbox,
             clock=lambda: float(self._step),
@@ -165,6 +178,7 @@ class _Run:
             self._step += 1
         engine.step()  # idle: checks the invariant once more
         self._check_ends()
+        engine.close()
         counters = engine.counters()
         assert counters.num_violations == 0
         assert counters.num_free_pages + counters.num_cached_pages == scenario.num_pages
@@ -187,6 +201,7 @@ class _Run:
             page_size=self._scenario.config.page_size,
             vocab_size=_VOCAB_SIZE,
             held_pages=kv.held_pages,
+            memory=self._memory,
         )
         return self._runner
 

@@ -54,6 +54,26 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     memory.add_argument(
         "--disable-radix-cache", action="store_true", help="do not share the KV of common prefixes between requests"
     )
+    memory.add_argument(
+        "--host-cache-gb",
+        type=float,
+        metavar="GB",
+        help="main memory for KV that is evicted, so that a conversation which resumes is not computed again "
+        "(default: none)",
+    )
+    memory.add_argument(
+        "--disk-cache-path",
+        metavar="FOLDER",
+        help="folder for the same on a disk, which outlives the server; it needs --host-cache-gb (default: none)",
+    )
+    memory.add_argument("--disk-cache-gb", type=float, metavar="GB", help="how much of that disk to use")
+    memory.add_argument(
+        "--cache-write-policy",
+        choices=("write_through", "write_through_selective", "write_back"),
+        default=DEFAULTS.cache_write_policy,
+        help="copy KV to the host cache as soon as it is computed, when it is used a second time, or when it is "
+        "evicted (default: %(default)s)",
+    )
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument(
         "--schedule-policy",
@@ -119,5 +139,9 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_prefills=options.max_prefills,
         overlap=not options.disable_overlap,
         prefix_cache=not options.disable_radix_cache,
+        host_cache_gb=options.host_cache_gb,
+        disk_cache_path=options.disk_cache_path,
+        disk_cache_gb=options.disk_cache_gb,
+        cache_write_policy=options.cache_write_policy,
         seed=options.random_seed,
     )

@@ -1,0 +1,98 @@
+"""The KV memories beyond the device, as the configuration asks for them; part of the composition root."""
+
+from __future__ import annotations
+
+import logging
+from hashlib import sha256
+from pathlib import Path
+
+from pagewood.engine.api import EngineConfig
+from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.tiers import DiskTier, HostTier, TieredIndex, WritePolicy
+from pagewood.kvpool.tiers.torch_pages import device_pages
+from pagewood.radixcache import RadixCache
+
+_log = logging.getLogger(__name__)
+
+_GB = 1_000_000_000
+_NUM_SAMPLES = 256
+_SAMPLE_BYTES = 4096
+
+
+class TieredCaches:
+    """Makes prefix caches over a host cache and perhaps a disk.
+
+    Invariant: the one that it made last is the one in use, and has the host and the disk to itself.
+
+    Args:
+        config: with a host cache.
+        memory: the KV memory of the runner.
+        page_size: tokens per page.
+        fingerprint: of the model, 32 bytes: KV on disk is that of one model.
+
+    Raises:
+        ValueError: a budget is less than a page, or the disk cannot be used.
+    """
+
+    __slots__ = ("_config", "_disk", "_fingerprint", "_host", "_last", "_memory", "_page_size")
+
+    def __init__(self, config: EngineConfig, *, memory: PageMemory, page_size: int, fingerprint: bytes) -> None:
+        assert config.host_cache_gb is not None
+        page_bytes = memory.layout.bytes_per_page
+        num_host_pages = _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
+        self._config = config
+        self._memory = memory
+        self._page_size = page_size
+        self._fingerprint = sha256(fingerprint + repr(memory.layout).encode()).digest()
+        self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages)
+        self._disk: DiskTier | None = None
+        self._last: TieredIndex | None = None  # written by: make
+        _log.info("host cache: %d pages", num_host_pages)
+        if config.disk_cache_path is not None and config.disk_cache_gb is not None:
+            num_disk_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, page_bytes)
+            self._disk = DiskTier(
+                Path(config.disk_cache_path) / "shard-0.pages",
+                page_bytes=page_bytes,
+                num_bytes=num_disk_pages * page_bytes,
+                fingerprint=self._fingerprint,
+            )
+            _log.info("disk cache: %d pages, %d of them in use", num_disk_pages, self._disk.num_held)
+
+    def make(self) -> TieredIndex:
+        """Return a cache with an empty device; the last one, if there is one, ends."""
+        if self._last is not None:
+            self._last.close(keep_stores=True)
+        self._last = TieredIndex(
+            RadixCache(self._page_size),
+            device=device_pages(self._memory),
+            host=self._host,
+            disk=self._disk,
+            page_size=self._page_size,
+            fingerprint=self._fingerprint,
+            write_policy=WritePolicy(self._config.cache_write_policy),
+        )
+        return self._last
+
+
+def model_fingerprint(folder: Path) -> bytes:
+    """Return 32 bytes that tell a model from others: a hash of its configuration and of samples of its weights.
+
+    The same files give the same bytes on every machine; 256 samples of each file are far more than a retrained model
+    could leave unchanged, and cost milliseconds where reading all of a large model would cost minutes.
+    """
+    digest = sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for index in range(_NUM_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * index // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()
+
+
+def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
+    num_pages = int(budget_gb * _GB) // page_bytes
+    if num_pages < 1:
+        raise ValueError(f"{name} must hold at least one page of {page_bytes / _GB:.6f}e9 bytes, got {budget_gb}")
+    return num_pages

@@ -1,0 +1,197 @@
+"""KV that leaves the device and comes back: with the embedded model, and with the echo model in random traffic."""
+
+import random
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pagewood.engine import EngineConfig, SamplingParams
+from pagewood.engine.api import Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.kv import KVSpace
+from pagewood.engine.loop import Engine, Pending
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import make_request, random_scenario, run_scenario
+from pagewood.engine.tiers import TieredCaches
+from pagewood.kvpool import MultiHeadLayout, PageAllocator
+from pagewood.kvpool.storage import KVStorage
+from pagewood.kvpool.tiers import (
+    ArrayPages,
+    DiskTier,
+    HostTier,
+    PrefetchMode,
+    PrefetchPolicy,
+    TieredIndex,
+    WritePolicy,
+)
+from pagewood.radixcache import RadixCache
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PAGE = 16
+
+
+class Server:
+    """An engine with the embedded model, and one request at a time."""
+
+    def __init__(self, **options: Any) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        self.engine: Engine = build_engine(EngineConfig(**options), inbox=self.inbox, outbox=self.outbox)
+
+    def answer(self, prompt: list[int]) -> tuple[list[int], int]:
+        """Answer one prompt; return the answer and how many positions were computed for it."""
+        before = self.engine.counters().num_tokens
+        self.inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=GREEDY))
+        answer: list[int] = []
+        pending: Pending | None = None
+        while True:
+            pending = self.engine.advance(pending)
+            deltas = self.outbox.take()
+            answer += [token for delta in deltas for token in delta.tokens]
+            if any(delta.finish is not None for delta in deltas):
+                break
+        while pending is not None:
+            pending = self.engine.advance(pending)
+        assert self.engine.violation() is None
+        return answer, self.engine.counters().num_tokens - before
+
+
+@contextmanager
+def serving(**options: Any) -> Generator[Server]:
+    server = Server(max_total_tokens=256, **options)
+    try:
+        yield server
+    finally:
+        server.engine.close()
+
+
+def prompt(seed: int, n: int) -> list[int]:
+    return [5 + (seed * 7919 + i * i * 31 + i) % 200 for i in range(n)]
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again(policy: str) -> None:
+    first = prompt(1, 100)
+    with serving(host_cache_gb=0.1, cache_write_policy=policy) as server:
+        answer, num_computed = server.answer(first)
+        assert num_computed == 100 + 8 - 1
+        for other in range(2, 6):  # each evicts what was there
+            server.answer(prompt(other, 200))
+        resumed = first + answer + prompt(9, 20)
+        tokens, num_computed = server.answer(resumed)
+        num_kept = (100 + 8 - 1) // PAGE * PAGE
+        assert num_computed == len(resumed) - num_kept + 8 - 1
+    with serving() as plain:
+        assert plain.answer(resumed)[0] == tokens
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_a_conversation_survives_a_restart_on_disk(policy: str, tmp_path: Path) -> None:
+    options = {
+        "host_cache_gb": 0.1, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1,
+        "cache_write_policy": policy,
+    }  # fmt: skip
+    first = prompt(1, 100)
+    with serving(**options) as server:
+        expected, _ = server.answer(first)
+    with serving(**options) as server:
+        tokens, num_computed = server.answer(first)
+    assert tokens == expected
+    assert num_computed == 100 - 96 + 8 - 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_random_traffic_over_tiers_gives_the_oracles_tokens(seed: int, overlap: bool, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
+    prefetch = PrefetchPolicy(mode=rng.choice(list(PrefetchMode)))
+
+    def make_caches(memory: NDArray[np.uint64], page_size: int) -> Callable[[], TieredIndex]:
+        device = ArrayPages([[memory.view(np.uint8).reshape(-1, page_size * 8)]])
+        disk = DiskTier(tmp_path / "pages", page_bytes=page_size * 8, num_bytes=100 * page_size * 8)
+        return lambda: TieredIndex(
+            RadixCache(page_size),
+            device=device,
+            host=HostTier(page_bytes=page_size * 8, num_pages=host_pages),
+            disk=disk,
+            page_size=page_size,
+            write_policy=policy,
+            prefetch=prefetch,
+        )
+
+    scenario = random_scenario(rng, overlap=overlap)
+    config = replace(scenario.config, prefix_cache=True)
+    run_scenario(replace(scenario, config=config), make_caches=make_caches)
+
+
+def test_healing_keeps_what_the_host_has() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
+    memory = KVStorage(layout, 16).memory
+    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
+    kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
+    first = make_request(list(range(12)))
+    assert kv.admit(first, max_tokens=100, num_reserved=0) == 12
+    first.num_computed = 12
+    kv.release(first)
+    kv.heal()
+    assert (kv.num_free, kv.num_cached, kv.violation(())) == (16, 0, None)
+    again = make_request(list(range(12)), arrival=1)
+    while kv.recall(again, num_reserved=0):
+        assert kv.violation(()) is None
+    assert kv.admit(again, max_tokens=100, num_reserved=0) == 12 - 8
+    assert kv.violation([again]) is None
+    kv.release(again)
+    kv.close()
+
+
+def test_an_aborted_request_stops_its_recall() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
+    memory = KVStorage(layout, 16).memory
+    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
+    kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
+    first = make_request(list(range(12)))
+    kv.admit(first, max_tokens=100, num_reserved=0)
+    first.num_computed = 12
+    kv.release(first)
+    kv.heal()
+    waiting = make_request(list(range(12)), arrival=1)
+    kv.recall(waiting, num_reserved=0)
+    kv.forget(waiting)
+    assert (kv.num_recalling, kv.violation(())) == (0, None)
+    kv.close()
+
+
+def test_kv_on_disk_is_that_of_one_model_and_layout(tmp_path: Path) -> None:
+    options = {"host_cache_gb": 0.1, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1}
+    Server(**options).engine.close()
+    with pytest.raises(ValueError, match="path must hold pages of the same model and layout"):
+        Server(**options, page_size=8)
+
+
+def test_a_budget_below_a_page_and_a_folder_without_rights_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="host_cache_gb must hold at least one page"):
+        Server(host_cache_gb=1e-9)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="path must be a file that can be made and written"):
+        Server(host_cache_gb=0.1, disk_cache_path=str(tmp_path / "file"), disk_cache_gb=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host_cache_gb": 0.0}, "host_cache_gb must be > 0, got 0.0"),
+        ({"disk_cache_path": "x"}, "disk_cache_path and disk_cache_gb must be given together"),
+        ({"disk_cache_path": "x", "disk_cache_gb": 1.0}, "disk_cache_path must come with host_cache_gb"),
+        ({"host_cache_gb": 1.0, "prefix_cache": False}, "host_cache_gb must come with the prefix cache"),
+        ({"cache_write_policy": "x"}, "cache_write_policy must be write_through, "),
+    ],
+)
+def test_options_that_contradict_each_other_are_errors(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)  # pyright: ignore[reportArgumentType]

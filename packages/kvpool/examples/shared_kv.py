@@ -1,0 +1,56 @@
+"""Two processes share KV through a folder: the first computes a prompt, the second finds it computed.
+
+python shared_kv.py /tmp/kv
+"""
+
+import multiprocessing
+import sys
+
+import numpy as np
+
+from pagewood.kvpool import PageAllocator
+from pagewood.kvpool.tiers import ArrayPages, HostTier, SharedFolder, TieredIndex
+from pagewood.kvpool.tiers.plain_cache import PlainCache  # or pagewood.radixcache.RadixCache
+
+PAGE_SIZE, NUM_LAYERS, LAYER_BYTES, NUM_PAGES = 16, 4, 4096, 64
+PROMPT = np.arange(100, 260, dtype=np.int32)  # ten pages
+
+
+def serve(folder: str, name: str) -> None:
+    """Answer one prompt, as a server would in a process of its own."""
+    layers = [np.zeros((NUM_PAGES, LAYER_BYTES), np.uint8) for _ in range(NUM_LAYERS)]
+    page_bytes = NUM_LAYERS * LAYER_BYTES
+    allocator = PageAllocator(NUM_PAGES)
+    index = TieredIndex(
+        PlainCache(PAGE_SIZE),
+        device=ArrayPages([[layer] for layer in layers]),
+        host=HostTier(page_bytes=page_bytes, num_pages=NUM_PAGES),
+        remote=SharedFolder(folder, page_bytes=page_bytes, num_bytes=1_000_000, fingerprint=b"my model"),
+        page_size=PAGE_SIZE,
+        fingerprint=b"my model",
+    )
+
+    recall = index.recall(PROMPT)
+    while recall is not None and index.advance(recall, allocator.alloc):
+        pass  # an engine computes other requests meanwhile
+
+    match = index.match(PROMPT)
+    lease = index.lock(match.node)
+    pages = allocator.alloc((len(PROMPT) - match.num_tokens) // PAGE_SIZE)
+    for layer in layers:
+        layer[pages] = PROMPT[match.num_tokens :: PAGE_SIZE, None] % 251  # a model writes keys and values here
+    index.insert(PROMPT[match.num_tokens :], pages, after=lease)
+    index.unlock(lease)
+
+    found = index.peek(PROMPT).pages
+    is_right = all((layer[found] == PROMPT[::PAGE_SIZE, None] % 251).all() for layer in layers)
+    print(f"{name}: {match.num_tokens} tokens found, {len(PROMPT) - match.num_tokens} computed, KV right: {is_right}")
+    index.close()
+
+
+if __name__ == "__main__":
+    for name in ("first", "second"):
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(sys.argv[1], name))
+        process.start()
+        process.join()
+        assert process.exitcode == 0

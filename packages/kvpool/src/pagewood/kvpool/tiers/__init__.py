@@ -1,0 +1,40 @@
+"""KV pages beyond the device: host memory, a disk, a folder that several processes share; see `TieredIndex`.
+
+Needs numpy only. `device_pages` in `pagewood.kvpool.tiers.torch_pages` is the bridge to `KVStorage`.
+"""
+
+from pagewood.kvpool.tiers.counters import TierCounters
+from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
+from pagewood.kvpool.tiers.disk import DiskTier
+from pagewood.kvpool.tiers.folder import SharedFolder
+from pagewood.kvpool.tiers.host import HostTier
+from pagewood.kvpool.tiers.index import Hits, TieredIndex
+from pagewood.kvpool.tiers.keys import KeyChain
+from pagewood.kvpool.tiers.lane import Lane, Lanes, ThreadLane, thread_lanes
+from pagewood.kvpool.tiers.policy import PrefetchMode, PrefetchPolicy, WritePolicy
+from pagewood.kvpool.tiers.recall import Recall
+from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
+
+__all__ = [
+    "ArrayPages",
+    "DevicePages",
+    "DiskTier",
+    "Hits",
+    "HostTier",
+    "KeyChain",
+    "Lane",
+    "Lanes",
+    "PageStore",
+    "PrefetchMode",
+    "PrefetchPolicy",
+    "Recall",
+    "SharedFolder",
+    "ThreadLane",
+    "TierCounters",
+    "TieredIndex",
+    "Transfer",
+    "TransferCancelled",
+    "WritePolicy",
+    "thread_lanes",
+]

@@ -1,0 +1,160 @@
+"""The disk tier: pages in one file of this process, found again when it starts the next time."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.checksum import checksum
+from pagewood.kvpool.tiers.page_file import ENTRY, PageFile
+
+NUM_READERS = 2
+"""Threads that read and verify: one alone would verify while the disk waits. More were not faster."""
+
+
+class DiskTier:
+    """A `PageStore` in a file of fixed size, least recently used out first.
+
+    Invariant: a slot is free, or being written, or holds the page of exactly one key; a slot that is being read is not
+    written. The index lives in memory, and is rebuilt from the file's table when it is opened.
+
+    One file belongs to one process: give each shard (tensor-parallel rank) its own. Processes that want to share pages
+    use a `SharedFolder`. Nothing is synced, so a crash of the machine may cost the pages of its last seconds; what is
+    found torn, then or later, is absent. Thread-safe.
+
+    Args:
+        path: of the file.
+        page_bytes: of a page image.
+        num_bytes: how large the pages may be together.
+        fingerprint: up to 32 bytes that say what the pages are of: model, dtype, layout.
+
+    Raises:
+        ValueError: `num_bytes` is less than one page, `fingerprint` is too long, or the file cannot be had.
+    """
+
+    __slots__ = ("_file", "_free", "_held", "_lock", "_num_reads", "_readers", "_sequence")
+
+    def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
+        if page_bytes < 1:
+            raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
+        if num_bytes < page_bytes:
+            raise ValueError(f"num_bytes must hold at least one page of {page_bytes} bytes, got {num_bytes}")
+        if len(fingerprint) > 32:
+            raise ValueError(f"fingerprint must have at most 32 bytes, got {len(fingerprint)}")
+        num_slots = num_bytes // page_bytes
+        self._file = PageFile(Path(path), page_bytes=page_bytes, num_slots=num_slots, fingerprint=fingerprint)
+        self._lock = Lock()
+        self._readers = ThreadPoolExecutor(NUM_READERS, "kv-disk")
+        self._held: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
+        """Slot and checksum by key, least recently used first."""  # written by: _load, _take, _put_run, get
+        self._num_reads: dict[int, int] = {}  # by slot that is being read; written by: get
+        entries = self._file.entries()
+        self._sequence = int(entries["sequence"].max())  # written by: _put_run
+        for slot in np.argsort(entries["sequence"], kind="stable").tolist():
+            if entries["sequence"][slot]:
+                self._held.pop(key := entries["key"][slot].tobytes(), None)
+                self._held[key] = (slot, entries["checksum"][slot].tobytes())
+        in_use = {slot for slot, _ in self._held.values()}
+        self._free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in in_use]
+        # _free is written by: _take, _put_run, get
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that fit."""
+        return self._file.num_slots
+
+    @property
+    def num_held(self) -> int:
+        """Pages that it has."""
+        return len(self._held)
+
+    def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        """Keep pages, at the cost of the least recently used ones.
+
+        Raises:
+            OSError: the disk is full or failed.
+            ValueError: a page has another size.
+        """
+        for page in pages:
+            if page.nbytes != self._file.page_bytes:
+                raise ValueError(f"pages must have {self._file.page_bytes} bytes, got {page.nbytes}")
+        with self._lock:
+            lacking = [index for index, key in enumerate(keys) if key not in self._held]
+            slots = self._take(len(lacking))
+        work = list(zip(slots, lacking, strict=False))
+        for _, group in itertools.groupby(enumerate(work), lambda item: item[1][0] - item[0]):
+            run = [item[1] for item in group]
+            try:
+                self._put_run(run[0][0], [keys[index] for _, index in run], [pages[index] for _, index in run])
+            except OSError:
+                with self._lock:
+                    self._free.extend(slot for slot, _ in reversed(work) if slot >= run[0][0])
+                raise
+
+    def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
+        """Read and verify pages; a page that is torn or cannot be read is forgotten."""
+        return list(self._readers.map(self._get, keys, pages))
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return which pages it has, without reading them."""
+        return [key in self._held for key in keys]
+
+    def close(self) -> None:
+        """Close the file; it can be opened again, here or in another process."""
+        self._readers.shutdown()
+        self._file.close()
+
+    def _get(self, key: bytes, page: Bytes) -> bool:
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                return False
+            self._held.move_to_end(key)
+            slot, expected = found
+            self._num_reads[slot] = self._num_reads.get(slot, 0) + 1
+        try:
+            is_whole = self._file.read(slot, page) and checksum(key, page) == expected
+        except OSError:
+            is_whole = False
+        with self._lock:
+            self._num_reads[slot] -= 1
+            if not self._num_reads[slot]:
+                del self._num_reads[slot]
+            if not is_whole and self._held.get(key) == found:
+                del self._held[key]
+                self._free.append(slot)
+        return is_whole
+
+    def _take(self, n: int) -> list[int]:
+        """Take up to n slots to write to, ascending; the lock is held."""
+        if len(self._free) < n:
+            idle = ((key, slot) for key, (slot, _) in self._held.items() if slot not in self._num_reads)
+            for key, slot in list(itertools.islice(idle, n - len(self._free))):
+                del self._held[key]
+                self._free.append(slot)
+        start = max(0, len(self._free) - n)
+        slots = sorted(self._free[start:])
+        del self._free[start:]
+        return slots
+
+    def _put_run(self, slot: int, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        """Write pages to consecutive taken slots, then hold them."""
+        entries = np.zeros(len(keys), ENTRY)
+        entries["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32)
+        checksums = [checksum(key, page) for key, page in zip(keys, pages, strict=True)]
+        entries["checksum"] = np.frombuffer(b"".join(checksums), np.uint8).reshape(-1, 16)
+        with self._lock:
+            entries["sequence"] = np.arange(self._sequence + 1, self._sequence + 1 + len(keys))
+            self._sequence += len(keys)
+        self._file.write(slot, pages, entries)
+        with self._lock:
+            for index, key in enumerate(keys):
+                if key in self._held:  # another thread was faster
+                    self._free.append(slot + index)
+                else:
+                    self._held[key] = (slot + index, checksums[index])

@@ -1,0 +1,152 @@
+"""A file of page images at direct offsets, with a table that says what lies where.
+
+| part | bytes | holds |
+|---|---|---|
+| head | 4,096 | magic, size of a page, number of slots, fingerprint |
+| table | 64 per slot, to a whole 4,096 | key (32), checksum (16), sequence number (8), unused (8) |
+| pages | page_bytes per slot | page images |
+
+Nothing is ever synced, and a page and its entry are written in any order: whatever a crash leaves behind, an entry
+counts only if its checksum is that of the page in the slot. Numbers are little-endian.
+"""
+
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.kvpool.tiers.arrays import Bytes
+
+ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8"), ("unused", "<u8")])
+"""One slot of the table; sequence 0: the slot has never held a page."""
+
+_MAGIC = b"pagewood pages 1"
+_HEAD = struct.Struct("<16sQQ32s")
+_BLOCK_BYTES = 4096
+_MAX_ROWS = 1024
+"""Buffers that one system call takes."""
+
+
+class PageFile:
+    """An open page file, locked against other processes.
+
+    Invariant: it does not know which slots are in use; the caller does, and never lets two calls meet in one slot.
+
+    Args:
+        path: of the file; made if it is not there. One of another geometry is emptied.
+        page_bytes: of a page image.
+        num_slots: slots.
+        fingerprint: up to 32 bytes that say what the pages are of. A file of another one is refused.
+
+    Raises:
+        ValueError: the file cannot be made or written, is somebody else's, or the disk has no room for it.
+    """
+
+    __slots__ = ("_file", "_start", "num_slots", "page_bytes", "path")
+
+    def __init__(self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes) -> None:
+        self.path = path
+        self.page_bytes = page_bytes
+        self.num_slots = num_slots
+        table_bytes = -(-num_slots * ENTRY.itemsize // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._start = _BLOCK_BYTES + table_bytes
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ValueError(f"path must be a file that can be made and written, got {path}: {error}") from error
+        try:
+            self._claim(_HEAD.pack(_MAGIC, page_bytes, num_slots, fingerprint.ljust(32, b"\0")))
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def entries(self) -> NDArray[np.void]:
+        """Read the whole table, `[num_slots] ENTRY`."""
+        table = np.zeros(self.num_slots, ENTRY)
+        _read(self._file, [table.view(np.uint8)], _BLOCK_BYTES)
+        return table
+
+    def read(self, slot: int, page: Bytes) -> bool:
+        """Read one page; False: the file ends before it does.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        return _read(self._file, [page], self._start + slot * self.page_bytes)
+
+    def write(self, slot: int, pages: Sequence[Bytes], entries: NDArray[np.void]) -> None:
+        """Write pages and their entries to consecutive slots from `slot` on.
+
+        Raises:
+            OSError: the disk is full or failed; any part may have been written.
+        """
+        for start in range(0, len(pages), _MAX_ROWS):
+            rows = pages[start : start + _MAX_ROWS]
+            _write(self._file, rows, self._start + (slot + start) * self.page_bytes)
+        _write(self._file, [entries.view(np.uint8)], _BLOCK_BYTES + slot * ENTRY.itemsize)
+
+    def close(self) -> None:
+        """Close the file, which unlocks it."""
+        os.close(self._file)
+
+    def _claim(self, head: bytes) -> None:
+        """Lock the file, and make it one of this geometry if it is not."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"path must not be in use, got {self.path}, which another process holds (a SharedFolder can be shared)"
+            ) from error
+        found = os.pread(self._file, _HEAD.size, 0)
+        if found == head:
+            return
+        if found and not found.startswith(_MAGIC):
+            raise ValueError(f"path must be a page file or new, got {self.path}, which is something else")
+        if found and found[-32:] != head[-32:]:
+            raise ValueError(
+                f"path must hold pages of the same model and layout, got {self.path}, which holds others: "
+                "delete it, or choose another"
+            )
+        needed = self._start + self.num_slots * self.page_bytes
+        os.ftruncate(self._file, 0)
+        available = shutil.disk_usage(self.path.parent).free
+        if needed > available:
+            raise ValueError(f"the disk of {self.path} must have {needed} bytes free, got {available}")
+        os.ftruncate(self._file, needed)
+        os.pwrite(self._file, head, 0)
+
+
+def _read(file: int, rows: Sequence[Bytes], offset: int) -> bool:
+    """Fill the rows from the file; False: it is too short."""
+    buffers = [row.data for row in rows]
+    while buffers:
+        n = os.preadv(file, buffers, offset)
+        if not n:
+            return False
+        offset += n
+        buffers = _after(buffers, n)
+    return True
+
+
+def _write(file: int, rows: Sequence[Bytes], offset: int) -> None:
+    """Write the rows to the file."""
+    buffers = [row.data for row in rows]
+    while buffers:
+        n = os.pwritev(file, buffers, offset)
+        offset += n
+        buffers = _after(buffers, n)
+
+
+def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
+    """Return what is left of the buffers after n bytes."""
+    for index, buffer in enumerate(buffers):
+        if n < buffer.nbytes:
+            return [buffer[n:], *buffers[index + 1 :]]
+        n -= buffer.nbytes
+    return []

@@ -1,0 +1,393 @@
+"""The way up: bringing the KV of a waiting request back to the device, from a store to the host and from there on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+
+from pagewood.kvpool.tiers.arrays import Bytes, Int32
+from pagewood.kvpool.tiers.counters import TierCounters
+from pagewood.kvpool.tiers.demotion import Demotion
+from pagewood.kvpool.tiers.device import DevicePages
+from pagewood.kvpool.tiers.host import HostTier
+from pagewood.kvpool.tiers.lane import Lanes, Work
+from pagewood.kvpool.tiers.policy import PrefetchPolicy
+from pagewood.kvpool.tiers.prefix_cache import PrefixCache
+from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.transfer import Transfer
+
+_log = logging.getLogger(__name__)
+
+_GROUP_PAGES = 16
+"""Pages that are fetched at a time; what has arrived is counted in such groups."""
+
+Take = Callable[[int], "Int32 | None"]
+"""Give n device pages away; None: not now."""
+
+
+class _Stage(Enum):
+    ASKING = auto()
+    """A remote store is being asked what it has."""
+    PLANNED = auto()
+    """It is known what to fetch."""
+    FETCHING = auto()
+    """Pages are on their way from a store to the host."""
+    HELD = auto()
+    """All that is to be had is on the host."""
+    LOADING = auto()
+    """Pages are on their way from the host to the device."""
+    OVER = auto()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Recall:
+    """The KV of one token sequence on its way back to the device; made by `TieredIndex.recall`.
+
+    An engine whose forward pass can wait for layers may use `pages` before the load has ended: `load.wait_layer(i)`
+    before layer i reads them.
+    """
+
+    tokens: Int32
+    namespace: str | None
+    keys: list[bytes]
+    """Of all its whole pages."""
+    deadline_s: float
+    """When to stop waiting for a store."""  # written by: Recalls
+    num_known: int
+    """Leading pages that the tiers are known to have."""  # written by: Recalls
+    stage: _Stage = _Stage.PLANNED  # written by: Recalls
+    transfer: Transfer | None = None
+    """What it waits for."""  # written by: Recalls
+    found: list[bool] = field(default_factory=list[bool])
+    """What a remote store said, once it did."""  # written by: Recalls
+    slots: list[int] = field(default_factory=list[int])
+    """Host slots that are being filled, or pinned and read."""  # written by: Recalls
+    lacking: list[bytes] = field(default_factory=list[bytes])
+    """Keys of the slots that are being filled."""  # written by: Recalls
+    pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """`[n] int32`, device pages that are being loaded."""  # written by: Recalls
+    first_page: int = 0
+    """The page of the sequence that `pages` begin with."""  # written by: Recalls
+    lease: Any = None
+    """Lock on what precedes `pages` on the device."""  # written by: Recalls
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.stage is _Stage.OVER
+
+    @property
+    def load(self) -> Transfer | None:
+        """The copy to the device; None: it has not begun, or is over."""
+        return self.transfer if self.stage is _Stage.LOADING else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Abandoned:
+    """Memory that a called-off transfer may still touch."""
+
+    transfer: Transfer
+    taken: list[int]
+    pinned: list[int]
+    pages: list[int]
+
+
+class Recalls:
+    """All recalls under way.
+
+    Invariant: a device page that was taken is being loaded, or the cache's, or spare; no lock, pin or taken slot
+    outlives the recall and the transfer that needed it.
+    """
+
+    __slots__ = (
+        "_abandoned", "_active", "_cache", "_clock", "_counters", "_demotion", "_device", "_disk", "_host", "_lanes",
+        "_page_size", "_policy", "_remote", "_spare",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        cache: PrefixCache,
+        device: DevicePages,
+        host: HostTier,
+        disk: PageStore | None,
+        remote: PageStore | None,
+        lanes: Lanes,
+        demotion: Demotion,
+        policy: PrefetchPolicy,
+        page_size: int,
+        counters: TierCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._device = device
+        self._host = host
+        self._disk = disk
+        self._remote = remote
+        self._lanes = lanes
+        self._demotion = demotion
+        self._policy = policy
+        self._page_size = page_size
+        self._counters = counters
+        self._clock = clock
+        self._active: dict[Recall, None] = {}  # written by: begin, _end
+        self._abandoned: list[_Abandoned] = []  # written by: _abandon, poll
+        self._spare: list[int] = []
+        """Device pages that came back."""  # written by: poll, _finish_load, take_spare
+
+    @property
+    def num_loading(self) -> int:
+        """Device pages that a load writes, or may still write."""
+        loading = sum(len(recall.pages) for recall in self._active)
+        return loading + sum(len(abandoned.pages) for abandoned in self._abandoned)
+
+    @property
+    def num_spare(self) -> int:
+        """Device pages that came back and that nobody uses."""
+        return len(self._spare)
+
+    @property
+    def num_slots(self) -> int:
+        """Host slots that are being filled."""
+        filling = sum(len(recall.slots) for recall in self._active if recall.stage is _Stage.FETCHING)
+        return filling + sum(len(abandoned.taken) for abandoned in self._abandoned)
+
+    def take_spare(self, n: int) -> list[int]:
+        """Give away up to n spare pages."""
+        start = max(0, len(self._spare) - n)
+        pages = self._spare[start:]
+        del self._spare[start:]
+        return pages
+
+    def begin(self, tokens: Int32, namespace: str | None, keys: list[bytes]) -> Recall | None:
+        """Begin to bring back what follows the device's prefix; None: there is nothing to bring back."""
+        start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
+        num_known = start + self.num_leading(keys[start:])
+        if num_known == start and (self._remote is None or start == len(keys)):
+            return None
+        self._host.touch(keys)
+        patience_s = self._policy.patience_s((len(keys) - start) * self._page_size)
+        recall = Recall(
+            tokens=tokens[: len(keys) * self._page_size].copy(),
+            namespace=namespace,
+            keys=keys,
+            deadline_s=self._clock() + patience_s,
+            num_known=num_known,
+        )
+        self._active[recall] = None
+        self._ask(recall)
+        if recall.stage is _Stage.PLANNED:
+            self._fetch(recall)
+        return recall
+
+    def num_leading(self, keys: Sequence[bytes]) -> int:
+        """Return how many of these pages in a row are on the host or on the disk."""
+        on_disk = self._disk.exists(keys) if self._disk is not None else [False] * len(keys)
+        for index, key in enumerate(keys):
+            if key not in self._host and not on_disk[index]:
+                return index
+        return len(keys)
+
+    def advance(self, recall: Recall, take: Take) -> bool:
+        """Do what is due; return whether it is worth waiting for more."""
+        is_late = self._clock() >= recall.deadline_s
+        transfer = recall.transfer
+        if recall.stage is _Stage.ASKING and transfer is not None and (transfer.is_done or is_late):
+            if transfer.is_done and transfer.error is None:
+                recall.num_known += (*recall.found, False).index(False)
+            transfer.cancel()
+            recall.transfer, recall.stage = None, _Stage.PLANNED
+        if recall.stage is _Stage.PLANNED:
+            self._fetch(recall)
+            if is_late and recall.stage is _Stage.PLANNED:
+                recall.stage = _Stage.HELD
+        transfer = recall.transfer
+        if recall.stage is _Stage.FETCHING and transfer is not None and (transfer.is_done or is_late):
+            self._settle(recall, transfer)
+        if recall.stage is _Stage.HELD:
+            return self._load(recall, take)
+        if recall.stage is _Stage.LOADING and transfer is not None and transfer.is_done:
+            self._finish_load(recall, transfer)
+        return not recall.is_over
+
+    def cancel(self, recall: Recall) -> None:
+        """Call a recall off; what has arrived on the host stays there."""
+        transfer = recall.transfer
+        if recall.stage is _Stage.FETCHING and transfer is not None:
+            self._settle(recall, transfer)
+        elif recall.stage is _Stage.LOADING and transfer is not None:
+            transfer.cancel()
+            self._cache.unlock(recall.lease)
+            self._abandon(transfer, pinned=recall.slots, pages=recall.pages.tolist())
+        elif transfer is not None:
+            transfer.cancel()
+        self._end(recall)
+
+    def cancel_all(self) -> None:
+        """Call everything off, and wait until nothing is being copied."""
+        for recall in list(self._active):
+            self.cancel(recall)
+        for abandoned in self._abandoned:
+            (self._lanes.load if abandoned.pages else self._lanes.fetch).wait(abandoned.transfer)
+        self.poll()
+
+    def poll(self) -> None:
+        """Take back the memory of called-off transfers that are over."""
+        if not self._abandoned:
+            return
+        for abandoned in [abandoned for abandoned in self._abandoned if abandoned.transfer.is_done]:
+            self._abandoned.remove(abandoned)
+            self._host.give_back(abandoned.taken)
+            self._host.unpin(abandoned.pinned)
+            self._spare.extend(abandoned.pages)
+
+    def _ask(self, recall: Recall) -> None:
+        """Ask the remote store for what the others lack, if there is one and its lane has room."""
+        remote, keys = self._remote, recall.keys[recall.num_known :]
+        if remote is None or not keys:
+            return
+
+        def work(_: Transfer) -> None:
+            recall.found.extend(remote.exists(keys))
+
+        recall.transfer = self._lanes.fetch.submit(work, len(keys))
+        if recall.transfer is not None:
+            recall.stage = _Stage.ASKING
+
+    def _fetch(self, recall: Recall) -> None:
+        """Begin to fetch what the host lacks; stays PLANNED if there is no room for it now."""
+        start = self._cache.peek(recall.tokens, recall.namespace).num_tokens // self._page_size
+        lacking = [key for key in recall.keys[start : recall.num_known] if key not in self._host]
+        if not lacking:
+            recall.stage = _Stage.HELD
+            return
+        num_bytes = len(lacking) * self._host.page_bytes
+        slots = self._host.take(len(lacking)) if self._lanes.fetch.accepts(num_bytes) else []
+        if not slots:
+            return
+        lacking = lacking[: len(slots)]
+        recall.transfer = self._lanes.fetch.submit(self._get(lacking, slots), num_bytes)
+        recall.lacking, recall.slots, recall.stage = lacking, slots, _Stage.FETCHING
+
+    def _get(self, keys: list[bytes], slots: list[int]) -> Work:
+        """Return the work of fetching pages in order, up to the first that no store has."""
+
+        def work(transfer: Transfer) -> None:
+            for start in range(0, len(keys), _GROUP_PAGES):
+                group = keys[start : start + _GROUP_PAGES]
+                found = self._get_group(group, [self._host.row(slot) for slot in slots[start : start + _GROUP_PAGES]])
+                num_found = (*found, False).index(False)
+                transfer.advance(num_pages=start + num_found)
+                if num_found < len(group):
+                    return
+
+        return work
+
+    def _get_group(self, keys: list[bytes], rows: list[Bytes]) -> list[bool]:
+        """Fetch pages from the disk, the others from the remote store; what came from far is kept near."""
+        found = _try_get(self._disk, keys, rows)
+        lacking = [index for index, is_there in enumerate(found) if not is_there]
+        if lacking and self._remote is not None:
+            lacking_keys, lacking_rows = [keys[i] for i in lacking], [rows[i] for i in lacking]
+            answers = _try_get(self._remote, lacking_keys, lacking_rows)
+            for index, is_there in zip(lacking, answers, strict=True):
+                found[index] = is_there
+            near = [index for index, is_there in zip(lacking, answers, strict=True) if is_there]
+            if near and self._disk is not None:
+                try:
+                    self._disk.put([keys[i] for i in near], [rows[i] for i in near])
+                except OSError as error:
+                    _log.warning("the disk could not keep %d pages: %s", len(near), error)
+        return found
+
+    def _settle(self, recall: Recall, transfer: Transfer) -> None:
+        """End the fetch: what has arrived belongs to the host."""
+        transfer.cancel()
+        n = transfer.num_pages
+        for key, slot in zip(recall.lacking[:n], recall.slots[:n], strict=True):
+            self._demotion.hold(key, slot, is_stored=True)
+        self._counters.num_fetched += n
+        rest = recall.slots[n:]
+        if not transfer.is_done:
+            self._abandon(transfer, taken=rest)
+        else:
+            self._host.give_back(rest)
+        recall.transfer, recall.slots, recall.stage = None, [], _Stage.HELD
+
+    def _load(self, recall: Recall, take: Take) -> bool:
+        """Begin to copy what the host has to the device; return whether to wait for it."""
+        match = self._cache.match(recall.tokens, recall.namespace)
+        start = match.num_tokens // self._page_size
+        slots: list[int] = []
+        for key in recall.keys[start:]:
+            slot = self._host.slot_of(key)
+            if slot is None:
+                break
+            slots.append(slot)
+        if not slots:
+            self._end(recall)
+            return False
+        num_bytes = len(slots) * self._host.page_bytes
+        if not self._lanes.load.accepts(num_bytes):
+            return True
+        lease = self._cache.lock(match.node)  # taking pages may evict, from here and from the host
+        self._host.pin(slots)
+        pages = take(len(slots))
+        if pages is None:
+            self._cache.unlock(lease)
+            self._host.unpin(slots)
+            return False
+        recall.transfer = self._lanes.load.submit(self._write(pages.tolist(), slots), num_bytes)
+        recall.pages, recall.slots, recall.lease, recall.first_page = pages, slots, lease, start
+        recall.stage = _Stage.LOADING
+        return True
+
+    def _write(self, pages: list[int], slots: list[int]) -> Work:
+        def work(transfer: Transfer) -> None:
+            for layer in range(self._device.num_layers):
+                self._device.write(layer, pages, self._host.memory, slots)
+                transfer.advance(num_layers=layer + 1)
+
+        return work
+
+    def _finish_load(self, recall: Recall, transfer: Transfer) -> None:
+        """Let the cache adopt what was loaded; pages that it got from elsewhere meanwhile are spare."""
+        pages, start = recall.pages, recall.first_page
+        end = start + len(pages)
+        if transfer.error is None:
+            tokens = recall.tokens[start * self._page_size : end * self._page_size]
+            n = self._cache.insert(tokens, pages, recall.namespace, after=recall.lease).num_existing
+            self._demotion.adopt(pages[n:].tolist(), recall.keys[start + n : end])
+            self._counters.num_loaded += len(pages) - n
+        else:
+            _log.error("%d pages could not be loaded and are computed instead: %s", len(pages), transfer.error)
+            self._counters.num_failed += len(pages)
+            n = len(pages)
+        self._spare.extend(pages[:n].tolist())
+        self._host.unpin(recall.slots)
+        self._cache.unlock(recall.lease)
+        self._end(recall)
+
+    def _abandon(
+        self, transfer: Transfer, *, taken: Sequence[int] = (), pinned: Sequence[int] = (), pages: Sequence[int] = ()
+    ) -> None:
+        self._abandoned.append(_Abandoned(transfer=transfer, taken=list(taken), pinned=list(pinned), pages=list(pages)))
+
+    def _end(self, recall: Recall) -> None:
+        self._active.pop(recall, None)
+        recall.stage, recall.transfer, recall.slots, recall.pages = _Stage.OVER, None, [], recall.pages[:0]
+
+
+def _try_get(store: PageStore | None, keys: list[bytes], rows: list[Bytes]) -> list[bool]:
+    if store is None:
+        return [False] * len(keys)
+    try:
+        return store.get(keys, rows)
+    except OSError as error:
+        _log.warning("a store could not be read: %s", error)
+        return [False] * len(keys)

@@ -1,0 +1,235 @@
+"""Doubles and a conformance suite for those who write a tier of their own; needs hypothesis.
+
+A store of your own passes when this test does; `make_store(page_bytes)` makes an empty one with room for 64 pages:
+
+    TestMyStore = store_conformance(make_store).TestCase
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.device import DevicePages
+from pagewood.kvpool.tiers.keys import KEY_BYTES
+from pagewood.kvpool.tiers.lane import Lanes, Work, run
+from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.transfer import Transfer
+
+
+class ManualLane:
+    """A lane that copies when it is told to, or waited for; so a test decides what is still under way.
+
+    Args:
+        max_pending: transfers that it accepts.
+    """
+
+    __slots__ = ("_max_pending", "_pending")
+
+    def __init__(self, *, max_pending: int = 4) -> None:
+        self._max_pending = max_pending
+        self._pending: deque[tuple[Work, Transfer]] = deque()  # written by: submit, run
+
+    @property
+    def num_pending(self) -> int:
+        """Transfers that wait."""
+        return len(self._pending)
+
+    def accepts(self, num_bytes: int) -> bool:
+        """Whether there is room for one more transfer."""
+        return len(self._pending) < self._max_pending
+
+    def submit(self, work: Work, num_bytes: int) -> Transfer | None:
+        """Queue a copy."""
+        if not self.accepts(num_bytes):
+            return None
+        transfer = Transfer(num_bytes)
+        self._pending.append((work, transfer))
+        return transfer
+
+    def run(self, n: int = 1) -> None:
+        """Do up to n transfers."""
+        for _ in range(min(n, len(self._pending))):
+            work, transfer = self._pending.popleft()
+            transfer.finish(run(work, transfer))
+
+    def wait(self, transfer: Transfer) -> None:
+        """Do transfers up to this one."""
+        while not transfer.is_done:
+            self.run()
+
+    def close(self) -> None:
+        """Do all of them."""
+        self.run(len(self._pending))
+
+
+def manual_lanes(*, max_pending: int = 4) -> Lanes:
+    """Return lanes that copy when they are told to."""
+    return Lanes(**{name: ManualLane(max_pending=max_pending) for name in ("demote", "load", "store", "fetch")})
+
+
+class FaultyDevice:
+    """A device whose next copies fail half-way.
+
+    Attributes:
+        num_reads_failing: so many reads copy half of their pages and raise.
+        num_writes_failing: so many writes of a layer copy half of their pages and raise.
+    """
+
+    def __init__(self, device: DevicePages) -> None:
+        self._device = device
+        self.num_reads_failing = 0
+        self.num_writes_failing = 0
+
+    @property
+    def num_layers(self) -> int:
+        """Those of the device."""
+        return self._device.num_layers
+
+    @property
+    def page_bytes(self) -> int:
+        """Those of the device."""
+        return self._device.page_bytes
+
+    def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        """Copy pages out, or half of them."""
+        if self.num_reads_failing:
+            self.num_reads_failing -= 1
+            half = len(pages) // 2
+            self._device.read(pages[:half], memory, slots[:half])
+            raise RuntimeError("the device failed to copy out")
+        self._device.read(pages, memory, slots)
+
+    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        """Copy a layer in, or half of it."""
+        if self.num_writes_failing:
+            self.num_writes_failing -= 1
+            half = len(pages) // 2
+            self._device.write(layer, pages[:half], memory, slots[:half])
+            raise RuntimeError("the device failed to copy in")
+        self._device.write(layer, pages, memory, slots)
+
+
+class FaultyStore:
+    """A store whose next calls fail half-way.
+
+    Attributes:
+        num_puts_failing: so many puts keep half of their pages and raise, as on a full disk.
+        num_gets_failing: so many gets write garbage and raise.
+        num_gets_short: so many gets answer for the first half only, and write garbage for the others.
+    """
+
+    def __init__(self, store: PageStore) -> None:
+        self._store = store
+        self.num_puts_failing = 0
+        self.num_gets_failing = 0
+        self.num_gets_short = 0
+
+    def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        """Keep pages, or half of them."""
+        if self.num_puts_failing:
+            self.num_puts_failing -= 1
+            half = len(keys) // 2
+            self._store.put(keys[:half], pages[:half])
+            raise OSError(28, "No space left on device")
+        self._store.put(keys, pages)
+
+    def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
+        """Fetch pages, or some of them."""
+        if self.num_gets_failing:
+            self.num_gets_failing -= 1
+            for page in pages:
+                page.fill(0xAA)
+            raise OSError(5, "Input/output error")
+        found = self._store.get(keys, pages)
+        if self.num_gets_short:
+            self.num_gets_short -= 1
+            for index in range(len(keys) // 2, len(keys)):
+                pages[index].fill(0xAA)
+                found[index] = False
+        return found
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Ask the store."""
+        return self._store.exists(keys)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+_NUM_KEYS = 12
+_PAGE_BYTES = (1, 64, 4096, 8200)
+
+
+def _key(index: int) -> bytes:
+    return bytes([index]) * KEY_BYTES
+
+
+def _page(index: int, page_bytes: int) -> Bytes:
+    return np.random.default_rng(index).integers(0, 256, page_bytes, np.uint8)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Drives a store and a dict through the same random calls; made by `store_conformance`."""
+
+    make_store: Callable[[int], PageStore]
+
+    @initialize(page_bytes=st.sampled_from(_PAGE_BYTES))
+    def make(self, page_bytes: int) -> None:
+        """Start with an empty store."""
+        self.page_bytes = page_bytes
+        self.store = self.make_store(page_bytes)
+        self.put_so_far: set[int] = set()
+
+    @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1), unique=True))
+    def put(self, indices: list[int]) -> None:
+        """Keep some pages, perhaps again; the memory stays the caller's."""
+        pages = [_page(index, self.page_bytes) for index in indices]
+        self.store.put([_key(index) for index in indices], pages)
+        for page in pages:
+            page.fill(0)
+        self.put_so_far.update(indices)
+
+    @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1)))
+    def get(self, indices: list[int]) -> None:
+        """Fetch pages, those that were put and others; 12 pages fit, so none may be forgotten."""
+        memory = np.zeros((len(indices), self.page_bytes), np.uint8)
+        found = self.store.get([_key(index) for index in indices], list(memory))
+        assert found == [index in self.put_so_far for index in indices], f"get({indices}) answered {found}"
+        for index, row, is_there in zip(indices, memory, found, strict=True):
+            if is_there:
+                assert np.array_equal(row, _page(index, self.page_bytes)), f"page {index} came back changed"
+
+    @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1)))
+    def exists(self, indices: list[int]) -> None:
+        """Ask for pages."""
+        found = self.store.exists([_key(index) for index in indices])
+        assert found == [index in self.put_so_far for index in indices], f"exists({indices}) answered {found}"
+
+    @rule(extra=st.integers(-1, 1).filter(bool))
+    def put_wrong_size(self, extra: int) -> None:
+        """Offer a page of another size."""
+        try:
+            self.store.put([_key(_NUM_KEYS)], [np.zeros(self.page_bytes + extra, np.uint8)])
+        except ValueError:
+            return
+        raise AssertionError(f"put of {self.page_bytes + extra} bytes must raise ValueError")
+
+    def teardown(self) -> None:
+        """Close the store."""
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+def store_conformance(make_store: Callable[[int], PageStore]) -> type[StoreMachine]:
+    """Return a hypothesis state machine for the stores that `make_store(page_bytes)` makes.
+
+    Its `TestCase` attribute is a test class for pytest or unittest.
+    """
+    return type("StoreConformance", (StoreMachine,), {"make_store": staticmethod(make_store)})

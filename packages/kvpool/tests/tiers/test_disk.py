@@ -1,0 +1,207 @@
+import errno
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from pagewood.kvpool.tiers import DiskTier
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.testing import store_conformance
+
+PAGE = 5000
+
+
+def key(index: int) -> bytes:
+    return bytes([index]) * 32
+
+
+def page(index: int) -> Bytes:
+    return np.random.default_rng(index).integers(0, 256, PAGE, np.uint8)
+
+
+def opened(folder: Path, num_pages: int = 4, **options: Any) -> DiskTier:
+    return DiskTier(folder / "pages", page_bytes=PAGE, num_bytes=num_pages * PAGE, **options)
+
+
+def put(disk: DiskTier, *indices: int) -> None:
+    disk.put([key(index) for index in indices], [page(index) for index in indices])
+
+
+def held(disk: DiskTier, *indices: int) -> list[bool]:
+    """Which pages it has; fails if it answers with another page."""
+    rows = np.zeros((len(indices), PAGE), np.uint8)
+    found = disk.get([key(index) for index in indices], list(rows))
+    for index, row, is_there in zip(indices, rows, found, strict=True):
+        assert not is_there or np.array_equal(row, page(index))
+    return found
+
+
+def store_of(page_bytes: int) -> DiskTier:
+    folder = tempfile.mkdtemp()
+    disk = DiskTier(Path(folder) / "pages", page_bytes=page_bytes, num_bytes=64 * page_bytes)
+    (Path(folder) / "pages").unlink()
+    Path(folder).rmdir()
+    return disk
+
+
+DiskConformance = store_conformance(store_of)
+DiskConformance.TestCase.settings = settings(max_examples=30, deadline=None)
+TestConformance = DiskConformance.TestCase
+
+
+def test_pages_are_found_again_when_it_is_opened_again(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1, 2, 3)
+    disk.close()
+    disk = opened(tmp_path)
+    assert disk.num_held == 3
+    assert held(disk, 1, 2, 3, 4) == [True, True, True, False]
+    put(disk, 4, 5)  # at the cost of the oldest
+    assert disk.num_held == 4
+    assert held(disk, 2, 3, 4, 5) == [True] * 4
+    disk.close()
+
+
+def test_the_least_recently_used_page_makes_room(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1, 2, 3, 4)
+    assert held(disk, 1) == [True]
+    put(disk, 5)
+    assert disk.exists([key(index) for index in range(6)]) == [False, True, False, True, True, True]
+    put(disk, 6, 7, 8, 9, 10)  # more than fit: the first ones, because the others are no use without them
+    assert held(disk, 6, 7, 8, 9, 10) == [True, True, True, True, False]
+    disk.close()
+
+
+@pytest.mark.parametrize("offset", [0, 4999, 2500])
+def test_a_changed_page_is_absent_and_makes_room(tmp_path: Path, offset: int) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1, 2, 3, 4)
+    with (tmp_path / "pages").open("r+b") as file:
+        file.seek(4096 + 4096 + PAGE + offset)  # the second slot
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    assert held(disk, 1, 2, 3, 4) == [True, False, True, True]
+    assert disk.exists([key(2)]) == [False]
+    put(disk, 2)
+    assert held(disk, 1, 2, 3, 4) == [True] * 4
+    disk.close()
+
+
+def test_blocks_that_changed_places_are_noticed(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "pages", page_bytes=8192, num_bytes=8192)
+    image = np.random.default_rng(0).integers(0, 256, 8192, np.uint8)
+    disk.put([key(1)], [image])
+    with (tmp_path / "pages").open("r+b") as file:
+        file.seek(8192)
+        file.write(image[4096:].tobytes() + image[:4096].tobytes())
+    assert disk.get([key(1)], [np.zeros(8192, np.uint8)]) == [False]
+    disk.close()
+
+
+def test_a_file_that_was_cut_short_costs_only_what_was_cut(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1, 2, 3)
+    disk.close()
+    os.truncate(tmp_path / "pages", 8192 + PAGE + 100)
+    disk = opened(tmp_path)
+    assert held(disk, 1, 2, 3) == [True, False, False]
+    disk.close()
+
+
+def test_an_entry_without_its_page_is_absent_after_a_crash(tmp_path: Path) -> None:
+    """The table reached the disk, and the page did not."""
+    disk = opened(tmp_path)
+    put(disk, 1, 2)
+    disk.close()
+    with (tmp_path / "pages").open("r+b") as file:
+        file.seek(8192)
+        file.write(bytes(2 * PAGE))
+    disk = opened(tmp_path)
+    assert held(disk, 1, 2) == [False, False]
+    disk.close()
+
+
+def test_a_full_disk_keeps_what_it_had_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1)
+    write = os.pwritev
+
+    def half(file: int, buffers: Sequence[Any], offset: int) -> int:
+        if offset < 8192:
+            return write(file, buffers, offset)
+        if offset > 8192 + PAGE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, [buffers[0][: PAGE // 2]], offset)
+
+    monkeypatch.setattr(os, "pwritev", half)
+    with pytest.raises(OSError, match="No space left"):
+        put(disk, 2, 3)
+    monkeypatch.undo()
+    assert held(disk, 1, 2, 3) == [True, False, False]
+    put(disk, 2, 3, 4)
+    assert held(disk, 1, 2, 3, 4) == [True] * 4
+    disk.close()
+
+
+def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read = os.pwritev, os.preadv
+    disk = opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda file, buffers, offset: write(file, [buffers[0][:777]], offset))  # pyright: ignore
+        patch.setattr(os, "preadv", lambda file, buffers, offset: read(file, [buffers[0][:777]], offset))  # pyright: ignore
+        put(disk, 1, 2, 3)
+        assert held(disk, 1, 2, 3) == [True] * 3
+    disk.close()
+
+
+def test_a_disk_that_fails_to_read_has_no_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1)
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    assert held(disk, 1) == [False]
+    disk.close()
+
+
+def test_a_file_belongs_to_one_process_and_one_model(tmp_path: Path) -> None:
+    disk = opened(tmp_path, fingerprint=b"llama")
+    with pytest.raises(ValueError, match="path must not be in use"):
+        opened(tmp_path, fingerprint=b"llama")
+    put(disk, 1)
+    disk.close()
+    with pytest.raises(ValueError, match="path must hold pages of the same model and layout"):
+        opened(tmp_path, fingerprint=b"qwen")
+    disk = opened(tmp_path, num_pages=5, fingerprint=b"llama")  # another size: it starts over
+    assert (disk.num_pages, disk.num_held) == (5, 0)
+    disk.close()
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "pages").write_text("my thesis")
+    with pytest.raises(ValueError, match="path must be a page file or new"):
+        opened(tmp_path)
+    assert (tmp_path / "pages").read_text() == "my thesis"
+
+
+def test_what_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_bytes must hold at least one page of 5000 bytes, got 0"):
+        opened(tmp_path, num_pages=0)
+    with pytest.raises(ValueError, match="page_bytes must be >= 1, got 0"):
+        DiskTier(tmp_path / "pages", page_bytes=0, num_bytes=1)
+    with pytest.raises(ValueError, match="fingerprint must have at most 32 bytes, got 33"):
+        opened(tmp_path, fingerprint=bytes(33))
+    with pytest.raises(ValueError, match=r"must have \d+ bytes free"):
+        opened(tmp_path, num_pages=10**12)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="path must be a file that can be made and written"):
+        opened(tmp_path / "file")

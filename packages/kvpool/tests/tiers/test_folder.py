@@ -1,0 +1,110 @@
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from pagewood.kvpool.tiers import SharedFolder
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.testing import store_conformance
+
+PAGE = 100
+
+
+def key(index: int) -> bytes:
+    return bytes([index]) * 32
+
+
+def page(index: int) -> Bytes:
+    return np.full(PAGE, index, np.uint8)
+
+
+def opened(folder: Path, num_pages: int = 64, fingerprint: bytes = b"x") -> SharedFolder:
+    return SharedFolder(folder, page_bytes=PAGE, num_bytes=num_pages * (PAGE + 16), fingerprint=fingerprint)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def store_of(page_bytes: int) -> SharedFolder:
+    return SharedFolder(tempfile.mkdtemp(), page_bytes=page_bytes, num_bytes=64 * (page_bytes + 16))
+
+
+FolderConformance = store_conformance(store_of)
+FolderConformance.TestCase.settings = settings(max_examples=20, deadline=None)
+TestConformance = FolderConformance.TestCase
+
+
+def test_what_one_puts_the_other_gets_unless_it_is_of_another_model(tmp_path: Path) -> None:
+    one, two, other = opened(tmp_path), opened(tmp_path), opened(tmp_path, fingerprint=b"y")
+    one.put([key(1)], [page(1)])
+    memory = np.zeros(PAGE, np.uint8)
+    assert two.get([key(1)], [memory]) == [True]
+    assert np.array_equal(memory, page(1))
+    assert other.get([key(1)], [memory]) == [False]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_torn_file_is_absent_and_deleted(tmp_path: Path, damage: str) -> None:
+    store = opened(tmp_path)
+    store.put([key(1)], [page(1)])
+    (path,) = files(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[50] ^= 1
+    path.write_bytes({"cut": path.read_bytes()[:-1], "flip": bytes(content), "empty": b""}[damage])
+    assert store.get([key(1)], [page(0)]) == [False]
+    assert files(tmp_path) == []
+    store.put([key(1)], [page(1)])
+    assert store.get([key(1)], [page(0)]) == [True]
+
+
+def test_the_budget_is_kept_at_the_cost_of_what_was_used_longest_ago(tmp_path: Path) -> None:
+    store = opened(tmp_path, num_pages=32)
+    for index in range(32):
+        store.put([key(index)], [page(index)])
+        os.utime(tmp_path / f"pages-{b'x'.hex()}-{PAGE}" / key(index).hex()[:2] / key(index).hex(), (0, index))
+    assert store.get([key(0)], [page(99)]) == [True]  # touched
+    store.put([key(index) for index in range(32, 48)], [page(index) for index in range(32, 48)])
+    assert len(files(tmp_path)) <= 32
+    there = store.exists([key(index) for index in range(48)])
+    assert there[0]
+    assert not any(there[1:17])
+    assert all(there[32:])
+
+
+def test_what_a_dead_process_left_behind_goes_away(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    old, new = (tmp_path / f"pages-{b'x'.hex()}-{PAGE}" / f"{name}.tmp" for name in ("old", "new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (0, time.time() - 7200))
+    del store
+    opened(tmp_path)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_file_system_that_is_full_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(OSError, match="No space left"):
+            store.put([key(1)], [page(1)])
+    assert files(tmp_path) == []
+
+
+def test_what_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_bytes must hold at least one page of 100 bytes, got 0"):
+        opened(tmp_path, num_pages=0)
+    with pytest.raises(ValueError, match="page_bytes must be >= 1, got 0"):
+        SharedFolder(tmp_path, page_bytes=0, num_bytes=1)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="path must be a folder that can be made and written"):
+        opened(tmp_path / "file")

@@ -1,0 +1,322 @@
+"""What an engine may rely on, one promise a test; random traffic is in test_index_traffic.py."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewood.kvpool import PageAllocator
+from pagewood.kvpool.tiers import (
+    ArrayPages,
+    DiskTier,
+    Hits,
+    HostTier,
+    Lanes,
+    PageStore,
+    PrefetchMode,
+    PrefetchPolicy,
+    Recall,
+    SharedFolder,
+    TieredIndex,
+    WritePolicy,
+    thread_lanes,
+)
+from pagewood.kvpool.tiers.arrays import Bytes, Int32
+from pagewood.kvpool.tiers.plain_cache import PlainCache
+from pagewood.kvpool.tiers.testing import FaultyDevice, ManualLane, manual_lanes
+
+PAGE, PAGE_BYTES = 2, 16
+SIZES: Any = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}
+TOKENS = np.arange(8, dtype=np.int32)
+
+
+class Engine:
+    """As little of an engine as an index needs."""
+
+    def __init__(self, *, num_pages: int = 8, num_host_pages: int = 32, lanes: Lanes | None = None, **options: Any):
+        self.layers = [np.zeros((num_pages, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
+        self.allocator = PageAllocator(num_pages)
+        self.now_s = 0.0
+        self.device = FaultyDevice(ArrayPages([[layer] for layer in self.layers]))
+        self.host = HostTier(page_bytes=PAGE_BYTES, num_pages=num_host_pages)
+        options.setdefault("device", self.device)
+        self.lanes = lanes or manual_lanes()
+        self.index = TieredIndex(
+            PlainCache(PAGE), host=self.host, page_size=PAGE, lanes=self.lanes, clock=lambda: self.now_s, **options
+        )
+
+    def compute(self, tokens: Int32, namespace: str | None = None) -> None:
+        """Publish tokens; a page holds its last token."""
+        match = self.index.match(tokens, namespace)
+        pages = self.allocator.alloc(len(tokens) // PAGE - len(match.pages))
+        for layer in self.layers:
+            layer[pages] = tokens[match.num_tokens + 1 :: PAGE, None]
+        lease = self.index.lock(match.node)
+        insertion = self.index.insert(tokens[match.num_tokens :], pages, namespace, after=lease)
+        self.index.unlock(lease)
+        self.allocator.free(pages[: insertion.num_existing])
+
+    def evict(self, n: int = 100) -> int:
+        pages = self.index.evict(n)
+        for layer in self.layers:
+            layer[pages] = 0xEE
+        self.allocator.free(pages)
+        return len(pages)
+
+    def finish(self, recall: Recall) -> None:
+        """Advance to the end, with all copies done as soon as they are asked for."""
+        while self.index.advance(recall, self.allocator.alloc):
+            for name in ("demote", "load", "store", "fetch"):
+                lane = getattr(self.lanes, name)
+                if isinstance(lane, ManualLane):
+                    lane.run(100)
+
+    def contents(self, tokens: Int32, namespace: str | None = None) -> list[int]:
+        """What the cached pages of these tokens hold."""
+        pages = self.index.peek(tokens, namespace).pages
+        assert all((layer[pages] == layer[pages][:, :1]).all() for layer in self.layers)
+        return self.layers[1][pages, 0].tolist()
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+def test_what_was_evicted_comes_back(policy: WritePolicy) -> None:
+    engine = Engine(write_policy=policy)
+    engine.compute(TOKENS)
+    assert engine.evict() == 4
+    assert engine.index.locate(TOKENS) == Hits(num_device=0, num_host=8, num_disk=0, num_remote=0)
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    engine.finish(recall)
+    assert engine.contents(TOKENS) == [1, 3, 5, 7]
+    assert engine.index.counters.num_loaded == 4
+    engine.index.close()
+
+
+def test_a_page_is_never_given_away_while_a_copy_reads_it() -> None:
+    engine = Engine()
+    engine.compute(TOKENS)
+    assert isinstance(engine.lanes.demote, ManualLane)
+    assert engine.lanes.demote.num_pending == 1  # its pages are still being read
+    engine.evict()
+    assert engine.lanes.demote.num_pending == 0
+    assert engine.index.locate(TOKENS).num_host == 8
+    engine.index.close()
+
+
+def test_selective_write_through_copies_what_is_used_again() -> None:
+    engine = Engine(write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE, min_uses=2)
+    engine.compute(TOKENS)
+    engine.index.match(TOKENS[:4])
+    engine.index.poll()
+    engine.evict()
+    assert engine.index.locate(TOKENS).num_host == 4
+    assert engine.index.counters.num_dropped == 2
+    engine.index.close()
+
+
+def test_namespaces_share_nothing_in_any_tier(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "pages", page_bytes=PAGE_BYTES, num_bytes=10_000)
+    engine = Engine(disk=disk, write_policy=WritePolicy.WRITE_BACK)
+    engine.compute(TOKENS, "tenant")
+    engine.evict()
+    engine.index.flush()
+    for namespace in (None, "", "other"):
+        assert engine.index.locate(TOKENS, namespace) == Hits(num_device=0, num_host=0, num_disk=0, num_remote=0)
+        assert engine.index.recall(TOKENS, namespace) is None
+    assert engine.index.locate(TOKENS, "tenant").num_host == 8
+    engine.index.close()
+
+
+def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
+    first = Engine(remote=SharedFolder(tmp_path / "shared", **SIZES))
+    first.compute(TOKENS)
+    first.index.close()
+    second = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
+    second.compute(TOKENS[:6])
+    second.index.close()
+    third = Engine(disk=DiskTier(tmp_path / "pages", **SIZES), remote=SharedFolder(tmp_path / "shared", **SIZES))
+    third.compute(TOKENS[:2])
+    assert third.index.locate(TOKENS) == Hits(num_device=2, num_host=0, num_disk=4, num_remote=2)
+    recall = third.index.recall(TOKENS)
+    assert recall is not None
+    third.finish(recall)
+    assert third.contents(TOKENS) == [1, 3, 5, 7]
+    assert third.index.counters.num_fetched == 3
+    third.index.close()
+    fourth = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
+    assert fourth.index.locate(TOKENS).num_disk == 8  # what came from far is kept near
+    fourth.index.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_loaded", "waits_until_s"),
+    [(PrefetchMode.BEST_EFFORT, 0, 0.0), (PrefetchMode.TIMEOUT, 0, 2.0), (PrefetchMode.WAIT, 4, 99.0)],
+)
+def test_how_long_a_request_waits_for_a_store_is_the_policys(
+    mode: PrefetchMode, num_loaded: int, waits_until_s: float, tmp_path: Path
+) -> None:
+    first = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
+    first.compute(TOKENS)
+    first.index.close()
+    policy = PrefetchPolicy(mode=mode, base_s=2.0, per_1024_tokens_s=0.0)
+    engine = Engine(disk=DiskTier(tmp_path / "pages", **SIZES), prefetch=policy)
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    for now_s in (0.0, 1.0, 2.0, 99.0):
+        engine.now_s = now_s
+        if now_s == 99.0:
+            engine.finish(recall)
+        else:
+            assert engine.index.advance(recall, engine.allocator.alloc) == (now_s < waits_until_s)
+    assert engine.index.counters.num_loaded == num_loaded
+    engine.index.close()
+
+
+def test_a_recall_without_pages_to_load_to_does_not_hold_anybody_up() -> None:
+    engine = Engine()
+    engine.compute(TOKENS)
+    engine.evict()
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    assert not engine.index.advance(recall, lambda _: None)
+    assert not recall.is_over
+    assert (engine.index.num_locked, engine.host.num_pinned) == (0, 0)
+    engine.finish(recall)
+    assert engine.contents(TOKENS) == [1, 3, 5, 7]
+    engine.index.close()
+
+
+def test_a_failed_load_gives_its_pages_back() -> None:
+    engine = Engine()
+    engine.compute(TOKENS)
+    engine.evict()
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    engine.device.num_writes_failing = 1
+    engine.finish(recall)
+    assert (engine.index.peek(TOKENS).num_tokens, engine.index.num_pages, engine.allocator.num_free) == (0, 4, 4)
+    assert engine.evict() == 4
+    assert engine.allocator.num_free == 8
+    assert engine.index.locate(TOKENS).num_host == 8
+    engine.index.close()
+
+
+def test_a_copy_out_that_failed_is_tried_once_more_at_eviction() -> None:
+    engine = Engine()
+    engine.device.num_reads_failing = 1
+    engine.compute(TOKENS)
+    engine.evict()
+    assert engine.index.locate(TOKENS).num_host == 8
+    engine.index.close()
+
+
+class Gate:
+    """A device or a store that stops in the middle of a copy until it is let go on."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.reached, self.go_on = Event(), Event()
+
+    @property
+    def num_layers(self) -> int:
+        return self.inner.num_layers
+
+    @property
+    def page_bytes(self) -> int:
+        return self.inner.page_bytes
+
+    def pause(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(20)
+
+    def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        self.inner.read(pages, memory, slots)
+
+    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        self.pause()
+        self.inner.write(layer, pages, memory, slots)
+
+    def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        self.inner.put(keys, pages)
+
+    def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
+        self.pause()
+        return self.inner.get(keys, pages)
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        return self.inner.exists(keys)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_pages_of_a_called_off_load_come_back_when_the_copy_has_let_go_of_them() -> None:
+    layers = [np.zeros((8, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
+    gate = Gate(ArrayPages([[layer] for layer in layers]))
+    engine = Engine(device=gate, lanes=thread_lanes())
+    engine.layers = layers
+    engine.compute(TOKENS)
+    engine.evict()
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    assert engine.index.advance(recall, engine.allocator.alloc)
+    load = recall.load
+    assert load is not None
+    assert gate.reached.wait(20)
+    engine.index.cancel(recall)
+    assert (engine.index.num_loading, engine.index.num_evictable, engine.index.num_locked) == (4, 0, 0)
+    assert engine.evict() == 0
+    gate.go_on.set()
+    engine.lanes.load.wait(load)
+    assert engine.evict() == 4
+    assert engine.allocator.num_free == 8
+    assert load.num_layers == 1  # the second was not copied any more
+    engine.index.close()
+
+
+def test_slots_of_a_called_off_fetch_come_back_when_the_store_has_let_go_of_them(tmp_path: Path) -> None:
+    first = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
+    first.compute(TOKENS)
+    first.index.close()
+    gate = Gate(DiskTier(tmp_path / "pages", **SIZES))
+    disk: PageStore = gate
+    engine = Engine(disk=disk, lanes=thread_lanes())
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    assert gate.reached.wait(20)
+    engine.index.cancel(recall)
+    engine.index.poll()
+    assert engine.host.num_taken == 4
+    engine.index.check()
+    gate.go_on.set()
+    engine.index.close()
+    assert engine.host.num_taken == 0
+
+
+def test_the_host_keeps_pages_until_the_stores_have_been_offered_them(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "pages", page_bytes=PAGE_BYTES, num_bytes=10_000)
+    engine = Engine(num_host_pages=4, disk=disk, write_policy=WritePolicy.WRITE_BACK)
+    engine.compute(TOKENS)
+    engine.evict()
+    engine.compute(TOKENS + 100)
+    engine.evict()  # no room on the host: these are forgotten, not the others
+    assert engine.index.counters.num_dropped == 4
+    engine.index.flush()
+    assert engine.index.locate(TOKENS).num_tokens == 8
+    engine.compute(TOKENS + 100)
+    engine.evict()
+    engine.index.flush()
+    assert engine.index.locate(TOKENS) == Hits(num_device=0, num_host=0, num_disk=8, num_remote=0)
+    engine.index.close()
+
+
+def test_what_does_not_fit_together_is_an_error() -> None:
+    with pytest.raises(ValueError, match="host must have pages of the device's 8 bytes, got 16 bytes"):
+        Engine(device=ArrayPages([[np.zeros((2, 8), np.uint8)]]))
+    with pytest.raises(ValueError, match="min_uses must be >= 1, got 0"):
+        Engine(min_uses=0)
+    with pytest.raises(ValueError, match=r"base_s must be >= 0, got -1"):
+        PrefetchPolicy(base_s=-1)

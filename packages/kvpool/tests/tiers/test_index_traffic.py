@@ -1,0 +1,315 @@
+"""Random traffic over all tiers, with faults, against an oracle that knows what every page must hold."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewood.kvpool import PageAllocator
+from pagewood.kvpool.tiers import (
+    ArrayPages,
+    DiskTier,
+    HostTier,
+    PrefetchMode,
+    PrefetchPolicy,
+    Recall,
+    SharedFolder,
+    TierCounters,
+    TieredIndex,
+    WritePolicy,
+)
+from pagewood.kvpool.tiers.arrays import Int32
+from pagewood.kvpool.tiers.plain_cache import PlainCache
+from pagewood.kvpool.tiers.testing import FaultyDevice, FaultyStore, ManualLane, manual_lanes
+
+PAGE = 2
+LAYER_BYTES = (24, 40)
+PAGE_BYTES = sum(LAYER_BYTES)
+LANES = ("demote", "load", "store", "fetch")
+GARBAGE = 0xEE
+STEMS = ([1] * 10, [1, 2] * 5, [1] * 4 + [2] * 8, [3] * 12)
+
+CACHES: list[Any] = [PlainCache]
+if find_spec("pagewood.radixcache") is not None:  # not where this package is tested alone
+    from pagewood.radixcache import RadixCache
+
+    CACHES.append(RadixCache)
+
+
+def content(tokens: Int32, namespace: str | None) -> bytes:
+    """What the last page of these tokens must hold, all layers."""
+    return blake2b(repr(namespace).encode() + tokens.tobytes(), digest_size=PAGE_BYTES).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request that runs: its lease and the pages that are its own."""
+
+    lease: Any
+    private: list[int]
+
+
+class Traffic:
+    """An engine's calls in a random order; pages that come free are overwritten at once.
+
+    Args:
+        seed: of all that is random.
+        folder: for stores.
+        make_cache: of the device's pages.
+        has_faults: copies fail, files rot, stores are small, the process dies; without, all there is room for is kept.
+    """
+
+    def __init__(self, seed: int, folder: Path, make_cache: Callable[[int], Any], *, has_faults: bool) -> None:
+        self.rng = rng = random.Random(seed)
+        self.folder, self.make_cache, self.has_faults = folder, make_cache, has_faults
+        self.now_s = 0.0
+        self.seen: dict[tuple[str | None, bytes], None] = {}
+        self.num_pages = rng.randint(7, 16)
+        self.num_host_pages = rng.randint(3, 12) if has_faults else 400
+        self.policy, self.mode = rng.choice(list(WritePolicy)), rng.choice(list(PrefetchMode))
+        self.below = rng.choice(["nothing", "disk", "remote", "both"])
+        self.layers = [np.full((self.num_pages, n), GARBAGE, np.uint8) for n in LAYER_BYTES]
+        self.total = TierCounters()
+        self.boot()
+
+    def boot(self) -> None:
+        """What a server does when it starts."""
+        self.allocator = PageAllocator(self.num_pages)
+        self.device = FaultyDevice(ArrayPages([[layer] for layer in self.layers]))
+        self.lanes = manual_lanes(max_pending=2)
+        self.disk = self.remote = None
+        num_bytes = (12 if self.has_faults else 400) * PAGE_BYTES
+        if self.below in ("disk", "both"):
+            self.disk = FaultyStore(DiskTier(self.folder / "shard-0", page_bytes=PAGE_BYTES, num_bytes=num_bytes))
+        if self.below in ("remote", "both"):
+            self.remote = FaultyStore(SharedFolder(self.folder / "s", page_bytes=PAGE_BYTES, num_bytes=num_bytes * 9))
+        self.host = HostTier(page_bytes=PAGE_BYTES, num_pages=self.num_host_pages)
+        self.index = TieredIndex(
+            self.make_cache(PAGE),
+            device=self.device,
+            host=self.host,
+            disk=self.disk,
+            remote=self.remote,
+            page_size=PAGE,
+            write_policy=self.policy,
+            prefetch=PrefetchPolicy(mode=self.mode, base_s=20.0),
+            lanes=self.lanes,
+            clock=lambda: self.now_s,
+        )
+        self.running: list[Running] = []
+        self.recalls: list[Recall] = []
+
+    def walk(self, num_steps: int) -> None:
+        """Do random things; after each, everything must be right."""
+        steps = [self.run_request] * 5 + [self.end_request] * 6 + [self.evict] * 5 + [self.recall] * 6
+        steps += [self.advance] * 12 + [self.cancel] + [self.copy] * 14 + [self.pass_time] * 2
+        faults = [self.fail_device, self.fail_store, self.corrupt, self.restart]
+        for _ in range(num_steps):
+            self.rng.choice(steps)()
+            if self.has_faults and self.rng.random() < 0.04:
+                self.rng.choice(faults)()
+            self.check_owners()
+            self.check_contents()
+            if not self.has_faults:
+                self.check_nothing_is_forgotten()
+        self.close()
+
+    def prompt(self) -> tuple[Int32, str | None]:
+        stem = self.rng.choice(STEMS)
+        tail = [self.rng.randint(1, 2) for _ in range(self.rng.choice((0, 0, 0, 1, 4)))]
+        tokens = np.array(stem[: self.rng.choice((4, 8, 12))] + tail, np.int32)
+        return tokens, self.rng.choice((None, None, "tenant"))
+
+    def take(self, n: int) -> Int32 | None:
+        """What an engine does when it needs pages."""
+        lacking = n - self.allocator.num_free
+        if lacking > self.index.num_evictable:
+            return None
+        if lacking > 0:
+            evicted = self.index.evict(lacking)
+            assert len(evicted) == lacking
+            self.free(evicted.tolist())
+        return self.allocator.alloc(n)
+
+    def free(self, pages: list[int]) -> None:
+        for layer in self.layers:
+            layer[pages] = GARBAGE
+        self.allocator.free(np.array(pages, np.int32))  # raises if a page has two owners
+
+    def run_request(self) -> None:
+        """Match, compute what is missing, publish."""
+        tokens, namespace = self.prompt()
+        match = self.index.match(tokens, namespace)
+        lease = self.index.lock(match.node)
+        start, end = len(match.pages), len(tokens) // PAGE
+        pages = self.take(end - start)
+        if pages is None:
+            self.index.unlock(lease)
+            return
+        for index, page in enumerate(pages.tolist(), start):
+            image = np.frombuffer(content(tokens[: (index + 1) * PAGE], namespace), np.uint8)
+            self.layers[0][page], self.layers[1][page] = image[: LAYER_BYTES[0]], image[LAYER_BYTES[0] :]
+            self.seen[namespace, tokens[: (index + 1) * PAGE].tobytes()] = None
+        if self.rng.random() < 0.3 and self.recalls:
+            self.advance()  # may publish the same tokens
+        insertion = self.index.insert(tokens[start * PAGE :], pages, namespace, after=lease)
+        published = self.index.lock(insertion.node)
+        self.index.unlock(lease)
+        self.running.append(Running(published, pages[: insertion.num_existing].tolist()))
+
+    def end_request(self) -> None:
+        if self.running:
+            running = self.running.pop(self.rng.randrange(len(self.running)))
+            self.index.unlock(running.lease)
+            self.free(running.private)
+
+    def evict(self) -> None:
+        n = self.rng.randint(1, 8)
+        at_least = min(n, self.index.num_evictable)
+        evicted = self.index.evict(n)
+        assert at_least <= len(evicted) <= n  # a copy that has ended meanwhile may set more free
+        self.free(evicted.tolist())
+
+    def recall(self) -> None:
+        if len(self.recalls) >= 3 or not self.seen:
+            return
+        namespace, data = self.rng.choice(list(self.seen))
+        tokens = np.append(np.frombuffer(data, np.int32), np.int32(9)) if self.rng.random() < 0.9 else self.prompt()[0]
+        recall = self.index.recall(tokens.astype(np.int32), namespace)
+        if recall is not None:
+            self.recalls.append(recall)
+
+    def advance(self) -> None:
+        if self.recalls:
+            if self.rng.random() < 0.5:
+                getattr(self.lanes, self.rng.choice(("fetch", "load"))).run(1)
+            recall = self.rng.choice(self.recalls)
+            self.index.advance(recall, self.take)
+            if recall.is_over:
+                self.recalls.remove(recall)
+
+    def cancel(self) -> None:
+        if self.recalls:
+            recall = self.recalls.pop(self.rng.randrange(len(self.recalls)))
+            self.index.cancel(recall)
+            assert recall.is_over
+
+    def copy(self) -> None:
+        lane: ManualLane = getattr(self.lanes, self.rng.choice(LANES))
+        lane.run(self.rng.randint(1, 3))
+
+    def pass_time(self) -> None:
+        self.now_s += self.rng.choice((0.5, 3.0))
+        self.index.poll()
+
+    def restart(self) -> None:
+        """The process ends, perhaps in the middle of everything, and another takes its place."""
+        if self.rng.random() < 0.5:
+            self.close()
+        else:
+            self.count()
+            for store in (self.disk, self.remote):
+                if store is not None:
+                    store.close()
+        for layer in self.layers:
+            layer.fill(GARBAGE)
+        self.boot()
+
+    def fail_device(self) -> None:
+        setattr(self.device, self.rng.choice(("num_reads_failing", "num_writes_failing")), 1)
+
+    def fail_store(self) -> None:
+        store = self.rng.choice((self.disk, self.remote))
+        if store is not None:
+            setattr(store, self.rng.choice(("num_puts_failing", "num_gets_failing", "num_gets_short")), 1)
+
+    def corrupt(self) -> None:
+        """Something else writes to the files of the stores."""
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        if not files:
+            return
+        path = self.rng.choice(files)
+        start = 4096 * 2 if path.name == "shard-0" else 0  # the pages of a disk tier, all of a shared page
+        with path.open("r+b") as file:
+            size = file.seek(0, 2)
+            for _ in range(1 if start == 0 else 8):
+                offset = file.seek(self.rng.randrange(start, size))
+                byte = file.read(1)[0]
+                file.seek(offset)
+                file.write(bytes([byte ^ self.rng.randint(1, 255)]))
+            if start == 0 and self.rng.random() < 0.3:
+                file.truncate(self.rng.randrange(size))
+
+    def check_owners(self) -> None:
+        """Every page of the device has one owner, and every slot of the host."""
+        num_private = sum(len(running.private) for running in self.running)
+        assert self.allocator.num_free + self.index.num_pages + num_private == self.num_pages
+        self.index.check()
+
+    def check_contents(self) -> None:
+        """All that can be matched holds what it must, in every namespace."""
+        for namespace, data in self.seen:
+            tokens = np.frombuffer(data, np.int32)
+            match = self.index.peek(tokens, namespace)
+            for index, page in enumerate(match.pages.tolist(), 1):
+                image = b"".join(layer[page].tobytes() for layer in self.layers)
+                assert image == content(tokens[: index * PAGE], namespace), f"page {page} holds something else"
+
+    def check_nothing_is_forgotten(self) -> None:
+        """All that was ever computed is still somewhere, unless the policy lets go of what is used once."""
+        if self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            return
+        self.index.poll()
+        for namespace, data in self.seen:
+            tokens = np.frombuffer(data, np.int32)
+            hits = self.index.locate(tokens, namespace)
+            assert hits.num_tokens == len(tokens) or self.is_under_way(), f"{hits} of {len(tokens)} tokens"
+
+    def is_under_way(self) -> bool:
+        """Whether a page that was evicted may still be on its way down, or one that is loaded on its way up."""
+        return any(getattr(self.lanes, lane).num_pending for lane in LANES)
+
+    def close(self) -> None:
+        """End as a server does; then nothing is pinned, taken, locked or being loaded."""
+        for running in self.running:
+            self.index.unlock(running.lease)
+            self.free(running.private)
+        self.running.clear()
+        self.index.close()
+        assert (self.index.num_loading, self.index.num_locked, self.host.num_taken, self.host.num_pinned) == (0,) * 4
+        self.check_owners()
+        self.count()
+
+    def count(self) -> None:
+        counters = self.index.counters
+        for name in ("num_demoted", "num_dropped", "num_stored", "num_fetched", "num_loaded", "num_failed"):
+            setattr(self.total, name, getattr(self.total, name) + getattr(counters, name))
+
+
+@pytest.mark.parametrize("make_cache", CACHES)
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_fails_no_page_is_lost_wrong_or_owned_twice(seed: int, make_cache: Any, tmp_path: Path) -> None:
+    Traffic(seed, tmp_path, make_cache, has_faults=True).walk(400)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_faults_and_with_room_nothing_is_forgotten(seed: int, tmp_path: Path) -> None:
+    Traffic(seed, tmp_path, PlainCache, has_faults=False).walk(300)
+
+
+def test_the_traffic_reaches_everything(tmp_path: Path) -> None:
+    """So that the tests above test something."""
+    totals = TierCounters()
+    for seed in range(8):
+        traffic = Traffic(seed, tmp_path / str(seed), PlainCache, has_faults=True)
+        traffic.walk(400)
+        for name in ("num_demoted", "num_dropped", "num_stored", "num_fetched", "num_loaded", "num_failed"):
+            setattr(totals, name, getattr(totals, name) + getattr(traffic.total, name))
+    assert min(totals.num_demoted, totals.num_dropped, totals.num_stored, totals.num_loaded) > 40, totals
+    assert min(totals.num_fetched, totals.num_failed) > 20, totals
