@@ -1,0 +1,41 @@
+"""A trace replayed into a real cache."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pagewood.radixcache.cache import RadixCache
+from pagewood.radixcache.trace.recording import TracedRequest
+
+
+def replay(requests: Iterable[TracedRequest], cache: RadixCache, *, num_blocks: int) -> int:
+    """Serve requests one after the other from a memory of `num_blocks` blocks, and return how many blocks hit.
+
+    Each request does what an engine would do for it: it matches its prompt, locks the match, evicts what the rest
+    needs beyond the unused memory, and publishes it. A block of the trace is a token and a page of the cache. Of a
+    prompt that is larger than the memory, only the first `num_blocks` blocks are served.
+
+    Args:
+        requests: in the order of their arrival.
+        cache: of page size 1; empty, and nobody else's during the replay.
+        num_blocks: memory for the running request and for all that is cached.
+
+    Raises:
+        ValueError: the cache has another page size, or holds pages.
+    """
+    if cache.page_size != 1 or cache.num_pages:
+        raise ValueError(f"cache must be empty and of page size 1, got {cache.num_pages} pages of {cache.page_size}")
+    unused = np.arange(num_blocks, dtype=np.int32)
+    num_hits = 0
+    for request in requests:
+        blocks = request.blocks[:num_blocks]
+        match = cache.match(blocks)
+        lease = cache.lock(match.node)
+        missing = blocks[match.num_tokens :]
+        if len(missing) > len(unused):
+            unused = np.concatenate((unused, cache.evict(len(missing) - len(unused))))
+        cache.insert(missing, unused, after=lease)
+        unused = unused[len(missing) :]
+        cache.unlock(lease)
+        num_hits += match.num_tokens
+    return num_hits
