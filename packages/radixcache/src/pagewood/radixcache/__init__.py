@@ -2,7 +2,8 @@
 
 from pagewood.radixcache.cache import Insertion, Match, RadixCache
 from pagewood.radixcache.node import Node
+from pagewood.radixcache.observer import Observer, Run
 
-__all__ = ["Insertion", "Match", "Node", "RadixCache", "__version__"]
+__all__ = ["Insertion", "Match", "Node", "Observer", "RadixCache", "Run", "__version__"]
 
 __version__ = "0.1.0"

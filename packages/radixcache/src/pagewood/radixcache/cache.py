@@ -1,10 +1,12 @@
 """The prefix cache: token prefixes to the pages that hold their KV."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagewood.radixcache import inspection
 from pagewood.radixcache.arrays import Int32, from_bytes, require_int32
 from pagewood.radixcache.node import Edge, Node
+from pagewood.radixcache.observer import Observer, Run
 from pagewood.radixcache.tree import Tree
 
 
@@ -210,6 +212,14 @@ class RadixCache:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
         """
         return from_bytes(self._tree.clear(namespace))
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of every page that enters or leaves the tree from now on; `runs` has what is in it."""
+        self._tree.observers.append(observer)
+
+    def runs(self) -> Iterator[Run]:
+        """Go through all that is cached, parents before what follows them; change nothing meanwhile."""
+        return inspection.runs(self._tree)
 
     def check(self) -> None:
         """Verify every invariant, at a cost proportional to the tree.

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from pagewood.radixcache.arrays import ITEM_BYTES, from_bytes
 from pagewood.radixcache.node import Edge
-from pagewood.radixcache.tree import Tree
+from pagewood.radixcache.observer import Run
+from pagewood.radixcache.tree import Tree, last_page
 
 
 def check(tree: Tree) -> None:
@@ -18,6 +19,21 @@ def check(tree: Tree) -> None:
         _check_edge(tree, edge)
     _check_order(tree, edges)
     _check_counts(tree, edges)
+
+
+def runs(tree: Tree) -> Iterator[Run]:
+    """Go through all edges, parents first."""
+    for edge in _edges(tree):
+        if edge.parent is not None:
+            yield Run(
+                namespace=edge.namespace,
+                parent_page=last_page(edge.parent),
+                num_parent_pages=edge.start,
+                tokens=from_bytes([edge.key]),
+                pages=from_bytes([edge.values]),
+                num_leases=edge.num_leases,
+                is_locked=edge.num_pins > 0,
+            )
 
 
 def dump(tree: Tree) -> str:

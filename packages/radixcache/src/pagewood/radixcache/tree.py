@@ -1,8 +1,11 @@
 """The radix tree over bytes: where edges are cut, locked and given up."""
 
-from pagewood.radixcache.arrays import ITEM_BYTES, num_common_items
+import sys
+
+from pagewood.radixcache.arrays import ITEM_BYTES, from_bytes, num_common_items
 from pagewood.radixcache.lru import LeafLRU
 from pagewood.radixcache.node import Edge, Node
+from pagewood.radixcache.observer import Observer
 
 
 class Tree:
@@ -12,7 +15,7 @@ class Tree:
     the counts are those of the edges.
     """
 
-    __slots__ = ("lru", "num_locked", "num_pages", "num_pages_in", "page_bytes", "page_size", "roots")
+    __slots__ = ("lru", "num_locked", "num_pages", "num_pages_in", "observers", "page_bytes", "page_size", "roots")
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -22,6 +25,7 @@ class Tree:
         self.num_pages_in: dict[str | None, int] = {}  # written by: _keep, _forget_if_idle, _count
         self.num_pages = 0  # written by: _count
         self.num_locked = 0  # written by: lock, unlock
+        self.observers: list[Observer] = []  # written by: RadixCache.observe
 
     def root(self, namespace: str | None) -> Edge:
         """Return the namespace's root; one that has neither pages nor leases is made anew each time."""
@@ -98,6 +102,8 @@ class Tree:
         parent.children[key[: self.page_bytes]] = edge
         self.lru.add(edge)
         self._count(edge.namespace, num_pages)
+        if self.observers:
+            self._tell_stored(edge)
         return edge
 
     def lock(self, edge: Edge) -> None:
@@ -141,6 +147,8 @@ class Tree:
                 self.detach(edge)
             else:
                 parts.append(edge.values[num_kept * ITEM_BYTES :])
+                if self.observers:
+                    self._tell_removed(edge.namespace, parts[-1])
                 edge.key, edge.values = edge.key[: num_kept * self.page_bytes], edge.values[: num_kept * ITEM_BYTES]
                 edge.end -= num_pages
                 self._count(edge.namespace, -num_pages)
@@ -157,6 +165,8 @@ class Tree:
             if edge.parent is not None and not edge.num_pins:
                 parts.append(edge.values)
                 self.detach(edge)
+        for observer in self.observers:
+            observer.cleared(namespace)
         return parts
 
     def detach(self, edge: Edge) -> None:
@@ -169,6 +179,19 @@ class Tree:
         edge.end = edge.start
         if parent.parent is None:
             self._forget_if_idle(parent)
+        if self.observers:
+            self._tell_removed(edge.namespace, edge.values)
+
+    def _tell_stored(self, edge: Edge) -> None:
+        parent_page = last_page(edge.parent)
+        tokens, pages = from_bytes([edge.key]), from_bytes([edge.values])
+        for observer in self.observers:
+            observer.stored(edge.namespace, parent_page, tokens, pages)
+
+    def _tell_removed(self, namespace: str | None, values: bytes) -> None:
+        pages = from_bytes([values])
+        for observer in self.observers:
+            observer.removed(namespace, pages)
 
     def _keep(self, root: Edge) -> None:
         """Enter a root that gets its first child or lease."""
@@ -184,3 +207,8 @@ class Tree:
     def _count(self, namespace: str | None, num_pages: int) -> None:
         self.num_pages += num_pages
         self.num_pages_in[namespace] += num_pages
+
+
+def last_page(edge: Edge | None) -> int | None:
+    """Return the id of the last page of an edge; None for a root."""
+    return None if edge is None or not edge.values else int.from_bytes(edge.values[-ITEM_BYTES:], sys.byteorder)
