@@ -1,9 +1,11 @@
 """The examples run, and do what they say."""
 
+import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -56,3 +58,38 @@ def test_the_response_cache_returns_what_was_put_last(
         assert found is None or last[tenant, tokens[: found.num_tokens]] == found.value
     if sum(len(tokens) for _, tokens in last) <= budget:
         assert all(cache.find(ids(*tokens), tenant).value == value for (tenant, tokens), value in last.items())
+
+
+router: Any = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "router.py")))
+
+
+def test_the_router_finds_what_round_robin_misses() -> None:
+    shares = [int(re.findall(r"(\d+)%", line)[0]) for line in run("router")]
+    assert len(shares) == 2
+    assert shares[1] >= shares[0] + 20
+
+
+def test_the_router_weighs_the_prefix_against_the_queue() -> None:
+    replicas, routes = [router.Replica(num_pages=20) for _ in range(2)], router.Router(2)
+    prompt = np.arange(160, dtype=np.int32)
+    replicas[1].serve(prompt)
+    for which, replica in enumerate(replicas):
+        routes.listen(which, replica.log, lambda: False)
+    assert routes.pick(prompt) == 1
+    assert routes.pick(np.arange(500, 600, dtype=np.int32)) == 0
+    routes.routes[1].num_queued = 300
+    assert routes.pick(prompt) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(1, 6), st.booleans()), max_size=20))
+def test_the_router_recovers_from_lost_updates(steps: list[tuple[int, int, int, bool]]) -> None:
+    replicas, routes = [router.Replica(num_pages=8) for _ in range(2)], router.Router(2)
+    prompts = [np.arange(start, start + 16 * 6, dtype=np.int32) // 48 for start in (0, 16, 48, 96)]
+    for which, prompt, num_blocks, is_lost in steps:
+        replica, route = replicas[which], routes.routes[which]
+        replica.serve(prompts[prompt][: num_blocks * 16])
+        routes.listen(which, replica.log, lambda is_lost=is_lost: is_lost)
+        if not is_lost:
+            assert route.index.is_in_sync
+            assert len(route.index) == replica.cache.num_pages
+            assert all(route.index.match(tokens) == replica.cache.peek(tokens).num_tokens for tokens in prompts)
