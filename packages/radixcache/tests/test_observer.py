@@ -77,7 +77,7 @@ def test_a_clear_tells_what_is_removed_and_then_that_it_was_one() -> None:
     cache.insert(ids(1), ids(1))
     cache.observe(mirror)
     cache.insert(ids(1, 2, 3), ids(9, 10, 11))
-    cache.unlock(cache.lock(cache.match(ids(1, 2)).node))
+    cache.lock(cache.match(ids(1, 2)).node)
     assert [run.num_parent_pages for run in cache.runs()] == [0, 1, 2]
     assert mirror.told == ["stored"]
     assert mirror.pages == {10: (None, 1, [2]), 11: (None, 10, [3])}

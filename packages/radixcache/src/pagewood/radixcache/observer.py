@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.arrays import Int32, from_bytes
+from pagewood.radixcache.node import Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +49,24 @@ class Observer(Protocol):
     def cleared(self, namespace: str | None) -> None:
         """All unlocked pages of a namespace have been given up by `clear`; `removed` has told of each before."""
         ...
+
+
+class Teller:
+    """Tells an observer what the tree tells its listeners."""
+
+    __slots__ = ("_observer",)
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+        """Pass on what was adopted."""
+        self._observer.stored(space.name, parent_page, from_bytes([key]), from_bytes([values]))
+
+    def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+        """Pass on what was given up."""
+        self._observer.removed(space.name, from_bytes([values]))
+
+    def cleared(self, space: Space) -> None:
+        """Pass on that a namespace was cleared."""
+        self._observer.cleared(space.name)
