@@ -23,7 +23,7 @@ from pagewood.radixcache.trace import (
     replay,
 )
 from pagewood.radixcache.trace.__main__ import main
-from pagewood.radixcache.trace.policies import CACHES
+from pagewood.radixcache.trace.policies import POLICIES, looks_at_queue
 from pagewood.radixcache.trace.progress import Progress
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=7)
@@ -80,6 +80,25 @@ def test_lru_is_that_of_brute_force(prompts: list[list[int]], num_blocks: int) -
 @example([[0], [1], [0, 0], [2], [0, 1], [1], [0, 0]], 2)
 def test_the_bound_is_the_best_of_all_choices(prompts: list[list[int]], num_blocks: int) -> None:
     assert num_best_hits(requests_of(prompts), num_blocks=num_blocks) == most_hits(prompts, num_blocks)
+
+
+@given(PROMPTS, st.integers(0, 6), st.integers(0, 4))
+def test_no_policy_beats_the_bound(prompts: list[list[int]], num_blocks: int, num_waiting: int) -> None:
+    requests = requests_of(prompts)
+    bound = num_best_hits(requests, num_blocks=num_blocks)
+    for make in POLICIES.values():
+        cache = RadixCache(1, policy=make())
+        assert replay(requests, cache, num_blocks=num_blocks, num_waiting=num_waiting) <= bound
+        cache.check()
+
+
+def test_a_queue_is_looked_at_by_those_who_ask() -> None:
+    requests = requests_of([[0], [1], [2], [0], [1], [3], [0]])
+    informed, plain = RadixCache(1, policy=POLICIES["queue-lru"]()), RadixCache(1)
+    assert looks_at_queue(POLICIES["queue-lru"]())
+    assert not looks_at_queue(POLICIES["lru"]())
+    assert replay(requests, informed, num_blocks=2, num_waiting=2) == 2
+    assert replay(requests, plain, num_blocks=2, num_waiting=2) == 0
 
 
 @given(PROMPTS)
@@ -162,14 +181,14 @@ def test_the_command_line_prints_a_table_and_its_progress(trace: Path) -> None:
 def test_all_policies_are_replayed_by_default(trace: Path) -> None:
     done = run(trace)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 4 + len(CACHES) + 2
+    assert len(done.stdout.splitlines()) == 4 + len(POLICIES) + 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--capacity", "0"], "must be a number of blocks >= 1, got 0"),
-        (["--capacity", "many"], "must be a number of blocks >= 1, got many"),
+        (["--capacity", "0"], "must be a number >= 1, got 0"),
+        (["--capacity", "many"], "must be a number >= 1, got many"),
         (["--policy", "best"], "invalid choice: 'best'"),
     ],
 )

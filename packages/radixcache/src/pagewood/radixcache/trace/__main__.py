@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pagewood.radixcache.cache import RadixCache
 from pagewood.radixcache.trace.bound import num_best_hits, num_unbounded_hits
 from pagewood.radixcache.trace.plot import can_plot, save_plot
-from pagewood.radixcache.trace.policies import CACHES
+from pagewood.radixcache.trace.policies import POLICIES, looks_at_queue
 from pagewood.radixcache.trace.progress import Progress
 from pagewood.radixcache.trace.recording import TracedRequest, num_blocks_of, read_trace
 from pagewood.radixcache.trace.replay import replay
@@ -26,14 +27,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         requests = read_trace(trace)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    report = _measure(trace.name, requests, policies=options.policy, capacities=sorted(set(options.capacity)))
+    report = _measure(
+        trace.name,
+        requests,
+        policies=options.policy,
+        capacities=sorted(set(options.capacity)),
+        num_waiting=options.waiting,
+    )
     print(report.to_table())
     if plot is not None:
         save_plot(report, plot)
 
 
 def _measure(
-    name: str, requests: Sequence[TracedRequest], *, policies: Sequence[str], capacities: Sequence[int]
+    name: str,
+    requests: Sequence[TracedRequest],
+    *,
+    policies: Sequence[str],
+    capacities: Sequence[int],
+    num_waiting: int,
 ) -> Report:
     """Replay the trace once for each policy and capacity, and say on stderr how far it is."""
     num_blocks = num_blocks_of(requests)
@@ -41,9 +53,12 @@ def _measure(
     hit_rates: dict[str, list[float]] = {policy: [] for policy in policies}
     bound: list[float] = []
     for capacity in capacities:
-        for policy, rates in hit_rates.items():
-            tracked = progress.track(f"{policy}, {capacity:,} blocks", requests)
-            rates.append(replay(tracked, CACHES[policy](), num_blocks=capacity) / num_blocks)
+        for name_of_policy, rates in hit_rates.items():
+            tracked = progress.track(f"{name_of_policy}, {capacity:,} blocks", requests)
+            policy = POLICIES[name_of_policy]()
+            seen = num_waiting if looks_at_queue(policy) else 0
+            num_hits = replay(tracked, RadixCache(1, policy=policy), num_blocks=capacity, num_waiting=seen)
+            rates.append(num_hits / num_blocks)
         progress.start(f"farthest next use, {capacity:,} blocks")
         bound.append(num_best_hits(requests, num_blocks=capacity) / num_blocks)
     progress.finish()
@@ -64,18 +79,22 @@ def _parser() -> argparse.ArgumentParser:
         "future, and a cache that never evicts.",
     )
     parser.add_argument("trace", type=Path, metavar="TRACE.jsonl", help="a line per request: timestamp, hash_ids")
-    parser.add_argument("--policy", nargs="+", choices=CACHES, default=list(CACHES), help="default: all of them")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all of them")
     parser.add_argument(
-        "--capacity", nargs="+", type=_capacity, default=[1000, 5000, 10_000, 20_000], metavar="BLOCKS",
+        "--capacity", nargs="+", type=_number, default=[1000, 5000, 10_000, 20_000], metavar="BLOCKS",
         help="blocks of memory, for the running request and the cache; default: 1000 5000 10000 20000",
+    )  # fmt: skip
+    parser.add_argument(
+        "--waiting", type=_number, default=32, metavar="REQUESTS",
+        help="how many requests wait while one is served, for the policies that look at the queue; default: 32",
     )  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves, too; needs the extra [plot]")
     return parser
 
 
-def _capacity(text: str) -> int:
+def _number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of blocks >= 1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a number >= 1, got {text}")
     return int(text)
 
 

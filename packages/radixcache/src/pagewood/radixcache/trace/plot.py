@@ -31,7 +31,8 @@ def save_plot(report: Report, path: Path) -> None:
     axes = figure.add_subplot(title=report.title, xlabel="capacity, blocks", ylabel="hit rate of blocks", xscale="log")
     axes.plot(report.capacities, report.bound, color="0.25", linestyle="--", label="farthest next use")
     axes.axhline(report.unbounded, color="0.6", linestyle=":", label="infinite cache")
-    for index, (policy, rates) in enumerate(report.hit_rates.items()):
+    from_the_top = sorted(report.hit_rates.items(), key=lambda curve: -curve[1][-1])
+    for index, (policy, rates) in enumerate(from_the_top):
         axes.plot(report.capacities, rates, marker=_MARKERS[index % len(_MARKERS)], markersize=5, label=policy)
     axes.set_ylim(bottom=0)
     axes.set_xticks(report.capacities, [f"{capacity:,}" for capacity in report.capacities])

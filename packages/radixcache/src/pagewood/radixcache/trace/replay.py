@@ -1,14 +1,16 @@
 """A trace replayed into a real cache."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from pagewood.radixcache.cache import RadixCache
 from pagewood.radixcache.trace.recording import TracedRequest
+from pagewood.radixcache.watches import Watch
 
 
-def replay(requests: Iterable[TracedRequest], cache: RadixCache, *, num_blocks: int) -> int:
+def replay(requests: Iterable[TracedRequest], cache: RadixCache, *, num_blocks: int, num_waiting: int = 0) -> int:
     """Serve requests one after the other from a memory of `num_blocks` blocks, and return how many blocks hit.
 
     Each request does what an engine would do for it: it matches its prompt, locks the match, evicts what the rest
@@ -19,6 +21,7 @@ def replay(requests: Iterable[TracedRequest], cache: RadixCache, *, num_blocks: 
         requests: in the order of their arrival.
         cache: of page size 1; empty, and nobody else's during the replay.
         num_blocks: memory for the running request and for all that is cached.
+        num_waiting: how many requests wait while one is served; the cache is told of them by `watch`.
 
     Raises:
         ValueError: the cache has another page size, or holds pages.
@@ -27,7 +30,7 @@ def replay(requests: Iterable[TracedRequest], cache: RadixCache, *, num_blocks: 
         raise ValueError(f"cache must be empty and of page size 1, got {cache.num_pages} pages of {cache.page_size}")
     unused = np.arange(num_blocks, dtype=np.int32)
     num_hits = 0
-    for request in requests:
+    for request in _queue(requests, cache, num_waiting):
         blocks = request.blocks[:num_blocks]
         match = cache.match(blocks)
         lease = cache.lock(match.node)
@@ -39,3 +42,23 @@ def replay(requests: Iterable[TracedRequest], cache: RadixCache, *, num_blocks: 
         cache.unlock(lease)
         num_hits += match.num_tokens
     return num_hits
+
+
+def _queue(requests: Iterable[TracedRequest], cache: RadixCache, num_waiting: int) -> Iterator[TracedRequest]:
+    """Go through the requests, and watch each from when the `num_waiting`th before it is served until it is served."""
+    waiting: deque[tuple[TracedRequest, Watch]] = deque()
+    for request in requests:
+        if not num_waiting:
+            yield request
+            continue
+        waiting.append((request, cache.watch(request.blocks)))
+        if len(waiting) > num_waiting:
+            yield _next(waiting)
+    while waiting:
+        yield _next(waiting)
+
+
+def _next(waiting: deque[tuple[TracedRequest, Watch]]) -> TracedRequest:
+    request, watch = waiting.popleft()
+    watch.close()
+    return request
