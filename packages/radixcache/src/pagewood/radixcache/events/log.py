@@ -35,19 +35,29 @@ class _Removed:
 _Change: TypeAlias = _Stored | _Removed | AllBlocksCleared
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """A change and the names of its pages; a fifth of the memory of the event that is made of it."""
+
+    change: _Change
+    parent_block_hash: bytes | None
+    block_hashes: list[bytes]
+
+
 class EventLog:
     """Follows a cache, and tells whoever asks what has happened to its blocks since they last asked.
 
-    Invariant: `_events` and then `_changes` are all that happened after epoch `_first`, and `_names` has the pages that
+    Invariant: `_named` and then `_changes` are all that happened after epoch `_first`, and `_names` has the pages that
     were cached just before `_changes`. Without names there are no changes either, and `_first` is now.
 
-    What is not used costs nothing. A change is kept as the cache tells it, and its blocks are named when somebody
-    reads it. Where nobody does, the log forgets its changes when they are too many, and only counts from then on.
-    Whoever asks for what it does not remember is given a snapshot. Like the cache, it is for one thread.
+    What is not used costs next to nothing. A change is kept as the cache tells it, and its blocks are named when
+    somebody reads it. Where nobody does, the log forgets its changes when they are too many, and only counts from then
+    on. Whoever asks for what it does not remember is given a snapshot. Like the cache, it is for one thread.
 
     Args:
         cache: what to follow from now on; it may hold something already.
-        max_pages: how many pages the remembered events may name, and how many those that nobody has read yet.
+        max_pages: how many pages the changes may have that it remembers, and how many those that nobody has read yet.
+            One takes about 100 bytes, and 4 for each of its tokens.
         clock: seconds since 1970.
 
     Raises:
@@ -55,8 +65,8 @@ class EventLog:
     """
 
     __slots__ = (
-        "_cache", "_changes", "_clock", "_epoch", "_events", "_first", "_log_id", "_max_pages", "_names",
-        "_num_changed_pages", "_num_event_pages",
+        "_cache", "_changes", "_clock", "_epoch", "_first", "_log_id", "_max_pages", "_named", "_names",
+        "_num_changed_pages", "_num_named_pages",
     )  # fmt: skip
 
     def __init__(self, cache: RadixCache, *, max_pages: int = 100_000, clock: Callable[[], float] = time.time) -> None:
@@ -68,8 +78,8 @@ class EventLog:
         self._log_id = uuid.uuid4().hex
         self._epoch = 0  # written by: _record
         self._first = 0  # written by: _record, _forget, _name_changes
-        self._events: deque[Event] = deque()  # written by: _forget, _name_changes
-        self._num_event_pages = 0  # written by: _forget, _name_changes
+        self._named: deque[_Named] = deque()  # written by: _forget, _name_changes
+        self._num_named_pages = 0  # written by: _forget, _name_changes
         self._changes: list[_Change] = []  # written by: _record, _forget, _name_changes
         self._num_changed_pages = 0  # written by: _record, _forget, _name_changes
         self._names: BlockNames | None = None  # written by: snapshot, _forget
@@ -91,8 +101,9 @@ class EventLog:
         if position is not None and position.log_id == self._log_id:
             self._name_changes()
             if self._first <= position.epoch <= self._epoch:
-                events = list(islice(self._events, position.epoch - self._first, None))
-                return EventBatch(start=position, events=events, ts=self._clock())
+                newest_first = islice(reversed(self._named), self._epoch - position.epoch)
+                events = [_event_of(named, self._cache.page_size) for named in newest_first]
+                return EventBatch(start=position, events=events[::-1], ts=self._clock())
         return self.snapshot()
 
     def snapshot(self) -> Snapshot:
@@ -117,65 +128,76 @@ class EventLog:
 
     def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
         """Take note, as an `Observer`, that pages have become cached."""
-        change = _Stored(namespace=namespace, parent_page=parent_page, tokens=tokens, pages=pages)
-        self._record(change, len(pages))
+        self._record(_Stored(namespace=namespace, parent_page=parent_page, tokens=tokens, pages=pages))
 
     def removed(self, namespace: str | None, pages: Int32) -> None:
         """Take note, as an `Observer`, that pages are not cached any more."""
-        self._record(_Removed(pages=pages), len(pages))
+        self._record(_Removed(pages=pages))
 
     def cleared(self, namespace: str | None) -> None:
         """Take note, as an `Observer`, that a namespace was cleared, if nothing at all is left."""
         if not self._cache.num_pages:
-            self._record(AllBlocksCleared(), 1)
+            self._record(AllBlocksCleared())
 
-    def _record(self, change: _Change, num_pages: int) -> None:
+    def _record(self, change: _Change) -> None:
         self._epoch += 1
         if self._names is None:  # nobody has asked since the last forgetting
             self._first = self._epoch
             return
         self._changes.append(change)
-        self._num_changed_pages += num_pages
+        self._num_changed_pages += _num_pages_of(change)
         if self._num_changed_pages > self._max_pages:
             self._forget()
 
     def _forget(self) -> None:
         """Remember nothing, and stop remembering until somebody wants a snapshot."""
-        self._events.clear()
+        self._named.clear()
         self._changes.clear()
-        self._num_event_pages = self._num_changed_pages = 0
+        self._num_named_pages = self._num_changed_pages = 0
         self._names = None
         self._first = self._epoch
 
     def _name_changes(self) -> None:
-        """Turn what the cache has told into events, and forget the oldest events beyond `max_pages`."""
+        """Name what the cache has told since the last time, and forget the oldest changes beyond `max_pages`."""
         if self._names is None:
             return
-        self._events.extend(_event_of(change, self._names, self._cache.page_size) for change in self._changes)
-        self._changes.clear()
-        self._num_event_pages += self._num_changed_pages
+        for change in self._changes:
+            self._named.append(_name(change, self._names))
+        self._num_named_pages += self._num_changed_pages
         self._num_changed_pages = 0
-        while self._num_event_pages > self._max_pages:
-            self._num_event_pages -= _num_pages_of(self._events.popleft())
+        self._changes.clear()
+        while self._num_named_pages > self._max_pages:
+            self._num_named_pages -= _num_pages_of(self._named.popleft().change)
             self._first += 1
 
 
-def _event_of(change: _Change, names: BlockNames, page_size: int) -> Event:
+def _num_pages_of(change: _Change) -> int:
+    return 1 if isinstance(change, AllBlocksCleared) else len(change.pages)
+
+
+def _name(change: _Change, names: BlockNames) -> _Named:
     match change:
         case _Stored():
             parent = names.of_parent(change.parent_page)
+            stored = names.store(change.namespace, change.parent_page, change.tokens, change.pages)
+            return _Named(change=change, parent_block_hash=parent, block_hashes=stored)
+        case _Removed():
+            return _Named(change=change, parent_block_hash=None, block_hashes=names.remove(change.pages))
+        case AllBlocksCleared():
+            return _Named(change=change, parent_block_hash=None, block_hashes=[])
+
+
+def _event_of(named: _Named, page_size: int) -> Event:
+    match named.change:
+        case _Stored() as stored:
             return BlockStored(
-                block_hashes=names.store(change.namespace, change.parent_page, change.tokens, change.pages),
-                parent_block_hash=parent,
-                token_ids=change.tokens.tolist(),
+                block_hashes=named.block_hashes,
+                parent_block_hash=named.parent_block_hash,
+                token_ids=stored.tokens.tolist(),
                 block_size=page_size,
-                namespace=change.namespace,
+                namespace=stored.namespace,
             )
         case _Removed():
-            return BlockRemoved(block_hashes=names.remove(change.pages))
-        case AllBlocksCleared():
-            return change
-
-
-def _num_pages_of(event: Event) -> int:
-    return 1 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
+            return BlockRemoved(block_hashes=named.block_hashes)
+        case AllBlocksCleared() as cleared:
+            return cleared
