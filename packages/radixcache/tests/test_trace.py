@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given
 
 from pagewood.radixcache import RadixCache
+from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.trace import (
-    TracedRequest,
     num_best_hits,
     num_blocks_of,
     num_unbounded_hits,
@@ -29,8 +29,8 @@ from pagewood.radixcache.trace.progress import Progress
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=7)
 
 
-def requests_of(prompts: Sequence[Sequence[int]]) -> list[TracedRequest]:
-    return [TracedRequest(arrival_s=float(i), blocks=np.array(p, np.int32)) for i, p in enumerate(prompts)]
+def requests_of(prompts: Sequence[Sequence[int]]) -> list[Int32]:
+    return [np.array(prompt, np.int32) for prompt in prompts]
 
 
 def prefixes(prompt: Sequence[int], num_blocks: int) -> list[tuple[int, ...]]:
@@ -135,10 +135,15 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+def test_requests_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
+    path = tmp_path / "late.jsonl"
+    path.write_text("\n".join(f'{{"timestamp": {ms}, "hash_ids": [{ms}]}}' for ms in (5, 9, 7)))
+    assert [request.tolist() for request in read_trace(path)] == [[0], [2], [1]]
+
+
 def test_hash_ids_of_any_size_are_numbered(trace: Path) -> None:
     requests = read_trace(trace)
-    assert [request.blocks.tolist() for request in requests] == [[0, 1, 2, 3], [0, 4, 5, 6], [0, 1, 2, 7], [0, 4, 5, 8]]
-    assert requests[0].arrival_s == 500e9
+    assert [request.tolist() for request in requests] == [[0, 1, 2, 3], [0, 4, 5, 6], [0, 1, 2, 7], [0, 4, 5, 8]]
     assert num_blocks_of(requests) == 16
 
 

@@ -8,7 +8,7 @@ The same in Python:
 """
 
 from pagewood.radixcache.trace.bound import num_best_hits, num_unbounded_hits
-from pagewood.radixcache.trace.recording import TracedRequest, num_blocks_of, read_trace
+from pagewood.radixcache.trace.recording import num_blocks_of, read_trace
 from pagewood.radixcache.trace.replay import replay
 
-__all__ = ["TracedRequest", "num_best_hits", "num_blocks_of", "num_unbounded_hits", "read_trace", "replay"]
+__all__ = ["num_best_hits", "num_blocks_of", "num_unbounded_hits", "read_trace", "replay"]

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.cache import RadixCache
 from pagewood.radixcache.trace.bound import num_best_hits, num_unbounded_hits
 from pagewood.radixcache.trace.plot import can_plot, save_plot
 from pagewood.radixcache.trace.policies import POLICIES, looks_at_queue
 from pagewood.radixcache.trace.progress import Progress
-from pagewood.radixcache.trace.recording import TracedRequest, num_blocks_of, read_trace
+from pagewood.radixcache.trace.recording import num_blocks_of, read_trace
 from pagewood.radixcache.trace.replay import replay
 from pagewood.radixcache.trace.report import Report
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measure(
     name: str,
-    requests: Sequence[TracedRequest],
+    requests: Sequence[Int32],
     *,
     policies: Sequence[str],
     capacities: Sequence[int],

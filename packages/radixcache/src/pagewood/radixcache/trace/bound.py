@@ -3,18 +3,18 @@
 import heapq
 from collections.abc import Iterable, Sequence
 
-from pagewood.radixcache.trace.recording import TracedRequest
+from pagewood.radixcache.arrays import Int32
 
 _NEVER = 1 << 62
 
 
-def num_unbounded_hits(requests: Iterable[TracedRequest]) -> int:
+def num_unbounded_hits(requests: Iterable[Int32]) -> int:
     """Return how many blocks hit in a cache that never has to evict."""
     paths = _number_prefixes(requests)
     return sum(map(len, paths)) - len(set[int]().union(*paths))
 
 
-def num_best_hits(requests: Sequence[TracedRequest], *, num_blocks: int) -> int:
+def num_best_hits(requests: Sequence[Int32], *, num_blocks: int) -> int:
     """Return how many blocks hit if every eviction takes the leaf whose next use is farthest away.
 
     For the rules of `replay` (one request after the other, all of its blocks in memory while it is served) that greedy
@@ -24,7 +24,7 @@ def num_best_hits(requests: Sequence[TracedRequest], *, num_blocks: int) -> int:
     With several requests at once, or with a look at the queue, the numbers of an engine may differ.
 
     Args:
-        requests: in the order of their arrival.
+        requests: of each the blocks, `[num_blocks] int32`, in the order of their arrival.
         num_blocks: memory, as for `replay`.
 
     Source: Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
@@ -51,13 +51,13 @@ def num_best_hits(requests: Sequence[TracedRequest], *, num_blocks: int) -> int:
     return num_hits
 
 
-def _number_prefixes(requests: Iterable[TracedRequest], num_blocks: int | None = None) -> list[list[int]]:
+def _number_prefixes(requests: Iterable[Int32], num_blocks: int | None = None) -> list[list[int]]:
     """Return, for each request and each of its blocks, the number of the prefix that ends with that block."""
     numbers: dict[tuple[int, int], int] = {}
     paths: list[list[int]] = []
     for request in requests:
         prefix, path = -1, list[int]()
-        for block in request.blocks[:num_blocks].tolist():
+        for block in request[:num_blocks].tolist():
             prefix = numbers.setdefault((prefix, block), len(numbers))
             path.append(prefix)
         paths.append(path)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,12 @@ import numpy as np
 from pagewood.radixcache.arrays import Int32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRequest:
-    """One request of a trace.
+def read_trace(path: Path) -> list[Int32]:
+    """Read a JSONL file with `timestamp` and `hash_ids` on each line; other fields are not needed.
 
-    Attributes:
-        arrival_s: when it came, in seconds from the start of the trace.
-        blocks: `[num_blocks] int32`, one number per block of the prompt; two blocks of a trace have the same number
-            exactly if they have the same hash id.
-    """
-
-    arrival_s: float
-    blocks: Int32
-
-
-def read_trace(path: Path) -> list[TracedRequest]:
-    """Read a JSONL file with `timestamp` (milliseconds) and `hash_ids` on each line; other fields are not needed.
-
-    Hash ids may be of any size, and are numbered in the order in which they appear.
+    Returns:
+        For each request, in the order of their arrival, `[num_blocks] int32`: the blocks of its prompt. Two blocks have
+        the same number exactly if they have the same hash id, which may be of any size in the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -37,28 +24,29 @@ def read_trace(path: Path) -> list[TracedRequest]:
     Source: the FAST'25 traces of Mooncake (arXiv 2407.00079).
     """
     numbers: dict[int, int] = {}
-    requests: list[TracedRequest] = []
+    arrivals: list[tuple[float, Int32]] = []
     with path.open(encoding="utf-8") as lines:
         for line_number, line in enumerate(lines, 1):
             if line.strip():
-                requests.append(_parse(line, numbers, f"{path}:{line_number}"))
-    if not requests:
+                arrivals.append(_parse(line, numbers, f"{path}:{line_number}"))
+    if not arrivals:
         raise ValueError(f"{path} must hold a request, got none")
-    return requests
+    arrivals.sort(key=lambda arrival: arrival[0])
+    return [blocks for _, blocks in arrivals]
 
 
-def num_blocks_of(requests: Iterable[TracedRequest]) -> int:
+def num_blocks_of(requests: Iterable[Int32]) -> int:
     """Return the number of blocks of all prompts: what a hit rate is a share of."""
-    return sum(len(request.blocks) for request in requests)
+    return sum(map(len, requests))
 
 
-def _parse(line: str, numbers: dict[int, int], place: str) -> TracedRequest:
+def _parse(line: str, numbers: dict[int, int], place: str) -> tuple[float, Int32]:
+    """Return when a request came, and its blocks."""
     try:
         fields: Any = json.loads(line)
-        timestamp_ms, hash_ids = float(fields["timestamp"]), fields["hash_ids"]
-        blocks = [numbers.setdefault(hash_id, len(numbers)) for hash_id in hash_ids]
+        blocks = [numbers.setdefault(hash_id, len(numbers)) for hash_id in fields["hash_ids"]]
+        return float(fields["timestamp"]), np.array(blocks, np.int32)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{place} must be a JSON object with timestamp and hash_ids, got {line.strip()[:80]}"
         ) from error
-    return TracedRequest(arrival_s=timestamp_ms / 1000, blocks=np.array(blocks, np.int32))
