@@ -188,8 +188,8 @@ class Scored:
 
     def check(self, edges: list[Edge]) -> None:
         """Raise AssertionError unless every unlocked leaf has an entry that ranks no higher than it does."""
-        entries = {id(entry) for entry in self._heap}
         self._expire()
+        entries = {id(entry) for entry in self._heap}
         for edge in edges:
             if edge.is_free_leaf:
                 entry: Any = usage_of(edge).entry
