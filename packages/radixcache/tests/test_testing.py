@@ -38,7 +38,7 @@ from pagewood.radixcache.watches import Watches
 
 SETTINGS = hypothesis.settings(max_examples=20, stateful_step_count=50, deadline=None)
 FAULT_SETTINGS = hypothesis.settings(
-    max_examples=400,
+    max_examples=800,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
@@ -92,7 +92,7 @@ def yes(*arguments: object) -> bool:
     return True
 
 
-split, root, unlock, detach, absorb_child = Tree.split, Tree.root, Tree.unlock, Tree.detach, Tree._absorb_child  # pyright: ignore[reportPrivateUsage]
+split, root, detach = Tree.split, Tree.root, Tree.detach
 
 
 def evict_whole_edges(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
@@ -137,11 +137,6 @@ def root_of_all(tree: Tree, namespace: str | None) -> Edge:
     return space.root if space else root(tree, namespace)
 
 
-def absorb_trimmed(tree: Tree, edge: Edge) -> None:
-    edge.is_trimmed = False
-    absorb_child(tree, edge)
-
-
 def cut_nowhere(order: Scored, edge: Edge) -> int:
     return edge.start
 
@@ -177,7 +172,6 @@ FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
     "a split loses the lock": ("LRU", Tree, "split", split_unlocked),
     "namespaces share a root": ("LRU", Tree, "root", root_of_all),
     "what is not next to each other is joined": ("LRU", RecencyList, "can_absorb", yes),
-    "what was trimmed grows again": ("LRU", Tree, "_absorb_child", absorb_trimmed),
     "overlapping pages are adopted": ("LRU", PageSet, "add", add_overlapping),
     "pages given up are not forgotten": ("LRU", PageSet, "remove", nothing),
     "a branch is released below only": ("LRU", eviction_module, "release", release_below_only),
@@ -191,7 +185,7 @@ FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
     "hits do not count": ("LFU", Scored, "hit", nothing),
     "uses are not noted": ("LFU", Scored, "_use", nothing),
     "a run goes as a whole": ("tail-optimised", Scored, "cut", cut_nowhere),
-    "priorities never end": ("priority and TTL", Scored, "_await_deadline", nothing),
+    "priorities never end": ("priority and TTL", Scored, "_expire", nothing),
     "a parent is no leaf afterwards": ("FIFO", Scored, "expose", nothing),
     "watched pages are like any": ("queue-informed", Watches, "watched_end", zero),
     "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),  # pyright: ignore[reportArgumentType]

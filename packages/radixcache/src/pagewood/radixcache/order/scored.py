@@ -236,7 +236,9 @@ class Scored:
             return
         self._now_s = self._scoring.clock()
         while self._expiring and self._expiring[0][0] <= self._now_s:
-            self.expose(heappop(self._expiring)[2])
+            edge = heappop(self._expiring)[2]
+            if edge.space.order is self:  # it may have moved to another order since
+                self.expose(edge)
 
 
 def usage_of(edge: Edge) -> Usage:
