@@ -26,15 +26,15 @@ class Edge:
     """
 
     space: Space
-    parent: Edge | None = field(repr=False)  # written by: Tree.split, Tree.absorb
-    key: bytes = field(repr=False)  # written by: Tree.split, Tree.absorb, Tree.trim; int32 token ids
-    values: bytes = field(repr=False)  # written by: Tree.split, Tree.absorb, Tree.trim; int32 page ids
-    start: int  # written by: Tree.split, Tree.absorb
-    end: int  # written by: Tree.absorb, Tree.trim, Tree.detach
+    parent: Edge | None = field(repr=False)  # written by: Tree
+    key: bytes = field(repr=False)  # written by: Tree; int32 token ids
+    values: bytes = field(repr=False)  # written by: Tree; int32 page ids
+    start: int  # written by: Tree
+    end: int  # written by: Tree
     children: dict[bytes, Edge] = field(repr=False)  # written by: Tree; by the bytes of the child's first page
     num_leases: int = 0  # written by: Tree.lock, Tree.unlock
     num_pins: int = 0  # written by: Tree.lock, Tree.unlock
-    is_trimmed: bool = False  # written by: Tree.trim, Tree.absorb; it has lost pages off its end, so it must not grow
+    is_trimmed: bool = False  # written by: Tree; it has lost pages off its end, so it must not grow
     used: int = field(default=0, repr=False)  # written by: RecencyList, SmallMain; the tick of its last use
     usage: Usage | None = field(default=None, repr=False)  # written by: Scored
     older: Edge = field(init=False, repr=False)  # written by: RecencyList

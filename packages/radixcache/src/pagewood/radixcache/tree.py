@@ -9,7 +9,7 @@ from pagewood.radixcache.node import ABSORBED, Edge, Node, Space
 from pagewood.radixcache.order import Order
 from pagewood.radixcache.pages import PageSet
 
-MAX_ABSORBED_BYTES = 32 * 1024
+MAX_JOINED_BYTES = 128 * 1024
 """Edges are joined up to this size, key and page ids together: more costs more to copy than it saves."""
 
 
@@ -166,20 +166,22 @@ class Tree:
         """Drop a lease; what no lease locks any more has been used now, and may be joined."""
         edge.num_leases -= 1
         space, now = edge.space, self.tick()
+        unlocked: list[Edge] = []
         while True:
             edge.num_pins -= 1
             if edge.num_pins:
-                return
+                break
             if edge.parent is None:
                 self._forget_if_idle(space)
-                return
+                break
             num_pages = edge.end - edge.start
             self.num_locked -= num_pages
             space.num_locked -= num_pages
             space.order.unlock(edge, now)
-            if len(edge.children) == 1:
-                self._absorb_child(edge)
+            unlocked.append(edge)
             edge = edge.parent
+        if unlocked:
+            self._join_chains(unlocked)
 
     def trim(self, edge: Edge, end: int) -> bytes:
         """Give up the pages of an unlocked leaf from `end` on, though not all, and return their ids."""
@@ -222,29 +224,45 @@ class Tree:
         if not space.root.children and not space.root.num_pins and not space.is_limited:
             del self.spaces[space.name]
 
-    def _absorb_child(self, edge: Edge) -> None:
-        """Join the only child of an unlocked edge to it, if nobody could tell, so that a chain is few edges."""
-        (child,) = edge.children.values()
-        num_bytes = len(edge.key) + len(edge.values) + len(child.key) + len(child.values)
-        if (
-            num_bytes > MAX_ABSORBED_BYTES
-            or len(child.children) > 1
-            or edge.is_trimmed
-            or not edge.space.order.can_absorb(edge, child)
-        ):
-            return
-        edge.space.order.absorb(edge, child)
-        edge.key += child.key
-        edge.values += child.values
-        edge.end = child.end
-        edge.children = child.children
-        edge.is_trimmed = child.is_trimmed
-        for grandchild in child.children.values():
-            grandchild.parent = edge
-        child.parent = edge
-        child.start = child.end = ABSORBED
-        child.key = child.values = b""
-        child.children = {}
+    def _join_chains(self, edges: list[Edge]) -> None:
+        """Join unlocked edges where nobody can tell, so that a long path is few edges: each is the next one's child."""
+        chain = list(edges[0].children.values()) if len(edges[0].children) == 1 else []
+        num_bytes = sum(len(edge.key) + len(edge.values) for edge in chain)
+        for edge in edges:
+            more = len(edge.key) + len(edge.values)
+            if (
+                chain
+                and num_bytes + more <= MAX_JOINED_BYTES
+                and len(edge.children) == 1
+                and not edge.is_trimmed
+                and len(chain[0].children) <= 1
+                and edge.space.order.can_absorb(edge, chain[-1])
+            ):
+                chain.append(edge)
+                num_bytes += more
+            else:
+                if len(chain) > 1:
+                    self._join(chain)
+                chain, num_bytes = [edge], more
+        if len(chain) > 1:
+            self._join(chain)
+
+    def _join(self, chain: list[Edge]) -> None:
+        """Let the last edge absorb those before it, each of which is the only child of the next."""
+        lowest, upper = chain[0], chain[-1]
+        upper.key = b"".join(edge.key for edge in reversed(chain))
+        upper.values = b"".join(edge.values for edge in reversed(chain))
+        upper.end = lowest.end
+        upper.children = lowest.children
+        upper.is_trimmed = lowest.is_trimmed
+        for child in upper.children.values():
+            child.parent = upper
+        for edge in chain[:-1]:
+            upper.space.order.absorb(upper, edge)
+            edge.parent = upper
+            edge.start = edge.end = ABSORBED
+            edge.key = edge.values = b""
+            edge.children = {}
 
     def _tell_removed(self, space: Space, parent: Edge, key: bytes, values: bytes) -> None:
         parent_page = last_page(parent)

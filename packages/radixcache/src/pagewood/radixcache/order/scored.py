@@ -188,8 +188,8 @@ class Scored:
 
     def check(self, edges: list[Edge]) -> None:
         """Raise AssertionError unless every unlocked leaf has an entry that ranks no higher than it does."""
-        entries = {id(entry) for entry in self._heap}
         self._expire()
+        entries = {id(entry) for entry in self._heap}
         for edge in edges:
             if edge.is_free_leaf:
                 entry: Any = usage_of(edge).entry
@@ -236,7 +236,9 @@ class Scored:
             return
         self._now_s = self._scoring.clock()
         while self._expiring and self._expiring[0][0] <= self._now_s:
-            self.expose(heappop(self._expiring)[2])
+            edge = heappop(self._expiring)[2]
+            if edge.space.order is self:  # it may have moved to another order since
+                self.expose(edge)
 
 
 def usage_of(edge: Edge) -> Usage:
