@@ -60,6 +60,22 @@ def test_many_children_are_folded() -> None:
     assert labels[1:] == ["pages [0, 5): 4 5 6 7 8", "pages [0, 4): 3 4 5 6", "… 3 more, 6 pages"]
 
 
+def test_what_has_most_below_it_is_shown_first() -> None:
+    cache = RadixCache(1)
+    for index, prompt in enumerate([(9, 9, 9, 9), (1, 2, 3, 3), (1, 2, 4), (1, 5)]):
+        cache.insert(ids(*prompt), np.arange(len(prompt), dtype=np.int32) + 10 * index)
+    labels = re.findall(r'label="(.*?)"', to_dot(cache, max_children=1))
+    assert labels == [
+        "namespace None: 10 pages",
+        "pages [0, 1): 1",
+        "pages [1, 2): 2",
+        "pages [2, 4): 3 3",
+        "… 1 more, 1 pages",
+        "… 1 more, 1 pages",
+        "… 1 more, 4 pages",
+    ]
+
+
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=8))
 def test_every_run_is_below_its_parent(prompts: list[list[int]]) -> None:
     cache = RadixCache(1)

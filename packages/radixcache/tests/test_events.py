@@ -286,10 +286,19 @@ def test_what_nobody_reads_is_not_kept() -> None:
     for page in range(10):
         cache.insert(ids(page, page), ids(page))
     assert log.position.epoch == 10
+    assert not log._changes  # pyright: ignore[reportPrivateUsage]
     assert isinstance(log.read(start), Snapshot)
     heartbeat = log.read(log.position)
     assert isinstance(heartbeat, EventBatch)
     assert heartbeat.events == []
+
+
+def test_the_names_of_what_is_gone_are_not_kept() -> None:
+    names = BlockNames(2)
+    assert names.store("a", None, ids(1, 2, 3, 4), ids(7, 8)) == names.of(ids(7, 8))
+    assert names.remove(ids(8)) == [name_of("a", [[1, 2], [3, 4]])]
+    with pytest.raises(KeyError):
+        names.of(ids(8))
 
 
 def test_the_oldest_events_are_forgotten_first() -> None:

@@ -93,12 +93,14 @@ def test_no_policy_beats_the_bound(prompts: list[list[int]], num_blocks: int, nu
 
 
 def test_a_queue_is_looked_at_by_those_who_ask() -> None:
-    requests = requests_of([[0], [1], [2], [0], [1], [3], [0]])
+    requests = requests_of([[0], [1], [2], [3], [0]])
     informed, plain = RadixCache(1, policy=POLICIES["queue-lru"]()), RadixCache(1)
     assert looks_at_queue(POLICIES["queue-lru"]())
     assert not looks_at_queue(POLICIES["lru"]())
-    assert replay(requests, informed, num_blocks=2, num_waiting=2) == 2
+    assert replay(requests, informed, num_blocks=2, num_waiting=2) == 1
     assert replay(requests, plain, num_blocks=2, num_waiting=2) == 0
+    short_sighted = RadixCache(1, policy=POLICIES["queue-lru"]())
+    assert replay(requests, short_sighted, num_blocks=2, num_waiting=1) == 0
 
 
 @given(PROMPTS)

@@ -30,24 +30,21 @@ def num_best_hits(requests: Sequence[Int32], *, num_blocks: int) -> int:
     Source: Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
     paths = _number_prefixes(requests, num_blocks)
-    next_uses = _next_uses(paths)
     cached: dict[int, int] = {}  # prefix -> when it is used next
-    farthest: list[tuple[int, int, int]] = []  # (-next use, -depth, prefix), with entries that no longer hold
+    farthest: list[tuple[int, int]] = []  # (-next use, -prefix): deeper ones first; with entries that no longer hold
     num_hits = 0
-    for now, (path, uses) in enumerate(zip(paths, next_uses, strict=True)):
-        hits = sum(prefix in cached for prefix in path)
-        num_hits += hits
-        for prefix in path[:hits]:
-            cached[prefix] = now  # the farthest is never now
-        num_needed = len(cached) + len(path) - hits - num_blocks
-        while num_needed > 0:
-            next_use, _, prefix = heapq.heappop(farthest)
-            if cached.get(prefix) == -next_use:
-                del cached[prefix]
-                num_needed -= 1
-        for depth, (prefix, use) in enumerate(zip(path, uses, strict=True)):
+    for path, uses in zip(paths, _next_uses(paths), strict=True):
+        num_missing = sum(prefix not in cached for prefix in path)
+        num_hits += len(path) - num_missing
+        num_victims = len(cached) + num_missing - num_blocks
+        while num_victims > 0:  # what the request hits is used now, so all else is farther
+            next_use, prefix = heapq.heappop(farthest)
+            if cached.get(-prefix) == -next_use:
+                del cached[-prefix]
+                num_victims -= 1
+        for prefix, use in zip(path, uses, strict=True):
             cached[prefix] = use
-            heapq.heappush(farthest, (-use, -depth, prefix))
+            heapq.heappush(farthest, (-use, -prefix))
     return num_hits
 
 
