@@ -5,8 +5,8 @@ Needs hypothesis (`pip install pagewood-radixcache[testing]`). In a test module 
     class TestMyCache(conformance_machine(MyCache, page_size=16).TestCase):
         settings = hypothesis.settings(max_examples=200, deadline=None)
 
-What a cache has beyond the Protocol (`watch`, `release`, `retain`, `limit`, `explain`, `Match.partial`) is tested too, as
-`RadixCache` documents it; what it lacks is not asked for.
+What a cache has beyond the Protocol (`watch`, `release`, `retain`, `limit`, `explain` with `Match.partial`) is tested
+too, as `RadixCache` documents it; what it lacks is not asked for.
 """
 
 from pagewood.radixcache.testing.machine import ManualClock, conformance_machine

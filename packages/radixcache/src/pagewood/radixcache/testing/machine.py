@@ -39,9 +39,9 @@ def conformance_machine(
 ) -> type[RuleBasedStateMachine]:
     """Return a state machine that drives a cache and the oracle side by side, and fails where they differ.
 
-    What it takes for granted, apart from the words of the Protocol: use is exact by the page wherever a prefix is locked
-    or inserted. (A bare `match` may use more or less of the last stretch, so that implementations are free not to cut
-    there; so the machine locks what it matches.)
+    What it takes for granted, apart from the words of the Protocol: use is exact by the page wherever a prefix is
+    locked or inserted. (A bare `match` may use more or less of the last stretch, so that implementations are free not
+    to cut there; so the machine locks what it matches.)
 
     Args:
         make_cache: called with the page size, for an empty cache.

@@ -33,7 +33,7 @@ class Oracle:
 
     Args:
         page_size: tokens per page.
-        policy: whose scores decide; an instance of its own. With S3FIFO, which scores no pages, `evict` cannot be asked.
+        policy: whose scores decide; an instance of its own. S3FIFO scores no pages: then `evict` means nothing.
     """
 
     def __init__(self, page_size: int, policy: AnyPolicy) -> None:
