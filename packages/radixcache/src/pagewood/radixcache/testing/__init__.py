@@ -9,7 +9,7 @@ What a cache has beyond the Protocol (`watch`, `release`, `retain`, `limit`, `ex
 too, as `RadixCache` documents it; what it lacks is not asked for.
 """
 
-from pagewood.radixcache.testing.machine import ManualClock, conformance_machine
+from pagewood.radixcache.testing.machine import ManualClock, conformance_machine, soak
 from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
 from pagewood.radixcache.testing.protocol import InsertionLike, MatchLike, PrefixCache
 
@@ -22,4 +22,5 @@ __all__ = [
     "Prefix",
     "PrefixCache",
     "conformance_machine",
+    "soak",
 ]
