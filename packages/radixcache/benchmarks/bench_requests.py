@@ -161,7 +161,7 @@ def w3_documents() -> Work:
 def w4_trees() -> Work:
     """Paths through a tree of depth 6, fan-out 4, segments of 64 tokens; a third of what is asked for can be cached."""
     rng = np.random.default_rng(5)
-    segments = {(): fresh(rng, 0)}
+    segments: dict[tuple[int, ...], Int32] = {(): fresh(rng, 0)}
     for depth in range(6):
         for path in [path for path in segments if len(path) == depth]:
             for branch in range(4):

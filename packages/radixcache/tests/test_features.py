@@ -158,16 +158,16 @@ def test_history_stays_small_while_the_same_comes_and_goes() -> None:
 
 def test_page_set_refuses_and_changes_nothing() -> None:
     pages = PageSet()
-    pages.add(ids(5, 3000))
+    pages.adopt(ids(5, 3000))
     for wrong, rule in (
         (ids(1, -2), "pages must be >= 0, got page -2"),
         (ids(7, 1, 7), "pages must be distinct, got page 7 twice"),
         (ids(1, 3000), "pages must not be in the tree yet, got page 3000"),
     ):
         with pytest.raises(ValueError, match=rule):
-            pages.add(wrong)
-    pages.add(ids())
-    pages.remove(ids(5))
+            pages.adopt(wrong)
+    pages.adopt(ids())
+    pages.drop(ids(5))
     assert [page in pages for page in (1, 5, 7, 3000, 10_000, -1)] == [False, False, False, True, False, False]
     assert len(pages) == 1
 

@@ -15,7 +15,7 @@ from pagewood.radixcache.tree import Tree
 def build() -> tuple[Tree, Edge, Edge, Edge]:
     """A tree of one locked edge with two unlocked children."""
     tree = Tree(1, RecencyList)
-    tree.pages.add(from_bytes([key(10, 11, 12, 13, 14)]))
+    tree.pages.adopt(from_bytes([key(10, 11, 12, 13, 14)]))
     root = tree.root(None)
     stem = tree.attach(root, key(1, 2), key(10, 11))
     left = tree.attach(stem, key(3), key(12))
@@ -90,7 +90,7 @@ def repeat_page(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
 
 
 def lose_page(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
-    tree.pages.remove(from_bytes([key(12)]))
+    tree.pages.drop(from_bytes([key(12)]))
 
 
 def tick_back(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:

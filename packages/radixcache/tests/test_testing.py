@@ -36,7 +36,7 @@ from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine
 from pagewood.radixcache.tree import Tree
 from pagewood.radixcache.watches import Watches
 
-SETTINGS = hypothesis.settings(max_examples=20, stateful_step_count=50, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=10, stateful_step_count=50, deadline=None)
 FAULT_SETTINGS = hypothesis.settings(
     max_examples=800,
     stateful_step_count=50,
@@ -163,8 +163,8 @@ def stored_at_once(watches: Watches, space: Space, parent_page: int | None, key:
             watch.num_tokens += len(values) // 4 * watches._page_size  # pyright: ignore[reportPrivateUsage]
 
 
-FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
-    "recency is never updated by inserts": ("LRU", RecencyList, "extend", nothing),
+FAULTS: dict[str, tuple[str, Any, str, Any]] = {
+    "recency is never updated by inserts": ("LRU", RecencyList, "publish", nothing),
     "more is evicted than asked": ("LRU", eviction_module, "evict", evict_whole_edges),
     "a lease locks its last edge only": ("LRU", Tree, "lock", lock_last_edge),
     "unlocking is no use": ("LRU", RecencyList, "unlock", unlock_untouched),
@@ -172,8 +172,8 @@ FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
     "a split loses the lock": ("LRU", Tree, "split", split_unlocked),
     "namespaces share a root": ("LRU", Tree, "root", root_of_all),
     "what is not next to each other is joined": ("LRU", RecencyList, "can_absorb", yes),
-    "overlapping pages are adopted": ("LRU", PageSet, "add", add_overlapping),
-    "pages given up are not forgotten": ("LRU", PageSet, "remove", nothing),
+    "overlapping pages are adopted": ("LRU", PageSet, "adopt", add_overlapping),
+    "pages given up are not forgotten": ("LRU", PageSet, "drop", nothing),
     "a branch is released below only": ("LRU", eviction_module, "release", release_below_only),
     "limits do not matter": ("LRU", Limits, "next", no_turns),
     "floors do not count": ("LRU", Limits, "num_guarded", zero),
@@ -188,7 +188,7 @@ FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
     "priorities never end": ("priority and TTL", Scored, "_expire", nothing),
     "a parent is no leaf afterwards": ("FIFO", Scored, "expose", nothing),
     "watched pages are like any": ("queue-informed", Watches, "watched_end", zero),
-    "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),  # pyright: ignore[reportArgumentType]
+    "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagewood.radixcache.arrays import Int32
-from pagewood.radixcache.explain import Cause
+from pagewood.radixcache.explain import Cause, Explanation
 from pagewood.radixcache.order.choice import AnyPolicy
 from pagewood.radixcache.policies import LRU, S3FIFO
 from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
@@ -24,7 +24,7 @@ class ManualClock:
     """A clock that goes when it is told to."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s = 0.0  # written by: machine
 
     def __call__(self) -> float:
         """Return the time, in seconds."""
@@ -70,8 +70,8 @@ def conformance_machine(
             self.watches: list[Any] = []  # parallel to the oracle's watches
             self.num_pages_made = 0
             self.free_pages: list[int] = []  # ids are used again, those given up last first
-            self.stale: list[Any] = []  # handles of prefixes that have been evicted
-            self.peeked: list[tuple[Any, str | None, Prefix]] = []
+            self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
+            self.peeked: list[tuple[Any, str | None, Prefix]] = []  # written by: soak
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails)
         def insert(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
@@ -147,7 +147,7 @@ def conformance_machine(
             assert sorted(freed) == sorted(self.oracle.release(namespace, prefix))
             self.take_back(freed)
 
-        @precondition(lambda self: hasattr(self.cache, "retain") and clock and self.peeked)
+        @precondition(lambda self: hasattr(self.cache, "retain") and clock is not None and bool(self.peeked))
         @rule(pick=picks, priority=st.integers(-1, 2), seconds=st.sampled_from(_SECONDS))
         def retain(self, pick: int, priority: int, seconds: float) -> None:
             assert clock is not None  # says the precondition
@@ -156,7 +156,7 @@ def conformance_machine(
             self.rich.retain(node, priority=priority, until=clock() + seconds, start=start)
             self.oracle.retain(namespace, prefix, start, priority, clock() + seconds)
 
-        @precondition(lambda self: clock)
+        @precondition(lambda self: clock is not None)
         @rule()
         def wait(self) -> None:
             assert clock is not None  # says the precondition
@@ -223,7 +223,7 @@ def conformance_machine(
 
         def explain(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
             tokens = tokens_of(prefix, tail)
-            explanation = self.rich.explain(tokens, namespace)
+            explanation: Explanation = self.rich.explain(tokens, namespace)
             partial = self.rich.peek(tokens, namespace).partial
             end = len(self.oracle.match(namespace, prefix))
             rest = tuple(tokens[end * page_size : (end + 1) * page_size].tolist())
@@ -283,7 +283,7 @@ def conformance_machine(
         def take_back(self, pages: list[int]) -> None:
             """A prefix that was evicted may be cached again, but not under the same handle."""
             self.free_pages += pages
-            self.stale += [node for node, *key in self.peeked if not self.is_cached(*key)]
+            self.stale += [node for node, namespace, prefix in self.peeked if not self.is_cached(namespace, prefix)]
             self.peeked = [peeked for peeked in self.peeked if self.is_cached(*peeked[1:])]
 
         def is_cached(self, namespace: str | None, prefix: Prefix) -> bool:

@@ -45,8 +45,8 @@ class Oracle:
         self.policy: Policy = LRU() if isinstance(scores, S3FIFO) else scores
         self.pages: dict[Key, CachedPage] = {}
         self.leases: list[Key] = []
-        self.watches: list[Key] = []
-        self.limits: dict[str | None, tuple[float, int]] = {}
+        self.watches: list[Key] = []  # written by: machine
+        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine; quota and floor
         self.once: set[Key] = set()  # what has been given up, ever
         self.clock = 0
 
