@@ -32,19 +32,11 @@ from pagewood.radixcache.order.recency import RecencyList
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.pages import PageSet
 from pagewood.radixcache.policies import Policy
-from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine
+from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine, soak
 from pagewood.radixcache.tree import Tree
 from pagewood.radixcache.watches import Watches
 
 SETTINGS = hypothesis.settings(max_examples=10, stateful_step_count=50, deadline=None)
-FAULT_SETTINGS = hypothesis.settings(
-    max_examples=800,
-    stateful_step_count=50,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[hypothesis.Phase.generate],
-)
 CLOCK = ManualClock()
 POLICIES: dict[str, Callable[[], AnyPolicy]] = {
     "LRU": LRU,
@@ -198,7 +190,7 @@ def test_a_seeded_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(owner, name, faulty)
     monkeypatch.setattr(RadixCache, "check", nothing)  # it must show in what the cache does
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError, RecursionError)):
-        run_state_machine_as_test(machine(policy, 2), settings=FAULT_SETTINGS)
+        soak(machine(policy, 2), page_size=2, num_steps=8000, seed=1, check_every=4)
 
 
 class Minimal:
@@ -222,6 +214,11 @@ class Minimal:
     @property
     def num_evictable(self) -> int:
         return self._cache.num_evictable
+
+
+@pytest.mark.parametrize("policy", ["LRU", "queue-informed priority"])
+def test_soak_goes_on_at_length(policy: str) -> None:
+    soak(machine(policy, 3), page_size=3, num_steps=1500, seed=0, check_every=50)
 
 
 def test_a_cache_need_not_have_more_than_the_protocol() -> None:
