@@ -77,6 +77,13 @@ def bench(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Drive the prefix cache and its oracle through a million random operations; the number can follow --."""
+    session.install("-c", "constraints.txt", "./packages/radixcache", "hypothesis")
+    session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
+
+
+@nox.session
 def bench_end_to_end(session: nox.Session) -> None:
     """Run us and `transformers` side by side on this CPU; arguments after -- go to the script."""
     install_everything(session, *PEERS)

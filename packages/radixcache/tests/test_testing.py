@@ -32,19 +32,11 @@ from pagewood.radixcache.order.recency import RecencyList
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.pages import PageSet
 from pagewood.radixcache.policies import Policy
-from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine
+from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine, soak
 from pagewood.radixcache.tree import Tree
 from pagewood.radixcache.watches import Watches
 
-SETTINGS = hypothesis.settings(max_examples=20, stateful_step_count=50, deadline=None)
-FAULT_SETTINGS = hypothesis.settings(
-    max_examples=800,
-    stateful_step_count=50,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[hypothesis.Phase.generate],
-)
+SETTINGS = hypothesis.settings(max_examples=10, stateful_step_count=50, deadline=None)
 CLOCK = ManualClock()
 POLICIES: dict[str, Callable[[], AnyPolicy]] = {
     "LRU": LRU,
@@ -163,8 +155,8 @@ def stored_at_once(watches: Watches, space: Space, parent_page: int | None, key:
             watch.num_tokens += len(values) // 4 * watches._page_size  # pyright: ignore[reportPrivateUsage]
 
 
-FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
-    "recency is never updated by inserts": ("LRU", RecencyList, "extend", nothing),
+FAULTS: dict[str, tuple[str, Any, str, Any]] = {
+    "recency is never updated by inserts": ("LRU", RecencyList, "publish", nothing),
     "more is evicted than asked": ("LRU", eviction_module, "evict", evict_whole_edges),
     "a lease locks its last edge only": ("LRU", Tree, "lock", lock_last_edge),
     "unlocking is no use": ("LRU", RecencyList, "unlock", unlock_untouched),
@@ -172,8 +164,8 @@ FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
     "a split loses the lock": ("LRU", Tree, "split", split_unlocked),
     "namespaces share a root": ("LRU", Tree, "root", root_of_all),
     "what is not next to each other is joined": ("LRU", RecencyList, "can_absorb", yes),
-    "overlapping pages are adopted": ("LRU", PageSet, "add", add_overlapping),
-    "pages given up are not forgotten": ("LRU", PageSet, "remove", nothing),
+    "overlapping pages are adopted": ("LRU", PageSet, "adopt", add_overlapping),
+    "pages given up are not forgotten": ("LRU", PageSet, "drop", nothing),
     "a branch is released below only": ("LRU", eviction_module, "release", release_below_only),
     "limits do not matter": ("LRU", Limits, "next", no_turns),
     "floors do not count": ("LRU", Limits, "num_guarded", zero),
@@ -188,7 +180,7 @@ FAULTS: dict[str, tuple[str, Any, str, Callable[..., object]]] = {
     "priorities never end": ("priority and TTL", Scored, "_expire", nothing),
     "a parent is no leaf afterwards": ("FIFO", Scored, "expose", nothing),
     "watched pages are like any": ("queue-informed", Watches, "watched_end", zero),
-    "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),  # pyright: ignore[reportArgumentType]
+    "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),
 }
 
 
@@ -198,7 +190,7 @@ def test_a_seeded_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(owner, name, faulty)
     monkeypatch.setattr(RadixCache, "check", nothing)  # it must show in what the cache does
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError, RecursionError)):
-        run_state_machine_as_test(machine(policy, 2), settings=FAULT_SETTINGS)
+        soak(machine(policy, 2), page_size=2, num_steps=8000, seed=1, check_every=4)
 
 
 class Minimal:
@@ -222,6 +214,11 @@ class Minimal:
     @property
     def num_evictable(self) -> int:
         return self._cache.num_evictable
+
+
+@pytest.mark.parametrize("policy", ["LRU", "queue-informed priority"])
+def test_soak_goes_on_at_length(policy: str) -> None:
+    soak(machine(policy, 3), page_size=3, num_steps=1500, seed=0, check_every=50)
 
 
 def test_a_cache_need_not_have_more_than_the_protocol() -> None:

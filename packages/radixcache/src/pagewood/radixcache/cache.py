@@ -224,14 +224,14 @@ class RadixCache:
         edge, num_existing, _ = tree.descend(base, key)
         adopted = pages[num_existing:num_pages]
         if num_existing < num_pages:
-            tree.pages.add(adopted)  # the last thing that can fail
+            tree.pages.adopt(adopted)  # the last thing that can fail
         end = base.end + num_existing
         if end < edge.end:
             edge = tree.split(edge, end)
         now = tree.tick()
         if num_existing < num_pages:
             edge = tree.attach(edge, bytes(key[num_existing * tree.page_bytes :]), adopted.tobytes())
-        edge.space.order.extend(edge, now)
+        edge.space.order.publish(edge, now)
         return Insertion(num_existing=num_existing, node=Node(edge, edge.end))
 
     def lock(self, node: Node) -> Node:
@@ -382,7 +382,7 @@ class RadixCache:
 
     def _hand_over(self, parts: list[bytes]) -> Int32:
         pages = from_bytes(parts)
-        self._tree.pages.remove(pages)
+        self._tree.pages.drop(pages)
         return pages
 
     def _unwatch(self, watch: Watch) -> None:

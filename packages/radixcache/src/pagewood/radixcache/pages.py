@@ -9,25 +9,25 @@ from pagewood.radixcache.arrays import Int32
 class PageSet:
     """A set of page ids as one byte per id up to the largest seen.
 
-    Invariant: it holds the ids that were added and not removed since.
+    Invariant: it holds the ids that were adopted and not dropped since.
     """
 
     __slots__ = ("_is_held",)
 
     def __init__(self) -> None:
-        self._is_held: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: add, remove, _grow
+        self._is_held: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: adopt, drop, _grow
 
     def __contains__(self, page: int) -> bool:
         return 0 <= page < len(self._is_held) and bool(self._is_held[page])
 
-    def add(self, pages: Int32) -> None:
-        """Add pages of which none is in the set.
+    def adopt(self, pages: Int32) -> None:
+        """Take in pages of which none is in the set.
 
         Args:
             pages: `[n] int32`, distinct page ids.
 
         Raises:
-            ValueError: a page is negative, given twice or in the set; nothing is added.
+            ValueError: a page is negative, given twice or in the set; nothing is taken in.
         """
         index = pages.astype(np.intp)
         ordered = np.sort(index) if len(index) > 1 else index
@@ -43,8 +43,8 @@ class PageSet:
             raise ValueError(f"pages must not be in the tree yet, got page {int(index[held][0])}, which is")
         self._is_held[index] = True
 
-    def remove(self, pages: Int32) -> None:
-        """Remove pages that are in the set: `[n] int32`."""
+    def drop(self, pages: Int32) -> None:
+        """Take out pages that are in the set: `[n] int32`."""
         self._is_held[pages.astype(np.intp)] = False
 
     def __len__(self) -> int:

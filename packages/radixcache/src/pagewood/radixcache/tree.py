@@ -129,7 +129,7 @@ class Tree:
         return upper
 
     def attach(self, parent: Edge, key: bytes, values: bytes) -> Edge:
-        """Add a leaf, whose pages are in `pages` already, and return it; the caller calls `Order.extend` next."""
+        """Add a leaf, whose pages are in `pages` already, and return it; the caller calls `Order.publish` next."""
         space = parent.space
         num_pages = len(values) // ITEM_BYTES
         if parent.parent is None:

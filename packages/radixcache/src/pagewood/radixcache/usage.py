@@ -21,10 +21,10 @@ class Usage:
     """
 
     created: int
-    last_used: int  # written by: Scored
-    num_uses: int = 1  # written by: Scored
-    num_sequence_tokens: int = 0  # written by: Scored
-    priority: int = 0  # written by: Scored
-    until: float = math.inf  # written by: Scored
+    last_used: int  # written by: Scored, oracle
+    num_uses: int = 1  # written by: Scored, oracle
+    num_sequence_tokens: int = 0  # written by: Scored, oracle
+    priority: int = 0  # written by: Scored, oracle
+    until: float = math.inf  # written by: Scored, oracle
     age: float = 0.0  # written by: policies
     entry: object = field(default=None, repr=False, compare=False)  # written by: Scored; its entry in the heap

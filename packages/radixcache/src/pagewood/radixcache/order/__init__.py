@@ -13,10 +13,10 @@ class Order(Protocol):
     """
 
     def adopt(self, edge: Edge, now: int) -> None:
-        """A new leaf, unlocked; `extend` of its path follows."""
+        """A new leaf, unlocked; `publish` of its path follows."""
         ...
 
-    def extend(self, edge: Edge, now: int) -> None:
+    def publish(self, edge: Edge, now: int) -> None:
         """A sequence that ends with `edge` has been inserted, so its whole path has been used."""
         ...
 

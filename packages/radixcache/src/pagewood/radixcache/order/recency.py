@@ -44,7 +44,7 @@ class RecencyList:
         self._add(edge)
         edge.used = now
 
-    def extend(self, edge: Edge, now: int) -> None:
+    def publish(self, edge: Edge, now: int) -> None:
         """Make the unlocked part of the path the most recent."""
         self.touch(edge, now)
 

@@ -61,7 +61,7 @@ class Scored:
         """Begin the usage of a new leaf."""
         edge.usage = Usage(created=now, last_used=now)
 
-    def extend(self, edge: Edge, now: int) -> None:
+    def publish(self, edge: Edge, now: int) -> None:
         """Note the length of the sequence along its path, and the use."""
         num_tokens = edge.end * self._scoring.page_size
         step = edge

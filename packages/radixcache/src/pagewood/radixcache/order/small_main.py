@@ -57,7 +57,7 @@ class SmallMain:
         edge.used = now
         self.expose(edge)
 
-    def extend(self, edge: Edge, now: int) -> None:
+    def publish(self, edge: Edge, now: int) -> None:
         """Nothing: first in, first out."""
 
     def touch(self, edge: Edge, now: int) -> None:

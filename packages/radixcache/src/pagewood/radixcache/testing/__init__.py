@@ -5,11 +5,11 @@ Needs hypothesis (`pip install pagewood-radixcache[testing]`). In a test module 
     class TestMyCache(conformance_machine(MyCache, page_size=16).TestCase):
         settings = hypothesis.settings(max_examples=200, deadline=None)
 
-What a cache has beyond the Protocol (`watch`, `release`, `retain`, `limit`, `explain`, `Match.partial`) is tested too, as
-`RadixCache` documents it; what it lacks is not asked for.
+What a cache has beyond the Protocol (`watch`, `release`, `retain`, `limit`, `explain` with `Match.partial`) is tested
+too, as `RadixCache` documents it; what it lacks is not asked for.
 """
 
-from pagewood.radixcache.testing.machine import ManualClock, conformance_machine
+from pagewood.radixcache.testing.machine import ManualClock, conformance_machine, soak
 from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
 from pagewood.radixcache.testing.protocol import InsertionLike, MatchLike, PrefixCache
 
@@ -22,4 +22,5 @@ __all__ = [
     "Prefix",
     "PrefixCache",
     "conformance_machine",
+    "soak",
 ]

@@ -1,6 +1,7 @@
 """The state machine that drives a cache and the oracle side by side."""
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,20 +10,21 @@ import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagewood.radixcache.arrays import Int32
-from pagewood.radixcache.explain import Cause
+from pagewood.radixcache.explain import Cause, Explanation
 from pagewood.radixcache.order.choice import AnyPolicy
 from pagewood.radixcache.policies import LRU, S3FIFO
 from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
 from pagewood.radixcache.testing.protocol import PrefixCache
 
 _NAMESPACES = (None, "a", "b")
+_SECONDS = (1.0, 2.0, math.inf)
 
 
 class ManualClock:
     """A clock that goes when it is told to."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s = 0.0  # written by: machine
 
     def __call__(self) -> float:
         """Return the time, in seconds."""
@@ -39,9 +41,9 @@ def conformance_machine(
 ) -> type[RuleBasedStateMachine]:
     """Return a state machine that drives a cache and the oracle side by side, and fails where they differ.
 
-    What it takes for granted, apart from the words of the Protocol: use is exact by the page wherever a prefix is locked
-    or inserted. (A bare `match` may use more or less of the last stretch, so that implementations are free not to cut
-    there; so the machine locks what it matches.)
+    What it takes for granted, apart from the words of the Protocol: use is exact by the page wherever a prefix is
+    locked or inserted. (A bare `match` may use more or less of the last stretch, so that implementations are free not
+    to cut there; so the machine locks what it matches.)
 
     Args:
         make_cache: called with the page size, for an empty cache.
@@ -53,15 +55,10 @@ def conformance_machine(
     """
     is_exact = not isinstance(make_policy(), S3FIFO)
 
-    def page_tokens(symbol: int) -> PageTokens:
-        """Pages differ in one token, which is the first, the last or in between."""
-        tokens = [7] * page_size
-        tokens[(symbol * max(1, page_size // 2)) % page_size] = symbol
-        return tuple(tokens)
-
     namespaces = st.sampled_from(_NAMESPACES)
-    prefixes = st.lists(st.integers(0, 1), max_size=6).map(lambda symbols: tuple(page_tokens(s) for s in symbols))
+    prefixes = st.lists(st.integers(0, 1), max_size=6).map(lambda symbols: prefix_of(symbols, page_size))
     tails = st.integers(0, page_size - 1)
+    picks = st.integers(0, 99)
 
     class ConformanceMachine(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -73,8 +70,8 @@ def conformance_machine(
             self.watches: list[Any] = []  # parallel to the oracle's watches
             self.num_pages_made = 0
             self.free_pages: list[int] = []  # ids are used again, those given up last first
-            self.stale: list[Any] = []  # handles of prefixes that have been evicted
-            self.peeked: list[tuple[Any, str | None, Prefix]] = []
+            self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
+            self.peeked: list[tuple[Any, str | None, Prefix]] = []  # written by: soak
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails)
         def insert(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
@@ -85,16 +82,16 @@ def conformance_machine(
             self.peeked.append((insertion.node, namespace, prefix))
 
         @precondition(lambda self: self.handles)
-        @rule(data=st.data(), more=prefixes, tail=tails)
-        def extend(self, data: st.DataObject, more: Prefix, tail: int) -> None:
-            """Insert after a held prefix, and move the lease on to the new end."""
-            index = data.draw(st.integers(0, len(self.handles) - 1))
+        @rule(pick=picks, more=prefixes, tail=tails, is_brief=st.booleans())
+        def extend(self, pick: int, more: Prefix, tail: int, is_brief: bool) -> None:
+            """Insert after a held prefix, and perhaps move the lease on to the new end."""
+            index = pick % len(self.handles)
             handle, (namespace, held) = self.handles[index], self.oracle.leases[index]
             pages = self.make_pages(len(more))
             insertion = self.cache.insert(tokens_of(more, tail), pages, after=handle)
             assert insertion.num_existing == self.oracle.insert(namespace, held + more, pages.tolist())
             self.free_pages += pages[: insertion.num_existing].tolist()
-            if data.draw(st.booleans()):
+            if is_brief:
                 self.hold(insertion.node, namespace, held + more)
                 self.release_lease(index)
 
@@ -111,15 +108,15 @@ def conformance_machine(
                 self.release_lease(-1)
 
         @precondition(lambda self: self.handles)
-        @rule(data=st.data())
-        def unlock(self, data: st.DataObject) -> None:
-            self.release_lease(data.draw(st.integers(0, len(self.handles) - 1)))
+        @rule(pick=picks)
+        def unlock(self, pick: int) -> None:
+            self.release_lease(pick % len(self.handles))
 
         @precondition(lambda self: self.peeked)
-        @rule(data=st.data())
-        def lease_peeked(self, data: st.DataObject) -> None:
+        @rule(pick=picks)
+        def lease_peeked(self, pick: int) -> None:
             """A handle stays good until its prefix is evicted, whatever else has happened."""
-            self.hold(*self.peeked.pop(data.draw(st.integers(0, len(self.peeked) - 1))))
+            self.hold(*self.peeked.pop(pick % len(self.peeked)))
 
         @rule(namespace=namespaces)
         def evict_one(self, namespace: str | None) -> None:
@@ -143,42 +140,42 @@ def conformance_machine(
             self.take_back(freed)
 
         @precondition(lambda self: hasattr(self.cache, "release") and self.peeked)
-        @rule(data=st.data())
-        def release(self, data: st.DataObject) -> None:
-            node, namespace, prefix = data.draw(st.sampled_from(self.peeked))
+        @rule(pick=picks)
+        def release(self, pick: int) -> None:
+            node, namespace, prefix = self.peeked[pick % len(self.peeked)]
             freed = self.rich.release(node).tolist()
             assert sorted(freed) == sorted(self.oracle.release(namespace, prefix))
             self.take_back(freed)
 
-        @precondition(lambda self: hasattr(self.cache, "retain") and clock and self.peeked)
-        @rule(data=st.data(), priority=st.integers(-1, 2), seconds=st.sampled_from([1.0, 2.0, math.inf]))
-        def retain(self, data: st.DataObject, priority: int, seconds: float) -> None:
+        @precondition(lambda self: hasattr(self.cache, "retain") and clock is not None and bool(self.peeked))
+        @rule(pick=picks, priority=st.integers(-1, 2), seconds=st.sampled_from(_SECONDS))
+        def retain(self, pick: int, priority: int, seconds: float) -> None:
             assert clock is not None  # says the precondition
-            node, namespace, prefix = data.draw(st.sampled_from(self.peeked))
-            start = data.draw(st.integers(0, max(0, len(prefix) - 1)))
+            node, namespace, prefix = self.peeked[pick % len(self.peeked)]
+            start = pick % max(1, len(prefix))
             self.rich.retain(node, priority=priority, until=clock() + seconds, start=start)
             self.oracle.retain(namespace, prefix, start, priority, clock() + seconds)
 
-        @precondition(lambda self: clock)
+        @precondition(lambda self: clock is not None)
         @rule()
         def wait(self) -> None:
             assert clock is not None  # says the precondition
             clock.now_s += 1.0
 
         @precondition(lambda self: hasattr(self.cache, "limit"))
-        @rule(namespace=namespaces, floor=st.integers(0, 4), room=st.one_of(st.none(), st.integers(0, 4)))
-        def limit(self, namespace: str | None, floor: int, room: int | None) -> None:
-            quota = None if room is None else floor + room
+        @rule(namespace=namespaces, floor=st.integers(0, 4), room=st.integers(0, 5))
+        def limit(self, namespace: str | None, floor: int, room: int) -> None:
+            quota = None if room == 5 else floor + room
             self.rich.limit(namespace, quota=quota, floor=floor)
             self.oracle.limits[namespace] = (math.inf if quota is None else quota, floor)
 
         @precondition(lambda self: hasattr(self.cache, "watch"))
-        @rule(namespace=namespaces, prefix=prefixes, tail=tails, index=st.integers(0, 9))
-        def watch(self, namespace: str | None, prefix: Prefix, tail: int, index: int) -> None:
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails, pick=picks)
+        def watch(self, namespace: str | None, prefix: Prefix, tail: int, pick: int) -> None:
             """Open a watch, or close one."""
-            if index < len(self.watches):
-                self.oracle.watches.pop(index)
-                self.watches.pop(index).close()
+            if pick % 10 < len(self.watches):
+                self.oracle.watches.pop(pick % 10)
+                self.watches.pop(pick % 10).close()
             else:
                 self.watches.append(self.rich.watch(tokens_of(prefix, tail), namespace))
                 self.oracle.watches.append((namespace, prefix))
@@ -226,7 +223,7 @@ def conformance_machine(
 
         def explain(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
             tokens = tokens_of(prefix, tail)
-            explanation = self.rich.explain(tokens, namespace)
+            explanation: Explanation = self.rich.explain(tokens, namespace)
             partial = self.rich.peek(tokens, namespace).partial
             end = len(self.oracle.match(namespace, prefix))
             rest = tuple(tokens[end * page_size : (end + 1) * page_size].tolist())
@@ -286,13 +283,63 @@ def conformance_machine(
         def take_back(self, pages: list[int]) -> None:
             """A prefix that was evicted may be cached again, but not under the same handle."""
             self.free_pages += pages
-            self.stale += [node for node, *key in self.peeked if not self.is_cached(*key)]
+            self.stale += [node for node, namespace, prefix in self.peeked if not self.is_cached(namespace, prefix)]
             self.peeked = [peeked for peeked in self.peeked if self.is_cached(*peeked[1:])]
 
         def is_cached(self, namespace: str | None, prefix: Prefix) -> bool:
             return not prefix or (namespace, prefix) in self.oracle.pages
 
     return ConformanceMachine
+
+
+def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int, seed: int, check_every: int) -> None:
+    """Drive a conformance machine by chance, at length, and without the memory of every step that hypothesis keeps.
+
+    Args:
+        machine: from `conformance_machine`.
+        page_size: that of the machine.
+        num_steps: rules to apply.
+        seed: of what happens.
+        check_every: steps from one look at the invariants to the next.
+    """
+    rng = random.Random(seed)
+    state: Any = machine()
+    draw: dict[str, Callable[[], object]] = {
+        "namespace": lambda: rng.choice(_NAMESPACES),
+        "prefix": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
+        "more": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
+        "tail": lambda: rng.randrange(page_size),
+        "pick": lambda: rng.randrange(100),
+        "is_brief": lambda: rng.random() < 0.5,
+        "num_pages": lambda: rng.randrange(9),
+        "priority": lambda: rng.randrange(-1, 3),
+        "seconds": lambda: rng.choice(_SECONDS),
+        "floor": lambda: rng.randrange(5),
+        "room": lambda: rng.randrange(6),
+    }
+    rules = [rule for rule in state.rules if rule.function.__name__ != "clear"]
+    for step in range(1, num_steps + 1):
+        possible = [rule for rule in rules if all(holds(state) for holds in rule.preconditions)]
+        chosen = rng.choice(possible)
+        chosen.function(state, **{name: draw[name]() for name in chosen.arguments})
+        del state.stale[:-8], state.peeked[:-50]
+        while len(state.handles) > 20:
+            state.release_lease(rng.randrange(len(state.handles)))
+        if step % check_every == 0:
+            for look in (state.counts_agree, state.watches_agree, state.invariants_hold):
+                look()
+    state.teardown()
+
+
+def prefix_of(symbols: list[int], page_size: int) -> Prefix:
+    """Return a page for each symbol; pages differ in one token, which is the first, the last or in between."""
+
+    def page_tokens(symbol: int) -> PageTokens:
+        tokens = [7] * page_size
+        tokens[(symbol * max(1, page_size // 2)) % page_size] = symbol
+        return tuple(tokens)
+
+    return tuple(page_tokens(symbol) for symbol in symbols)
 
 
 def tokens_of(prefix: Prefix, num_tail_tokens: int) -> Int32:

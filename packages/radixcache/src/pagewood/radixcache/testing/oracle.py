@@ -33,7 +33,7 @@ class Oracle:
 
     Args:
         page_size: tokens per page.
-        policy: whose scores decide; an instance of its own. With S3FIFO, which scores no pages, `evict` cannot be asked.
+        policy: whose scores decide; an instance of its own. S3FIFO scores no pages: then `evict` means nothing.
     """
 
     def __init__(self, page_size: int, policy: AnyPolicy) -> None:
@@ -45,8 +45,8 @@ class Oracle:
         self.policy: Policy = LRU() if isinstance(scores, S3FIFO) else scores
         self.pages: dict[Key, CachedPage] = {}
         self.leases: list[Key] = []
-        self.watches: list[Key] = []
-        self.limits: dict[str | None, tuple[float, int]] = {}
+        self.watches: list[Key] = []  # written by: machine
+        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine; quota and floor
         self.once: set[Key] = set()  # what has been given up, ever
         self.clock = 0
 
