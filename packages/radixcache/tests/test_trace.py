@@ -23,7 +23,7 @@ from pagewood.radixcache.trace import (
     replay,
 )
 from pagewood.radixcache.trace.__main__ import main
-from pagewood.radixcache.trace.policies import POLICIES, looks_at_queue
+from pagewood.radixcache.trace.contenders import POLICIES, looks_at_queue
 from pagewood.radixcache.trace.progress import Progress
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=7)

@@ -8,8 +8,8 @@ from pathlib import Path
 from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.cache import RadixCache
 from pagewood.radixcache.trace.bound import num_best_hits, num_unbounded_hits
+from pagewood.radixcache.trace.contenders import POLICIES, looks_at_queue
 from pagewood.radixcache.trace.plot import can_plot, save_plot
-from pagewood.radixcache.trace.policies import POLICIES, looks_at_queue
 from pagewood.radixcache.trace.progress import Progress
 from pagewood.radixcache.trace.recording import num_blocks_of, read_trace
 from pagewood.radixcache.trace.replay import replay
