@@ -4,8 +4,8 @@
 
     pytest packages/radixcache/benchmarks/bench_events.py --benchmark-enable --benchmark-only
 
-The time of `test_request` is that of 1,000 requests of 1,024 new tokens each, matched, published, and evicted later: its
-milliseconds are microseconds per request.
+The time of `test_request` is that of 1,000 requests of 1,024 new tokens each, matched, published, and evicted later:
+its milliseconds are microseconds per request.
 """
 
 from collections.abc import Callable
