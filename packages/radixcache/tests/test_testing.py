@@ -177,7 +177,7 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "hits do not count": ("LFU", Scored, "hit", nothing),
     "uses are not noted": ("LFU", Scored, "_use", nothing),
     "a run goes as a whole": ("tail-optimised", Scored, "cut", cut_nowhere),
-    "priorities never end": ("priority and TTL", Scored, "_expire", nothing),
+    "priorities never end": ("priority and TTL", Scored, "_await_deadline", nothing),
     "a parent is no leaf afterwards": ("FIFO", Scored, "expose", nothing),
     "watched pages are like any": ("queue-informed", Watches, "watched_end", zero),
     "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),
