@@ -14,8 +14,8 @@ nox.options.error_on_external_run = True
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "hypothesis")
-PLOTS = ("matplotlib",)  # what the simulator draws with
 PEERS = ("transformers", "openai")  # what the tests compare with, and the client that they use
+EXTRAS = ("matplotlib", "rich")  # what optional features need
 ROOT = Path(__file__).parent
 
 
@@ -35,7 +35,7 @@ def serve(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests in one environment; arguments after -- go to pytest."""
-    install_everything(session, *TEST_TOOLS, *PEERS, *PLOTS)
+    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS)
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu and not slow"]))
 
 
@@ -57,7 +57,7 @@ def alone(session: nox.Session, package: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, style, types, import direction and single writers."""
-    install_everything(session, *TEST_TOOLS, *PEERS, *PLOTS, "nox", "ruff", "pyright", "import-linter")
+    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "nox", "ruff", "pyright", "import-linter")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("pyright")
@@ -74,6 +74,13 @@ def bench(session: nox.Session, package: str) -> None:
         "python", "-m", "pytest", "-o", "python_files=bench_*.py",
         "--benchmark-enable", f"packages/{package}/benchmarks", *session.posargs,
     )  # fmt: skip
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Drive the prefix cache and its oracle through a million random operations; the number can follow --."""
+    session.install("-c", "constraints.txt", "./packages/radixcache", "hypothesis")
+    session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
 
 
 @nox.session
@@ -127,5 +134,5 @@ def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device; says so where there is none."""
     if shutil.which("nvidia-smi") is None and not os.path.exists("/dev/nvidia0"):
         session.skip("there is no GPU on this host: no nvidia-smi and no /dev/nvidia0")
-    install_everything(session, *TEST_TOOLS, *PEERS)
+    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS)
     session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs, success_codes=[0])

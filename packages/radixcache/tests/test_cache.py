@@ -278,3 +278,15 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="namespace must be that of after, 'a', got 'b'"):
         cache.insert(ids(1, 2), ids(1), "b", after=cache.root("a"))
     assert cache.num_pages == 0
+
+
+def test_a_handle_of_what_was_trimmed_stays_stale_when_the_rest_grows() -> None:
+    cache = filled(1, ids(1, 2, 3, 4))
+    whole = cache.peek(ids(1, 2, 3, 4)).node
+    cache.evict(2)
+    lease = cache.lock(cache.match(ids(1, 2)).node)
+    cache.insert(ids(8, 9), ids(8, 9), after=lease)
+    cache.unlock(lease)
+    assert cache.peek(ids(1, 2, 8, 9)).num_tokens == 4
+    with pytest.raises(ValueError, match="node must be cached"):
+        cache.lock(whole)

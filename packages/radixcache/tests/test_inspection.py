@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from pagewood.radixcache import inspection
+from pagewood.radixcache.arrays import from_bytes
 from pagewood.radixcache.node import Edge
+from pagewood.radixcache.order.recency import RecencyList
 from pagewood.radixcache.tree import Tree
 
 
 def build() -> tuple[Tree, Edge, Edge, Edge]:
     """A tree of one locked edge with two unlocked children."""
-    tree = Tree(1)
+    tree = Tree(1, RecencyList)
+    tree.pages.adopt(from_bytes([key(10, 11, 12, 13, 14)]))
     root = tree.root(None)
     stem = tree.attach(root, key(1, 2), key(10, 11))
     left = tree.attach(stem, key(3), key(12))
@@ -48,7 +51,7 @@ def cut_values(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
 
 
 def rename(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
-    left.namespace = "other"
+    left.space = tree.root("other").space
 
 
 def misfile(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
@@ -72,17 +75,30 @@ def break_link(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
 
 
 def lose_from_order(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
-    tree.lru.remove(left)
+    tree.order.lock(left)
 
 
 def make_child_younger(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
     tree.unlock(stem)
-    tree.lru.remove(left)
-    tree.lru.add(left)
+    order = list(tree.order)
+    tree.order.lock(left)
+    tree.order.unlock(left, order[-1].used)
 
 
 def repeat_page(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
     left.values = key(10)
+
+
+def lose_page(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.pages.drop(from_bytes([key(12)]))
+
+
+def tick_back(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    left.used = right.used + 1
+
+
+def lose_limits(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    stem.space.order = RecencyList()
 
 
 def miscount(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
@@ -94,12 +110,19 @@ def miscount_locked(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
 
 
 def miscount_namespace(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
-    tree.num_pages_in[None] += 1
+    stem.space.num_pages += 1
 
 
 def keep_idle_root(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
-    tree.roots["idle"] = tree.root("idle")
-    tree.num_pages_in["idle"] = 0
+    tree.keep(tree.root("idle").space)
+
+
+def miscount_locked_in_namespace(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    stem.space.num_locked += 1
+
+
+def misname(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
+    tree.spaces["other"] = tree.spaces.pop(None)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +144,12 @@ def keep_idle_root(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
         (repeat_page, "no page is in the tree twice"),
         (miscount, "num_pages counts the pages"),
         (miscount_locked, "num_locked counts the pages of locked edges"),
-        (miscount_namespace, "num_pages_in counts the pages of each namespace"),
+        (miscount_namespace, "num_pages counts those of each namespace"),
+        (miscount_locked_in_namespace, "num_locked counts those of each namespace"),
+        (misname, "a namespace is found by its name"),
+        (lose_page, "pages holds the pages"),
+        (tick_back, "ticks rise with recency"),
+        (lose_limits, "the order holds the unlocked edges"),
         (keep_idle_root, "a root has a page or a lease"),
     ],
 )

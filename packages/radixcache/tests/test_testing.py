@@ -1,46 +1,97 @@
-"""The conformance machine passes `RadixCache`, and catches one seeded fault after the other."""
+"""The conformance machine passes `RadixCache` under every policy, and catches one seeded fault after the other."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test  # pyright: ignore[reportUnknownVariableType]
 
-from pagewood.radixcache import Node, RadixCache
-from pagewood.radixcache.lru import LeafLRU
-from pagewood.radixcache.node import Edge
-from pagewood.radixcache.testing import Oracle, conformance_machine
-from pagewood.radixcache.tree import Tree
-
-SETTINGS = hypothesis.settings(max_examples=250, stateful_step_count=40, deadline=None)
-FAULT_SETTINGS = hypothesis.settings(
-    max_examples=1000,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[hypothesis.Phase.generate],
+from pagewood.radixcache import (
+    FIFO,
+    FILO,
+    GDSF,
+    LFU,
+    LRU,
+    MRU,
+    S3FIFO,
+    SLRU,
+    QueueInformed,
+    RadixCache,
+    Retained,
+    TailOptimizedLRU,
 )
+from pagewood.radixcache import eviction as eviction_module
+from pagewood.radixcache.eviction import Limits
+from pagewood.radixcache.history import History
+from pagewood.radixcache.node import Edge, Node, Space
+from pagewood.radixcache.order.choice import AnyPolicy
+from pagewood.radixcache.order.recency import RecencyList
+from pagewood.radixcache.order.scored import Scored
+from pagewood.radixcache.pages import PageSet
+from pagewood.radixcache.policies import Policy
+from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine, soak
+from pagewood.radixcache.tree import Tree
+from pagewood.radixcache.watches import Watches
+
+SETTINGS = hypothesis.settings(max_examples=10, stateful_step_count=50, deadline=None)
+CLOCK = ManualClock()
+POLICIES: dict[str, Callable[[], AnyPolicy]] = {
+    "LRU": LRU,
+    "LFU": LFU,
+    "FIFO": FIFO,
+    "MRU": MRU,
+    "FILO": FILO,
+    "SLRU": SLRU,
+    "tail-optimised": lambda: TailOptimizedLRU(threshold_tokens=5, next_prompt_tokens=2),
+    "GDSF": lambda: GDSF(attention_tokens=3),
+    "S3-FIFO": lambda: S3FIFO(small_share=0.3),
+    "priority and TTL": lambda: Retained(LRU(), clock=CLOCK),
+    "priority over LFU": lambda: Retained(LFU(), clock=CLOCK),
+    "queue-informed": lambda: QueueInformed(LRU()),
+    "queue-informed priority": lambda: QueueInformed(Retained(GDSF(), clock=CLOCK)),
+}
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_radix_cache_conforms(page_size: int) -> None:
-    run_state_machine_as_test(conformance_machine(RadixCache, page_size=page_size), settings=SETTINGS)
+def machine(policy: str, page_size: int) -> Any:
+    make_policy = POLICIES[policy]
+    return conformance_machine(
+        lambda page_size: RadixCache(page_size, policy=make_policy(), history_tokens=100_000),
+        page_size=page_size,
+        make_policy=make_policy,
+        clock=CLOCK if "priority" in policy else None,
+        remembers_all=True,
+    )
 
 
-def never_touch(lru: LeafLRU, edge: Edge) -> None:
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_radix_cache_conforms(policy: str, page_size: int) -> None:
+    run_state_machine_as_test(machine(policy, page_size), settings=SETTINGS)
+
+
+def nothing(*arguments: object) -> None:
     pass
 
 
-split, root, unlock = Tree.split, Tree.root, Tree.unlock
+def zero(*arguments: object) -> int:
+    return 0
 
 
-def evict_whole_edges(tree: Tree, num_pages: int) -> list[bytes]:
+def yes(*arguments: object) -> bool:
+    return True
+
+
+split, root, detach = Tree.split, Tree.root, Tree.detach
+
+
+def evict_whole_edges(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
     parts: list[bytes] = []
-    while num_pages > 0 and (edge := tree.lru.oldest()) is not None:
-        parts.append(edge.values)
+    while num_pages > 0 and (edge := tree.order.first()) is not None:
         num_pages -= edge.end - edge.start
-        tree.detach(edge)
+        parts.append(tree.detach(edge))
     return parts
 
 
@@ -48,17 +99,17 @@ def lock_last_edge(tree: Tree, edge: Edge) -> None:
     edge.num_leases += 1
     edge.num_pins += 1
     if edge.num_pins == 1 and edge.parent is not None:
-        tree.lru.remove(edge)
+        edge.space.order.lock(edge)
         tree.num_locked += edge.end - edge.start
 
 
-def unlock_untouched(tree: Tree, edge: Edge) -> None:
-    """Like `Tree.unlock`, but what is unlocked becomes the least recent."""
-    recent = list(tree.lru)
-    unlock(tree, edge)
+def unlock_untouched(order: RecencyList, edge: Edge, now: int) -> None:
+    """Like `RecencyList.unlock`, but what is unlocked becomes the least recent."""
+    recent = list(order)
+    RecencyList.adopt(order, edge, now)
     for other in recent:
-        tree.lru.remove(other)
-        tree.lru.add(other)
+        order.lock(other)
+        RecencyList.adopt(order, other, now)
 
 
 def locate_without_walk(tree: Tree, node: Node) -> Edge:
@@ -69,36 +120,113 @@ def split_unlocked(tree: Tree, edge: Edge, end: int) -> Edge:
     upper = split(tree, edge, end)
     if upper.num_pins:
         upper.num_pins = 0
-        tree.lru.add(upper)
+        RecencyList.adopt(upper.space.order, upper, 0)  # pyright: ignore[reportArgumentType]
     return upper
 
 
 def root_of_all(tree: Tree, namespace: str | None) -> Edge:
-    return tree.roots.get(None) or root(tree, namespace)
+    space = tree.spaces.get("a")
+    return space.root if space else root(tree, namespace)
 
 
-FAULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
-    "recency is never updated": (LeafLRU, "touch", never_touch),
-    "more is evicted than asked": (Tree, "evict", evict_whole_edges),
-    "a lease locks its last edge only": (Tree, "lock", lock_last_edge),
-    "unlocking is no use": (Tree, "unlock", unlock_untouched),
-    "a handle is lost at a split": (Tree, "locate", locate_without_walk),
-    "a split loses the lock": (Tree, "split", split_unlocked),
-    "namespaces share a root": (Tree, "root", root_of_all),
+def cut_nowhere(order: Scored, edge: Edge) -> int:
+    return edge.start
+
+
+def add_overlapping(pages: PageSet, added: Any) -> None:
+    pages._is_held[added] = True  # pyright: ignore[reportPrivateUsage]
+
+
+def no_turns(limits: Limits, tree: Tree, beneficiary: str | None) -> tuple[Any, int]:
+    orders = [order for order in [tree.order, *(space.order for space in limits.spaces)] if order.first()]
+    return min(orders, key=lambda order: order.head(), default=None), 1
+
+
+def release_below_only(tree: Tree, edge: Edge) -> list[bytes]:
+    edges = eviction_module.subtree(edge)[1:]
+    return [detach(tree, each) for each in reversed(edges) if not each.num_pins]
+
+
+def stored_at_once(watches: Watches, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+    """Wakes every watch at the place by the whole run."""
+    place = space.name if parent_page is None else parent_page
+    for group in list(watches._waiting.get(place, {}).values()):  # pyright: ignore[reportPrivateUsage]
+        for watch in list(group):
+            watch.num_tokens += len(values) // 4 * watches._page_size  # pyright: ignore[reportPrivateUsage]
+
+
+FAULTS: dict[str, tuple[str, Any, str, Any]] = {
+    "recency is never updated by inserts": ("LRU", RecencyList, "publish", nothing),
+    "more is evicted than asked": ("LRU", eviction_module, "evict", evict_whole_edges),
+    "a lease locks its last edge only": ("LRU", Tree, "lock", lock_last_edge),
+    "unlocking is no use": ("LRU", RecencyList, "unlock", unlock_untouched),
+    "a handle is lost at a split": ("LRU", Tree, "locate", locate_without_walk),
+    "a split loses the lock": ("LRU", Tree, "split", split_unlocked),
+    "namespaces share a root": ("LRU", Tree, "root", root_of_all),
+    "what is not next to each other is joined": ("LRU", RecencyList, "can_absorb", yes),
+    "overlapping pages are adopted": ("LRU", PageSet, "adopt", add_overlapping),
+    "pages given up are not forgotten": ("LRU", PageSet, "drop", nothing),
+    "a branch is released below only": ("LRU", eviction_module, "release", release_below_only),
+    "limits do not matter": ("LRU", Limits, "next", no_turns),
+    "floors do not count": ("LRU", Limits, "num_guarded", zero),
+    "watches do not wake": ("LRU", Watches, "stored", nothing),
+    "watches wake too far": ("LRU", Watches, "stored", stored_at_once),
+    "watches do not move up": ("LRU", Watches, "removed", nothing),
+    "ghosts stay behind": ("LRU", History, "stored", nothing),
+    "nothing is remembered": ("LRU", History, "removed", nothing),
+    "hits do not count": ("LFU", Scored, "hit", nothing),
+    "uses are not noted": ("LFU", Scored, "_use", nothing),
+    "a run goes as a whole": ("tail-optimised", Scored, "cut", cut_nowhere),
+    "priorities never end": ("priority and TTL", Scored, "_await_deadline", nothing),
+    "a parent is no leaf afterwards": ("FIFO", Scored, "expose", nothing),
+    "watched pages are like any": ("queue-informed", Watches, "watched_end", zero),
+    "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, name, faulty = FAULTS[fault]
+    policy, owner, name, faulty = FAULTS[fault]
     monkeypatch.setattr(owner, name, faulty)
-    monkeypatch.setattr(RadixCache, "check", lambda cache: None)  # pyright: ignore  # it must show in what the cache does
-    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError)):
-        run_state_machine_as_test(conformance_machine(RadixCache, page_size=2), settings=FAULT_SETTINGS)
+    monkeypatch.setattr(RadixCache, "check", nothing)  # it must show in what the cache does
+    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError, RecursionError)):
+        soak(machine(policy, 2), page_size=2, num_steps=8000, seed=1, check_every=4)
+
+
+class Minimal:
+    """A cache that has what the Protocol asks for, and no more."""
+
+    def __init__(self, page_size: int) -> None:
+        cache = RadixCache(page_size)
+        self.match, self.peek, self.root, self.insert = cache.match, cache.peek, cache.root, cache.insert
+        self.lock, self.unlock, self.clear, self.check = cache.lock, cache.unlock, cache.clear, cache.check
+        self.evict, self.num_pages_in = partial(cache.evict), cache.num_pages_in
+        self._cache = cache
+
+    @property
+    def num_pages(self) -> int:
+        return self._cache.num_pages
+
+    @property
+    def num_locked(self) -> int:
+        return self._cache.num_locked
+
+    @property
+    def num_evictable(self) -> int:
+        return self._cache.num_evictable
+
+
+@pytest.mark.parametrize("policy", ["LRU", "queue-informed priority"])
+def test_soak_goes_on_at_length(policy: str) -> None:
+    soak(machine(policy, 3), page_size=3, num_steps=1500, seed=0, check_every=50)
+
+
+def test_a_cache_need_not_have_more_than_the_protocol() -> None:
+    run_state_machine_as_test(conformance_machine(Minimal, page_size=4), settings=SETTINGS)
 
 
 def test_oracle_evicts_the_least_recently_used_leaf() -> None:
-    oracle = Oracle()
+    oracle = Oracle(1, LRU())
     a, b, c = ((1,),), ((1,), (2,)), ((3,),)
     oracle.insert(None, b, [10, 11])
     oracle.insert(None, c, [12])
@@ -111,3 +239,17 @@ def test_oracle_evicts_the_least_recently_used_leaf() -> None:
     oracle.unlock(0)
     assert oracle.clear("other") == []
     assert oracle.clear(None) == [10]
+    with pytest.raises(KeyError):
+        oracle.remove([10])
+
+
+def test_a_policy_of_ones_own_is_followed() -> None:
+    class Longest(Policy):
+        def score(self, usage: object, num_tokens: int) -> int:
+            return -num_tokens
+
+    cache = RadixCache(1, policy=Longest())
+    cache.insert(np.array([1, 2, 3], np.int32), np.array([1, 2, 3], np.int32))
+    cache.insert(np.array([5, 6], np.int32), np.array([5, 6], np.int32))
+    assert cache.evict(1).tolist() == [3]
+    cache.check()

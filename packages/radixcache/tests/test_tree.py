@@ -3,7 +3,8 @@
 import numpy as np
 
 from pagewood.radixcache.node import Edge
-from pagewood.radixcache.tree import Tree
+from pagewood.radixcache.order.recency import RecencyList
+from pagewood.radixcache.tree import MAX_JOINED_BYTES, Tree
 
 
 def ids(*items: int) -> bytes:
@@ -12,10 +13,10 @@ def ids(*items: int) -> bytes:
 
 def build() -> tuple[Tree, Edge, Edge]:
     """A tree of one path, in two edges."""
-    tree = Tree(1)
+    tree = Tree(1, RecencyList)
     upper = tree.attach(tree.root(None), ids(1, 2), ids(10, 11))
     lower = tree.attach(upper, ids(3, 4, 5), ids(12, 13, 14))
-    tree.lru.touch(lower)
+    tree.order.touch(lower, tree.tick())
     return tree, upper, lower
 
 
@@ -57,6 +58,39 @@ def test_descend_costs_nothing_for_the_prefix_it_starts_after() -> None:
 
 def test_an_evicted_edge_is_left_empty() -> None:
     tree, upper, lower = build()
-    tree.evict(3)
+    assert tree.detach(lower) == ids(12, 13, 14)
     assert upper.children == {}
     assert lower.start == lower.end
+
+
+def test_a_chain_is_joined_when_it_is_unlocked() -> None:
+    tree, upper, lower = build()
+    tree.lock(lower)
+    tree.unlock(lower)
+    assert (upper.key, upper.values, upper.start, upper.end) == (ids(1, 2, 3, 4, 5), ids(10, 11, 12, 13, 14), 0, 5)
+    assert upper.children == {}
+    assert list(tree.order) == [upper]
+
+
+def test_a_chain_is_joined_up_to_a_size() -> None:
+    tree, num_pages = Tree(1, RecencyList), MAX_JOINED_BYTES // 16 + 1
+    edges = [tree.root(None)]
+    for number in range(4):
+        tokens = np.arange(number * num_pages, (number + 1) * num_pages, dtype=np.int32).tobytes()
+        edges.append(tree.attach(edges[-1], tokens, tokens))
+    tree.lock(edges[-1])
+    tree.unlock(edges[-1])
+    assert [edge.end - edge.start for edge in tree.order] == [num_pages] * 4
+    tree, upper, lower = build()
+    assert (upper.end, lower.end) == (2, 5)
+
+
+def test_what_was_trimmed_is_not_joined_to_what_follows() -> None:
+    tree, upper, lower = build()
+    tree.trim(lower, 4)
+    tree.lock(lower)
+    leaf = tree.attach(lower, ids(9), ids(20))
+    tree.unlock(lower)
+    assert leaf.start == 4
+    assert list(tree.order) == [leaf, upper]  # the trimmed edge is now the end of its parent
+    assert upper.is_trimmed

@@ -1,8 +1,52 @@
 """A radix-tree prefix cache for LLM engines: token prefixes to KV page ids, with leases, eviction and namespaces."""
 
-from pagewood.radixcache.cache import Insertion, Match, RadixCache
+from pagewood.radixcache.cache import Insertion, RadixCache
+from pagewood.radixcache.explain import Cause, Explanation
+from pagewood.radixcache.match import Match, Partial
 from pagewood.radixcache.node import Node
+from pagewood.radixcache.observer import Observer, Run
+from pagewood.radixcache.policies import (
+    FIFO,
+    FILO,
+    GDSF,
+    LFU,
+    LRU,
+    MRU,
+    S3FIFO,
+    SLRU,
+    Policy,
+    QueueInformed,
+    Retained,
+    TailOptimizedLRU,
+)
+from pagewood.radixcache.usage import Usage
+from pagewood.radixcache.watches import Watch
 
-__all__ = ["Insertion", "Match", "Node", "RadixCache", "__version__"]
+__all__ = [
+    "FIFO",
+    "FILO",
+    "GDSF",
+    "LFU",
+    "LRU",
+    "MRU",
+    "S3FIFO",
+    "SLRU",
+    "Cause",
+    "Explanation",
+    "Insertion",
+    "Match",
+    "Node",
+    "Observer",
+    "Partial",
+    "Policy",
+    "QueueInformed",
+    "RadixCache",
+    "Retained",
+    "Run",
+    "TailOptimizedLRU",
+    "Usage",
+    "Watch",
+    "__version__",
+]
 
 __version__ = "0.1.0"

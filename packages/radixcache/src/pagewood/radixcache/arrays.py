@@ -8,6 +8,9 @@ import numpy.typing as npt
 Int32: TypeAlias = npt.NDArray[np.int32]
 """A one-dimensional array of int32: token ids, or page ids."""
 
+Key: TypeAlias = bytes | memoryview
+"""int32 token ids as bytes: a copy, or a view of the caller's array that must not outlive the call."""
+
 ITEM_BYTES = 4
 """Bytes of one token id, and of one page id."""
 
@@ -33,11 +36,21 @@ def from_bytes(parts: list[bytes]) -> Int32:
     return np.frombuffer(b"".join(parts), _INT32)
 
 
-def num_common_items(left: bytes, right: bytes, offset: int) -> int:
-    """Return how many leading int32 items `left` shares with `right[offset:]`, which share their first at least.
+def as_key(tokens: Int32, num_tokens: int) -> Key:
+    """Return the bytes of the first `num_tokens` tokens, without a copy where numpy allows it."""
+    if not num_tokens:
+        return b""  # there is no view of nothing
+    if not tokens.flags.c_contiguous:
+        return tokens[:num_tokens].tobytes()
+    return tokens.data.cast("B")[: num_tokens * ITEM_BYTES]
+
+
+def num_common_items(left: bytes, right: Key, offset: int) -> int:
+    """Return how many leading int32 items `left` shares with `right[offset:]`.
 
     One vectorised pass. The tree asks only where a memcmp has already failed, which is once in a descent.
     """
     count = min(len(left), len(right) - offset) // ITEM_BYTES
     differs = np.frombuffer(left, _INT32, count) != np.frombuffer(right, _INT32, count, offset)
-    return int(differs.argmax()) or count
+    first = int(differs.argmax()) if count else 0
+    return first if count and differs[first] else count

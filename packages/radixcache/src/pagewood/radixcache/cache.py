@@ -1,27 +1,24 @@
 """The prefix cache: token prefixes to the pages that hold their KV."""
 
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from pagewood.radixcache import inspection
-from pagewood.radixcache.arrays import Int32, from_bytes, require_int32
+from pagewood.radixcache import eviction, inspection
+from pagewood.radixcache.arrays import Int32, as_key, from_bytes, require_int32
+from pagewood.radixcache.eviction import Limits
+from pagewood.radixcache.explain import Explanation, explain
+from pagewood.radixcache.history import History
+from pagewood.radixcache.match import Match
 from pagewood.radixcache.node import Edge, Node
+from pagewood.radixcache.observer import Observer, Run, Teller
+from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
+from pagewood.radixcache.order.scored import Scored
+from pagewood.radixcache.policies import LRU
 from pagewood.radixcache.tree import Tree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """The longest cached prefix of a token sequence.
-
-    Attributes:
-        num_tokens: its length, a multiple of the page size.
-        pages: `[num_tokens / page_size] int32`, page ids, read-only; a snapshot that the tree will not change.
-            They belong to the tree, and may be evicted unless `node` is locked.
-        node: handle of the prefix, for `RadixCache.lock`.
-    """
-
-    num_tokens: int
-    pages: Int32
-    node: Node
+from pagewood.radixcache.watches import Watch, Watches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,29 +38,47 @@ class Insertion:
 class RadixCache:
     """Maps token prefixes to pages, page by page, and says which pages to give up first.
 
-    Invariant: the tree owns exactly the pages that it adopted in `insert` and has not returned from `evict` or `clear`,
-    and it never returns a page of a locked prefix.
+    Invariant: the tree owns exactly the pages that it adopted in `insert` and has not returned from `evict`, `clear` or
+    `release`, and it never returns a page of a locked prefix.
 
     Only whole pages are cached: the tokens of a partial last page are ignored everywhere. A prefix is used when it is
-    matched, inserted or unlocked, and then all that it begins with is used too; `evict` gives up the least recently
-    used. Namespaces (an adapter, a tenant, a salt; None is one of them) share nothing but that order. Not thread-safe:
-    one thread at a time.
+    matched, inserted or unlocked, and then all that it begins with is used too. Namespaces (an adapter, a tenant, a
+    salt; None is one of them) share nothing but the order of eviction. Not thread-safe: one thread at a time.
 
     Args:
         page_size: tokens per page.
+        policy: which pages `evict` gives up first; the least recently used, if it is left out. It belongs to the cache.
+        history_tokens: how many evicted tokens to remember for `explain`, at 4 bytes each and some more for each run.
+        clock: seconds, for `explain`.
 
     Raises:
-        ValueError: `page_size` is less than 1.
+        ValueError: `page_size` is less than 1, or `history_tokens` less than 0.
 
     Source: RadixAttention (arXiv 2312.07104).
     """
 
-    __slots__ = ("_tree",)
+    __slots__ = ("_history", "_limits", "_policy", "_tree", "_watches")
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        *,
+        policy: AnyPolicy | None = None,
+        history_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be >= 1, got {page_size}")
-        self._tree = Tree(page_size)
+        if history_tokens < 0:
+            raise ValueError(f"history_tokens must be >= 0, got {history_tokens}")
+        self._policy: AnyPolicy = LRU() if policy is None else policy
+        self._watches = Watches(page_size)
+        make_order = partial(order_for, self._policy, page_size=page_size, watched_end=self._watches.watched_end)
+        self._tree = Tree(page_size, make_order)
+        self._limits = Limits()
+        self._history = History(history_tokens, page_size=page_size, clock=clock) if history_tokens else None
+        if self._history is not None:
+            self._tree.listeners.append(self._history)
 
     @property
     def page_size(self) -> int:
@@ -82,38 +97,91 @@ class RadixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can return."""
-        return self._tree.num_pages - self._tree.num_locked
+        """Pages that `evict` can return; those that a floor guards are not among them."""
+        tree = self._tree
+        num_unlocked = tree.num_pages - tree.num_locked
+        return num_unlocked - self._limits.num_guarded() if self._limits.spaces else num_unlocked
 
     def num_pages_in(self, namespace: str | None = None) -> int:
         """Return the number of pages that the tree owns in one namespace."""
-        return self._tree.num_pages_in.get(namespace, 0)
+        space = self._tree.spaces.get(namespace)
+        return space.num_pages if space else 0
+
+    def num_locked_in(self, namespace: str | None = None) -> int:
+        """Return the number of pages of locked prefixes in one namespace."""
+        space = self._tree.spaces.get(namespace)
+        return space.num_locked if space else 0
+
+    def namespaces(self) -> list[str | None]:
+        """Return the namespaces that have pages, leases or limits."""
+        return list(self._tree.spaces)
+
+    def limit(self, namespace: str | None, *, quota: int | None = None, floor: int = 0) -> None:
+        """Set what a namespace may hold; other namespaces are without limits until theirs are set.
+
+        Each limited namespace has an order of its own, and `evict` looks at the head of each: limit dozens of them.
+
+        Args:
+            namespace: which.
+            quota: pages; while it has more, `evict` takes from it (and others like it) first. None: no quota.
+            floor: pages; `evict` leaves it so many, locked ones counted, unless it is called on its behalf.
+
+        Raises:
+            ValueError: `floor` is negative or more than `quota`.
+        """
+        if floor < 0 or (quota is not None and quota < floor):
+            raise ValueError(f"floor must be in [0, quota], got floor {floor}, quota {quota}")
+        self._limits.set(self._tree, namespace, quota, floor)
 
     def match(self, tokens: Int32, namespace: str | None = None) -> Match:
         """Return the longest cached prefix of `tokens`, and count it as used.
 
         Nothing is split: where the prefix ends inside an edge, the edge counts as used once the prefix is locked.
+        Locking `node` also makes the match a hit, for policies that count those.
 
         Args:
-            tokens: `[num_tokens] int32`, token ids.
+            tokens: `[num_tokens] int32`, token ids; `Match.partial` reads them too.
             namespace: where to look.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
         """
-        match, edge = self._find(tokens, namespace)
-        if match.node.end < edge.end and edge.parent is not None:
+        tree = self._tree
+        edge, num_pages, parts = self._find(tokens, namespace)
+        node = Node(edge, num_pages, True)
+        if num_pages < edge.end and edge.parent is not None:
             edge = edge.parent
-        self._tree.lru.touch(edge)
-        return match
+        if edge.parent is not None:
+            edge.space.order.touch(edge, tree.tick())
+        return Match(num_pages * tree.page_size, from_bytes(parts), node, tokens, tree)
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
-        """Return what `match` would, and leave recency alone; for probing a queue.
+        """Return what `match` would, and count nothing; for probing a queue.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
         """
-        return self._find(tokens, namespace)[0]
+        tree = self._tree
+        edge, num_pages, parts = self._find(tokens, namespace)
+        return Match(num_pages * tree.page_size, from_bytes(parts), Node(edge, num_pages), tokens, tree)
+
+    def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
+        """Return a live match: its `num_tokens` is what `peek` would say, whatever happens, until it is closed.
+
+        An open watch costs 4 bytes a token and some 500 more, a step whenever its length changes, and nothing else. The
+        first one makes every insert and eviction a little slower.
+
+        Raises:
+            ValueError: `tokens` is not a one-dimensional int32 array.
+        """
+        tree, watches = self._tree, self._watches
+        if watches not in tree.listeners:
+            tree.listeners.insert(0, watches)
+        match = self.peek(tokens, namespace)
+        num_tokens = len(tokens) // tree.page_size * tree.page_size
+        watch = Watch(tokens[:num_tokens].tobytes(), namespace, self._unwatch)
+        watches.open(watch, match.pages)
+        return watch
 
     def root(self, namespace: str | None = None) -> Node:
         """Return the handle of the empty prefix, which is always cached, can be locked, and serves as `after`."""
@@ -126,7 +194,8 @@ class RadixCache:
 
         Args:
             tokens: `[num_tokens] int32`, token ids.
-            pages: `[>= num_tokens // page_size] int32`, page ids, one per whole page; more are ignored.
+            pages: `[>= num_tokens // page_size] int32`, page ids, one per whole page; more are ignored. Ids should be
+                dense: the cache keeps a byte for each id up to the largest.
             namespace: where to insert; with `after` it may be left out.
             after: a prefix, locked by the caller, that `tokens` and `pages` follow. The cost is then that of the new
                 tokens, however long the prefix is.
@@ -135,8 +204,9 @@ class RadixCache:
             How many of `pages` stay the caller's, and the handle of the whole prefix, which is not locked.
 
         Raises:
-            ValueError: an array is not one-dimensional int32, `pages` are too few, `after` has been evicted or is of
-                another namespace.
+            ValueError: an array is not one-dimensional int32; `pages` are too few; one that would be adopted is
+                negative, given twice, or in the tree already; `after` has been evicted, or is of another namespace or
+                cache. The tree holds what it held.
         """
         tree = self._tree
         require_int32("tokens", tokens)
@@ -150,46 +220,82 @@ class RadixCache:
             raise ValueError(f"namespace must be that of after, {after.namespace!r}, got {namespace!r}")
         else:
             base = self._edge_ending_at(after)
-        key = tokens[: num_pages * tree.page_size].tobytes()
+        key = as_key(tokens, num_pages * tree.page_size)
         edge, num_existing, _ = tree.descend(base, key)
+        adopted = pages[num_existing:num_pages]
+        if num_existing < num_pages:
+            tree.pages.adopt(adopted)  # the last thing that can fail
         end = base.end + num_existing
         if end < edge.end:
             edge = tree.split(edge, end)
+        now = tree.tick()
         if num_existing < num_pages:
-            values = pages[num_existing:num_pages].tobytes()
-            edge = tree.attach(edge, key[num_existing * tree.page_bytes :], values)
-        tree.lru.touch(edge)
+            edge = tree.attach(edge, bytes(key[num_existing * tree.page_bytes :]), adopted.tobytes())
+        edge.space.order.publish(edge, now)
         return Insertion(num_existing=num_existing, node=Node(edge, edge.end))
 
     def lock(self, node: Node) -> Node:
         """Lock a prefix, so that it is not evicted until it has been unlocked as often as it was locked.
 
         Returns:
-            The handle to hold, for `insert(after=)` and `unlock`. It stays valid until it is unlocked.
+            `node`, for `insert(after=)` and `unlock`. It stays valid until it is unlocked.
 
         Raises:
-            ValueError: the prefix has been evicted.
+            ValueError: the prefix has been evicted, or `node` is of another cache.
         """
         edge = self._edge_ending_at(node)
         self._tree.lock(edge)
-        return node if node.edge is edge else Node(edge, node.end)
+        node.num_locks += 1
+        if node.is_match:
+            node.is_match = False
+            edge.space.order.hit(edge)
+        return node
 
     def unlock(self, node: Node) -> None:
-        """Take back one `lock`, and count the prefix as used.
+        """Take back one `lock` of this handle, and count the prefix as used.
 
         Raises:
-            ValueError: `node` is not locked.
+            ValueError: `node` is not locked, or of another cache.
         """
         edge = self._tree.locate(node)
-        if edge.end != node.end or not edge.num_leases:
+        if not node.num_locks:
             raise ValueError(f"node must be locked, got {node!r}")
+        node.num_locks -= 1
         self._tree.unlock(edge)
 
-    def evict(self, num_pages: int) -> Int32:
-        """Give up the least recently used unlocked pages, each before the pages that it follows.
+    def retain(self, node: Node, *, priority: int, until: float = math.inf, start: int = 0) -> None:
+        """Give the pages of a prefix a priority: lower ones are evicted first.
+
+        Args:
+            node: the prefix.
+            priority: 0 is that of pages which nobody has given one.
+            until: when it goes back to 0, in seconds of the clock of `Retained`.
+            start: leave out so many pages at the start of the prefix.
+
+        Raises:
+            ValueError: the policy of the cache is not `Retained`; `start` is not a page of the prefix; the prefix has
+                been evicted, or is of another cache.
+        """
+        tree = self._tree
+        if not 0 <= start < max(1, node.num_pages):
+            raise ValueError(f"start must be a page of {node!r}, got {start}")
+        tree.locate(node)
+        order = node.edge.space.order
+        if not isinstance(order, Scored) or not order.keeps_priorities:
+            raise ValueError("policy must be Retained, for priorities to be kept")
+        edge = self._edge_ending_at(node)
+        while edge.parent is not None and edge.end > start:
+            if edge.start < start:
+                tree.split(edge, start)
+            order.retain(edge, priority, until)
+            edge = edge.parent
+
+    def evict(self, num_pages: int, namespace: str | None = None) -> Int32:
+        """Give up the unlocked pages that the policy puts first, each before the pages that it follows.
 
         Args:
             num_pages: how many to give up; all that can be evicted, if they are fewer. Never more.
+            namespace: on whose behalf; it may fall below its own floor. None: nobody's in particular.
 
         Returns:
             `[min(num_pages, num_evictable)] int32`, page ids, read-only; they belong to the caller.
@@ -199,39 +305,91 @@ class RadixCache:
         """
         if num_pages < 0:
             raise ValueError(f"num_pages must be >= 0, got {num_pages}")
-        return from_bytes(self._tree.evict(num_pages))
+        if self._history is not None:
+            self._history.cause = name_of(self._policy)
+        return self._hand_over(eviction.evict(self._tree, self._limits, num_pages, namespace))
 
     def clear(self, namespace: str | None = None) -> Int32:
-        """Give up all pages of one namespace but those of locked prefixes, which stay.
-
-        `evict(num_evictable)` does the same for all namespaces.
+        """Give up all pages of one namespace but those of locked prefixes, which stay; floors are no obstacle.
 
         Returns:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
         """
-        return from_bytes(self._tree.clear(namespace))
+        if self._history is not None:
+            self._history.cause = "clear"
+        return self._hand_over(eviction.clear(self._tree, namespace))
+
+    def release(self, node: Node) -> Int32:
+        """Give up a branch that nobody will come back to: all that follows a prefix, and what only it needs itself.
+
+        That is, from the end of the prefix up to where another cached sequence branches off. Locked pages stay, and are
+        ordinary pages again once they are unlocked.
+
+        Returns:
+            `[num_freed] int32`, page ids, read-only; they belong to the caller.
+
+        Raises:
+            ValueError: the prefix has been evicted, or `node` is of another cache.
+        """
+        edge = self._edge_ending_at(node)
+        if self._history is not None:
+            self._history.cause = "release"
+        return self._hand_over(eviction.release(self._tree, edge))
+
+    def explain(self, tokens: Int32, namespace: str | None = None) -> Explanation:
+        """Say why the cached prefix of `tokens` ends where it does; changes nothing, costs a match in each namespace.
+
+        Raises:
+            ValueError: `tokens` is not a one-dimensional int32 array.
+        """
+        return explain(self._tree, self._history, tokens, self.peek(tokens, namespace))
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of every page that enters or leaves the tree from now on; `runs` has what is in it."""
+        self._tree.listeners.append(Teller(observer))
+
+    def runs(self) -> Iterator[Run]:
+        """Go through all that is cached, parents before what follows them; change nothing meanwhile."""
+        return inspection.runs(self._tree)
 
     def check(self) -> None:
-        """Verify every invariant, at a cost proportional to the tree.
+        """Verify every invariant, at a cost proportional to the tree and the watches.
 
         Raises:
             AssertionError: one does not hold; the message says which, and where.
         """
         inspection.check(self._tree)
+        self._watches.check(self._num_cached)
+        if self._history is not None:
+            self._history.check()
 
     def dump(self) -> str:
         """Return the tree as text, an edge a line: its pages, its leases, and its place in the order of eviction."""
         return inspection.dump(self._tree)
 
-    def _find(self, tokens: Int32, namespace: str | None) -> tuple[Match, Edge]:
+    def _find(self, tokens: Int32, namespace: str | None) -> tuple[Edge, int, list[bytes]]:
         tree = self._tree
-        page_size = tree.page_size
         require_int32("tokens", tokens)
-        key = tokens[: len(tokens) // page_size * page_size].tobytes()
-        edge, num_pages, parts = tree.descend(tree.root(namespace), key)
-        return Match(num_tokens=num_pages * page_size, pages=from_bytes(parts), node=Node(edge, num_pages)), edge
+        return tree.descend(tree.root(namespace), as_key(tokens, len(tokens) // tree.page_size * tree.page_size))
 
     def _edge_ending_at(self, node: Node) -> Edge:
         """Return the edge that ends where `node` does, after a split where there was none."""
         edge = self._tree.locate(node)
-        return edge if edge.end == node.end else self._tree.split(edge, node.end)
+        if edge.end != node.end:
+            edge = self._tree.split(edge, node.end)
+        node.edge = edge
+        return edge
+
+    def _hand_over(self, parts: list[bytes]) -> Int32:
+        pages = from_bytes(parts)
+        self._tree.pages.drop(pages)
+        return pages
+
+    def _unwatch(self, watch: Watch) -> None:
+        self._watches.close(watch)
+        edge, _, _ = self._tree.descend(self._tree.root(watch.namespace), watch.key)
+        edge.space.order.expose(edge)  # it may go earlier now
+
+    def _num_cached(self, watch: Watch) -> int:
+        _, num_pages, _ = self._tree.descend(self._tree.root(watch.namespace), watch.key)
+        return num_pages * self._tree.page_size

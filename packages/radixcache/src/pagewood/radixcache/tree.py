@@ -1,33 +1,75 @@
-"""The radix tree over bytes: where edges are cut, locked and given up."""
+"""The radix tree over bytes: where edges are cut, joined, locked and given up."""
 
-from pagewood.radixcache.arrays import ITEM_BYTES, num_common_items
-from pagewood.radixcache.lru import LeafLRU
-from pagewood.radixcache.node import Edge, Node
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from pagewood.radixcache.arrays import ITEM_BYTES, Key, num_common_items
+from pagewood.radixcache.node import ABSORBED, Edge, Node, Space
+from pagewood.radixcache.order import Order
+from pagewood.radixcache.pages import PageSet
+
+MAX_JOINED_BYTES = 128 * 1024
+"""Edges are joined up to this size, key and page ids together: more costs more to copy than it saves."""
+
+
+class Listener(Protocol):
+    """Is told of pages that enter and leave, after the change.
+
+    `parent_page` is the page that the first of them follows; None at the root.
+    """
+
+    def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+        """The tree has adopted pages."""
+        ...
+
+    def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+        """The tree has given up the last pages of a path."""
+        ...
+
+    def cleared(self, space: Space) -> None:
+        """The tree has given up all unlocked pages of a namespace; `removed` has told of each."""
+        ...
 
 
 class Tree:
-    """Edges by namespace, their recency, and the page counts.
+    """Edges by namespace, and the page counts.
 
     Invariant: the children of an edge differ in their first page, every edge but a root holds at least one page, and
     the counts are those of the edges.
+
+    `now` counts the operations that use something. Methods that move edges leave their recency to the caller, which
+    says next what has been used.
     """
 
-    __slots__ = ("lru", "num_locked", "num_pages", "num_pages_in", "page_bytes", "page_size", "roots")
+    __slots__ = (
+        "listeners", "make_order", "now", "num_locked", "num_pages", "order", "page_bytes", "page_size", "pages",
+        "spaces",
+    )  # fmt: skip
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, make_order: Callable[[], Order]) -> None:
         self.page_size = page_size
         self.page_bytes = page_size * ITEM_BYTES
-        self.lru = LeafLRU()
-        self.roots: dict[str | None, Edge] = {}  # written by: _keep, _forget_if_idle
-        self.num_pages_in: dict[str | None, int] = {}  # written by: _keep, _forget_if_idle, _count
-        self.num_pages = 0  # written by: _count
+        self.make_order = make_order
+        self.order = make_order()  # of all namespaces without limits
+        self.spaces: dict[str | None, Space] = {}  # written by: keep, _forget_if_idle
+        self.pages = PageSet()
+        self.listeners: list[Listener] = []  # written by: RadixCache
+        self.num_pages = 0  # written by: attach, trim, detach
         self.num_locked = 0  # written by: lock, unlock
+        self.now = 0  # written by: tick
+
+    def tick(self) -> int:
+        """Count an operation, and return its number."""
+        self.now += 1
+        return self.now
 
     def root(self, namespace: str | None) -> Edge:
-        """Return the namespace's root; one that has neither pages nor leases is made anew each time."""
-        return self.roots.get(namespace) or Edge(namespace, None, b"", b"", 0, 0, {})
+        """Return the namespace's root; one that has neither pages nor leases nor limits is made anew each time."""
+        space = self.spaces.get(namespace)
+        return (space or Space(self, namespace, self.order)).root
 
-    def descend(self, edge: Edge, key: bytes) -> tuple[Edge, int, list[bytes]]:
+    def descend(self, edge: Edge, key: Key) -> tuple[Edge, int, list[bytes]]:
         """Follow `key`, a number of whole pages, down from the end of `edge`.
 
         Returns:
@@ -38,13 +80,14 @@ class Tree:
         offset, size = 0, len(key)
         parts: list[bytes] = []
         while offset < size:
-            child = edge.children.get(key[offset : offset + page_bytes])
+            child = edge.children.get(bytes(key[offset : offset + page_bytes]))
             if child is None:
                 break
             edge = child
-            if key.startswith(edge.key, offset):
+            end = offset + len(edge.key)
+            if end <= size and edge.key.startswith(key[offset:end]):
                 parts.append(edge.values)
-                offset += len(edge.key)
+                offset = end
             else:
                 num_pages = num_common_items(edge.key, key, offset) // self.page_size
                 parts.append(edge.values[: num_pages * ITEM_BYTES])
@@ -56,22 +99,21 @@ class Tree:
         """Return the edge in which the node's prefix ends now.
 
         Raises:
-            ValueError: the end of the prefix has been evicted.
+            ValueError: `node` is not of this tree, or the end of its prefix has been evicted.
         """
+        if type(node) is not Node or node.edge.space.owner is not self:
+            raise ValueError(f"node must be a handle from this cache, got {node!r}")
         edge, end = node.edge, node.end
         if not end:
-            return self.root(edge.namespace)
-        while edge.start >= end and edge.parent is not None:  # cut off since, by splits
+            return self.root(edge.space.name)
+        while edge.start >= end and edge.parent is not None:  # cut off since by splits, or absorbed
             edge = edge.parent
         if edge.end < end:
             raise ValueError(f"node must be cached, got {node!r}, which has been evicted")
         return edge
 
     def split(self, edge: Edge, end: int) -> Edge:
-        """Cut `edge` so that its upper part ends at `end`, and return that part, the most recent of all if unlocked.
-
-        The caller touches or locks the upper part's ancestors next (`LeafLRU.add`).
-        """
+        """Cut `edge` so that its upper part ends at `end`, and return that part, as recent as the lower one."""
         page_bytes = self.page_bytes
         num_pages = end - edge.start
         key_cut, value_cut = num_pages * page_bytes, num_pages * ITEM_BYTES
@@ -79,108 +121,155 @@ class Tree:
         assert parent is not None  # a root has no pages, so nobody can ask to cut it
         children = {key[key_cut : key_cut + page_bytes]: edge}
         num_pins = 1 if edge.num_pins else 0
-        upper = Edge(
-            edge.namespace, parent, key[:key_cut], values[:value_cut], edge.start, end, children, num_pins=num_pins
-        )
+        upper = Edge(edge.space, parent, key[:key_cut], values[:value_cut], edge.start, end, children, 0, num_pins)
         parent.children[key[:page_bytes]] = upper
         edge.parent = upper
         edge.key, edge.values, edge.start = key[key_cut:], values[value_cut:], end
-        if not num_pins:
-            self.lru.add(upper)
+        edge.space.order.split(upper, edge)
         return upper
 
     def attach(self, parent: Edge, key: bytes, values: bytes) -> Edge:
-        """Add a leaf, the most recent edge of all, and return it; the caller touches its ancestors next."""
+        """Add a leaf, whose pages are in `pages` already, and return it; the caller calls `Order.publish` next."""
+        space = parent.space
         num_pages = len(values) // ITEM_BYTES
         if parent.parent is None:
-            self._keep(parent)
-        edge = Edge(parent.namespace, parent, key, values, parent.end, parent.end + num_pages, {})
+            self.keep(space)
+        edge = Edge(space, parent, key, values, parent.end, parent.end + num_pages, {})
         parent.children[key[: self.page_bytes]] = edge
-        self.lru.add(edge)
-        self._count(edge.namespace, num_pages)
+        space.order.adopt(edge, self.now)
+        self.num_pages += num_pages
+        space.num_pages += num_pages
+        if self.listeners:
+            parent_page = last_page(parent)
+            for listener in self.listeners:
+                listener.stored(space, parent_page, key, values)
         return edge
 
     def lock(self, edge: Edge) -> None:
         """Add a lease; it costs as many steps as there are edges on the path that no lease has locked yet."""
         edge.num_leases += 1
-        pinned = edge
+        space = edge.space
         while True:
-            pinned.num_pins += 1
-            if pinned.num_pins > 1:
+            edge.num_pins += 1
+            if edge.num_pins > 1:
                 return
-            if pinned.parent is None:
-                self._keep(pinned)
+            if edge.parent is None:
+                self.keep(space)
                 return
-            self.lru.remove(pinned)
-            self.num_locked += pinned.end - pinned.start
-            pinned = pinned.parent
+            space.order.lock(edge)
+            num_pages = edge.end - edge.start
+            self.num_locked += num_pages
+            space.num_locked += num_pages
+            edge = edge.parent
 
     def unlock(self, edge: Edge) -> None:
-        """Drop a lease; what no lease locks any more becomes the most recent."""
+        """Drop a lease; what no lease locks any more has been used now, and may be joined."""
         edge.num_leases -= 1
-        pinned = edge
+        space, now = edge.space, self.tick()
+        unlocked: list[Edge] = []
         while True:
-            pinned.num_pins -= 1
-            if pinned.num_pins:
-                return
-            if pinned.parent is None:
-                self._forget_if_idle(pinned)
-                return
-            self.lru.add(pinned)
-            self.num_locked -= pinned.end - pinned.start
-            pinned = pinned.parent
+            edge.num_pins -= 1
+            if edge.num_pins:
+                break
+            if edge.parent is None:
+                self._forget_if_idle(space)
+                break
+            num_pages = edge.end - edge.start
+            self.num_locked -= num_pages
+            space.num_locked -= num_pages
+            space.order.unlock(edge, now)
+            unlocked.append(edge)
+            edge = edge.parent
+        if unlocked:
+            self._join_chains(unlocked)
 
-    def evict(self, num_pages: int) -> list[bytes]:
-        """Give up the `num_pages` least recently used pages, or all the unlocked ones if they are fewer."""
-        parts: list[bytes] = []
-        while num_pages and (edge := self.lru.oldest()) is not None:
-            num_kept = edge.end - edge.start - num_pages
-            if num_kept <= 0:
-                parts.append(edge.values)
-                num_pages = -num_kept
-                self.detach(edge)
-            else:
-                parts.append(edge.values[num_kept * ITEM_BYTES :])
-                edge.key, edge.values = edge.key[: num_kept * self.page_bytes], edge.values[: num_kept * ITEM_BYTES]
-                edge.end -= num_pages
-                self._count(edge.namespace, -num_pages)
-                num_pages = 0
-        return parts
+    def trim(self, edge: Edge, end: int) -> bytes:
+        """Give up the pages of an unlocked leaf from `end` on, though not all, and return their ids."""
+        cut = end - edge.start
+        key, values = edge.key[cut * self.page_bytes :], edge.values[cut * ITEM_BYTES :]
+        edge.key, edge.values = edge.key[: cut * self.page_bytes], edge.values[: cut * ITEM_BYTES]
+        self.num_pages -= edge.end - end
+        edge.space.num_pages -= edge.end - end
+        edge.end = end
+        edge.is_trimmed = True
+        if self.listeners:
+            self._tell_removed(edge.space, edge, key, values)
+        edge.space.order.expose(edge)
+        return values
 
-    def clear(self, namespace: str | None) -> list[bytes]:
-        """Give up all unlocked pages of a namespace."""
-        edges = [self.root(namespace)]
-        for edge in edges:
-            edges.extend(edge.children.values())
-        parts: list[bytes] = []
-        for edge in reversed(edges):  # children before their parents
-            if edge.parent is not None and not edge.num_pins:
-                parts.append(edge.values)
-                self.detach(edge)
-        return parts
-
-    def detach(self, edge: Edge) -> None:
-        """Take an unlocked edge out of the tree."""
-        parent = edge.parent
+    def detach(self, edge: Edge) -> bytes:
+        """Take an unlocked leaf out of the tree, and return its page ids."""
+        parent, space = edge.parent, edge.space
         assert parent is not None  # a root is never evicted
-        self.lru.remove(edge)
+        space.order.drop(edge)
         del parent.children[edge.key[: self.page_bytes]]
-        self._count(edge.namespace, edge.start - edge.end)
+        num_pages = edge.end - edge.start
+        self.num_pages -= num_pages
+        space.num_pages -= num_pages
         edge.end = edge.start
+        if self.listeners:
+            self._tell_removed(space, parent, edge.key, edge.values)
         if parent.parent is None:
-            self._forget_if_idle(parent)
+            self._forget_if_idle(space)
+        elif not parent.children:
+            space.order.expose(parent)
+        return edge.values
 
-    def _keep(self, root: Edge) -> None:
-        """Enter a root that gets its first child or lease."""
-        if root.namespace not in self.roots:
-            self.roots[root.namespace] = root
-            self.num_pages_in[root.namespace] = 0
+    def keep(self, space: Space) -> None:
+        """Enter a namespace that gets its first page, lease or limit."""
+        self.spaces.setdefault(space.name, space)
 
-    def _forget_if_idle(self, root: Edge) -> None:
-        """Drop a root that neither a page nor a lease needs, so that old namespaces cost nothing."""
-        if not root.children and not root.num_pins:
-            del self.roots[root.namespace], self.num_pages_in[root.namespace]
+    def _forget_if_idle(self, space: Space) -> None:
+        """Drop a namespace that nothing needs, so that old ones cost nothing."""
+        if not space.root.children and not space.root.num_pins and not space.is_limited:
+            del self.spaces[space.name]
 
-    def _count(self, namespace: str | None, num_pages: int) -> None:
-        self.num_pages += num_pages
-        self.num_pages_in[namespace] += num_pages
+    def _join_chains(self, edges: list[Edge]) -> None:
+        """Join unlocked edges where nobody can tell, so that a long path is few edges: each is the next one's child."""
+        chain = list(edges[0].children.values()) if len(edges[0].children) == 1 else []
+        num_bytes = sum(len(edge.key) + len(edge.values) for edge in chain)
+        for edge in edges:
+            more = len(edge.key) + len(edge.values)
+            if (
+                chain
+                and num_bytes + more <= MAX_JOINED_BYTES
+                and len(edge.children) == 1
+                and not edge.is_trimmed
+                and len(chain[0].children) <= 1
+                and edge.space.order.can_absorb(edge, chain[-1])
+            ):
+                chain.append(edge)
+                num_bytes += more
+            else:
+                if len(chain) > 1:
+                    self._join(chain)
+                chain, num_bytes = [edge], more
+        if len(chain) > 1:
+            self._join(chain)
+
+    def _join(self, chain: list[Edge]) -> None:
+        """Let the last edge absorb those before it, each of which is the only child of the next."""
+        lowest, upper = chain[0], chain[-1]
+        upper.key = b"".join(edge.key for edge in reversed(chain))
+        upper.values = b"".join(edge.values for edge in reversed(chain))
+        upper.end = lowest.end
+        upper.children = lowest.children
+        upper.is_trimmed = lowest.is_trimmed
+        for child in upper.children.values():
+            child.parent = upper
+        for edge in chain[:-1]:
+            upper.space.order.absorb(upper, edge)
+            edge.parent = upper
+            edge.start = edge.end = ABSORBED
+            edge.key = edge.values = b""
+            edge.children = {}
+
+    def _tell_removed(self, space: Space, parent: Edge, key: bytes, values: bytes) -> None:
+        parent_page = last_page(parent)
+        for listener in self.listeners:
+            listener.removed(space, parent_page, key, values)
+
+
+def last_page(edge: Edge) -> int | None:
+    """Return the id of the last page of an edge; None for a root."""
+    return int.from_bytes(edge.values[-ITEM_BYTES:], sys.byteorder, signed=True) if edge.values else None

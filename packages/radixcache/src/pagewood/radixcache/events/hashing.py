@@ -1,0 +1,45 @@
+"""Names of blocks: a 256-bit hash over all that a block stands for.
+
+A block (a page, in this package's words) is named by the SHA-256 of the name of the block before it and of its own
+tokens, four bytes each, least significant first. The first block of a sequence follows a name that stands for its
+namespace. So two blocks have one name exactly if namespace, tokens and all tokens before them are the same, whoever
+computes it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from pagewood.radixcache.arrays import ITEM_BYTES, Int32, require_int32
+
+_DOMAIN = b"pagewood block 1"
+
+
+def root_hash(namespace: str | None) -> bytes:
+    """Return what the first block of a sequence follows."""
+    return hashlib.sha256(_DOMAIN if namespace is None else b"%b:%b" % (_DOMAIN, namespace.encode())).digest()
+
+
+def chain_hashes(parent: bytes, tokens: Int32, block_size: int) -> Iterator[bytes]:
+    """Go through the names of the whole blocks of `tokens` that follow `parent`."""
+    data = tokens.astype("<i4", copy=False).tobytes()
+    block_bytes = block_size * ITEM_BYTES
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        parent = hashlib.sha256(parent + data[start : start + block_bytes]).digest()
+        yield parent
+
+
+def block_hashes(tokens: Int32, block_size: int, namespace: str | None = None) -> Iterator[bytes]:
+    """Go through the names of the whole blocks of a sequence, each computed when it is asked for.
+
+    Args:
+        tokens: `[num_tokens] int32`, token ids, from the start of the sequence.
+        block_size: tokens per block.
+        namespace: the namespace of the sequence.
+
+    Raises:
+        ValueError: `tokens` is not a one-dimensional int32 array, or `block_size` is less than 1.
+    """
+    require_int32("tokens", tokens)
+    if block_size < 1:
+        raise ValueError(f"block_size must be >= 1, got {block_size}")
+    return chain_hashes(root_hash(namespace), tokens, block_size)

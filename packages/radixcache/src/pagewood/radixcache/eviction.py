@@ -1,0 +1,109 @@
+"""Which pages go, and how many: eviction under the limits of namespaces, and what goes without being first in order."""
+
+from pagewood.radixcache.node import Edge, Space
+from pagewood.radixcache.order import Order
+from pagewood.radixcache.order.recency import RecencyList
+from pagewood.radixcache.tree import Tree
+
+
+class Limits:
+    """The namespaces that have limits, each with an order of its own beside the one that all others share.
+
+    Invariant: `spaces` are those of the tree whose `is_limited` is set.
+    """
+
+    __slots__ = ("spaces",)
+
+    def __init__(self) -> None:
+        self.spaces: list[Space] = []  # written by: set
+
+    def set(self, tree: Tree, namespace: str | None, quota: int | None, floor: int) -> None:
+        """Give a namespace its limits; the first time it leaves the common order, at a cost of its size."""
+        space = tree.root(namespace).space
+        tree.keep(space)
+        space.quota, space.floor = quota, floor
+        if not space.is_limited:
+            order = tree.make_order()
+            order.take_over(space.order, subtree(space.root)[1:])
+            for each in (order, *(other.order for other in self.spaces), tree.order):
+                if isinstance(each, RecencyList):
+                    each.is_alone = False
+            space.order, space.is_limited = order, True
+            self.spaces.append(space)
+
+    def num_guarded(self) -> int:
+        """Return the unlocked pages that floors keep from being evicted."""
+        num_pages = 0
+        for space in self.spaces:
+            num_unlocked, num_above = space.num_pages - space.num_locked, max(0, space.num_pages - space.floor)
+            num_pages += max(0, num_unlocked - num_above)
+        return num_pages
+
+    def next(self, tree: Tree, beneficiary: str | None) -> tuple[Order | None, int]:
+        """Return the order whose first page goes next, and how many pages may go before asking again."""
+        turns = [
+            (space.order, space.num_pages - space.quota)
+            for space in self.spaces
+            if space.quota is not None and space.num_pages > space.quota and space.order.first()
+        ]
+        if not turns:
+            floors = [(space, 0 if space.name == beneficiary is not None else space.floor) for space in self.spaces]
+            turns = [
+                (space.order, space.num_pages - floor)
+                for space, floor in floors
+                if space.num_pages > floor and space.order.first()
+            ]
+            if tree.order.first():
+                turns.append((tree.order, tree.num_pages))
+        return min(turns, key=lambda turn: turn[0].head(), default=(None, 0))
+
+
+def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
+    """Give up the first `num_pages` pages in order, or all that may go if they are fewer; return their ids."""
+    parts: list[bytes] = []
+    order, num_turn = tree.order, num_pages
+    while num_pages:
+        if limits.spaces:
+            order, num_turn = limits.next(tree, beneficiary)
+        edge = order.first() if order else None
+        if order is None or edge is None:
+            break
+        end = max(order.cut(edge), edge.end - min(num_turn, num_pages))
+        num_pages -= edge.end - end
+        if end == edge.start:
+            parts.append(tree.detach(edge))
+        else:
+            parts.append(tree.trim(edge, end))
+        num_turn = num_pages
+    return parts
+
+
+def clear(tree: Tree, namespace: str | None) -> list[bytes]:
+    """Give up all unlocked pages of a namespace."""
+    space = tree.root(namespace).space
+    parts = _drop_all(tree, subtree(space.root)[1:])
+    for listener in tree.listeners:
+        listener.cleared(space)
+    return parts
+
+
+def release(tree: Tree, edge: Edge) -> list[bytes]:
+    """Give up all unlocked pages that follow the end of `edge`, and then those before it that nothing else needs."""
+    parts = _drop_all(tree, subtree(edge)[1:])
+    while edge.is_free_leaf and edge.parent is not None:
+        parent = edge.parent
+        parts.append(tree.detach(edge))
+        edge = parent
+    return parts
+
+
+def subtree(edge: Edge) -> list[Edge]:
+    """Return an edge and all below it, parents first."""
+    edges = [edge]
+    for each in edges:
+        edges.extend(each.children.values())
+    return edges
+
+
+def _drop_all(tree: Tree, edges: list[Edge]) -> list[bytes]:
+    return [tree.detach(edge) for edge in reversed(edges) if not edge.num_pins]  # children before their parents

@@ -1,0 +1,247 @@
+"""An order by the scores of a policy, kept in a heap that is repaired only where it is read."""
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Self
+
+from pagewood.radixcache.node import Edge
+from pagewood.radixcache.policies import Policy
+from pagewood.radixcache.usage import Usage
+
+_SPARE_ENTRIES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How a page gets its rank: whether it is watched, its priority, its score; the first two only where asked for.
+
+    Attributes:
+        policy: scores pages.
+        page_size: tokens per page.
+        clock: seconds, if priorities count.
+        watched_end: for an edge, the end of its longest watched part; if watches count.
+    """
+
+    policy: Policy
+    page_size: int
+    clock: Callable[[], float] | None = None
+    watched_end: Callable[[Edge], int] | None = None
+
+
+class Scored:
+    """The unlocked leaves by the rank of their last page.
+
+    Invariant: every unlocked leaf has an entry that ranks no higher than the leaf does. `Usage.entry` is that entry;
+    all others in the heap are void.
+
+    So the top of the heap, once its void entries are gone and its rank is brought up to date, is the first of all.
+    Uses mostly raise ranks, and then cost nothing here. What lowers one pushes a new entry: O(log n).
+    """
+
+    __slots__ = ("_counts_use", "_expiring", "_full_at", "_heap", "_now_s", "_num_pushed", "_scoring")
+
+    def __init__(self, scoring: Scoring) -> None:
+        self._scoring = scoring
+        self._counts_use = type(scoring.policy).used is not Policy.used
+        self._heap: list[tuple[Any, int, Edge]] = []  # written by: _push, first
+        self._expiring: list[tuple[float, int, Edge]] = []  # written by: _await_deadline, _expire
+        self._num_pushed = 0  # written by: _push, _await_deadline
+        self._full_at = _SPARE_ENTRIES  # written by: _push; with more entries than this, look for void ones
+        self._now_s = -float("inf")  # written by: _expire
+
+    def __iter__(self) -> Iterator[Edge]:
+        """Go through the unlocked leaves by rank."""
+        self._expire()
+        leaves = [edge for _, _, edge in self._heap if edge.is_free_leaf and usage_of(edge).entry is not None]
+        return iter(sorted(dict.fromkeys(leaves), key=lambda edge: self._rank(edge, edge.end)))
+
+    def adopt(self, edge: Edge, now: int) -> None:
+        """Begin the usage of a new leaf."""
+        edge.usage = Usage(created=now, last_used=now)
+
+    def publish(self, edge: Edge, now: int) -> None:
+        """Note the length of the sequence along its path, and the use."""
+        num_tokens = edge.end * self._scoring.page_size
+        step = edge
+        while step.parent is not None:
+            usage = usage_of(step)
+            usage.num_sequence_tokens = num_tokens
+            self._use(usage, now)
+            step = step.parent
+        self.expose(edge)
+
+    def touch(self, edge: Edge, now: int) -> None:
+        """Note the use along the unlocked part of the path."""
+        step = edge
+        while not step.num_pins and step.parent is not None:
+            self._use(usage_of(step), now)
+            step = step.parent
+        self.expose(edge)
+
+    def hit(self, edge: Edge) -> None:
+        """Count a use along the whole path."""
+        while edge.parent is not None:
+            usage = usage_of(edge)
+            usage.num_uses += 1
+            if self._counts_use:
+                self._scoring.policy.used(usage)
+            edge = edge.parent
+
+    def lock(self, edge: Edge) -> None:
+        """Nothing: a locked edge is passed over."""
+
+    def unlock(self, edge: Edge, now: int) -> None:
+        """Note the use."""
+        self._use(usage_of(edge), now)
+        self.expose(edge)
+
+    def split(self, upper: Edge, lower: Edge) -> None:
+        """Copy the usage."""
+        usage = copy(usage_of(lower))
+        usage.entry = None
+        upper.usage = usage
+        if usage.priority:
+            self._await_deadline(upper)
+
+    def can_absorb(self, upper: Edge, lower: Edge) -> bool:
+        """Return False: usages differ."""
+        return False
+
+    def absorb(self, upper: Edge, lower: Edge) -> None:
+        """Never asked for."""
+        raise AssertionError("edges with usages are not absorbed")
+
+    def drop(self, edge: Edge) -> None:
+        """Void the entry."""
+        usage_of(edge).entry = None
+
+    def expose(self, edge: Edge) -> None:
+        """See that an unlocked leaf has an entry that ranks no higher than it does."""
+        if edge.is_free_leaf:
+            rank = self._rank(edge, edge.end)
+            entry: Any = usage_of(edge).entry
+            if entry is None or rank < entry[0]:
+                self._push(edge, rank)
+
+    def first(self) -> Edge | None:
+        """Return the unlocked leaf whose last page has the lowest rank."""
+        self._expire()
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            rank, number, edge = entry
+            usage = usage_of(edge)
+            if usage.entry is not entry:
+                heappop(heap)
+            elif not edge.is_free_leaf:
+                usage.entry = None
+                heappop(heap)
+            elif (risen := self._rank(edge, edge.end)) != rank:
+                usage.entry = entry = (risen, number, edge)
+                heapreplace(heap, entry)
+            else:
+                return edge
+        return None
+
+    def cut(self, edge: Edge) -> int:
+        """Return the page down to which ranks do not exceed that of the last page, which is noted as evicted."""
+        rank = self._heap[0][0]
+        self._scoring.policy.evicted(self._scoring.policy.score(usage_of(edge), edge.end * self._scoring.page_size))
+        kept, given = edge.start, edge.end  # ends of prefixes: that at `given` ranks no higher, that at `kept` unknown
+        if not self._rank(edge, edge.start + 1) > rank:
+            return edge.start
+        kept += 1
+        while given - kept > 1:
+            middle = (kept + given) // 2
+            if self._rank(edge, middle) > rank:
+                kept = middle
+            else:
+                given = middle
+        return kept
+
+    def head(self) -> Any:
+        """Return the rank of what `first` returned."""
+        return self._heap[0][0]
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Priorities count."""
+        return self._scoring.clock is not None
+
+    def retain(self, edge: Edge, priority: int, until: float) -> None:
+        """Set the priority of an edge, and when it ends."""
+        usage = usage_of(edge)
+        usage.priority, usage.until = priority, until
+        self._await_deadline(edge)
+        self.expose(edge)
+
+    def take_over(self, other: Self, edges: list[Edge]) -> None:
+        """Enter the unlocked leaves here, and let their entries there be void."""
+        for edge in edges:
+            usage = usage_of(edge)
+            usage.entry = None
+            self.expose(edge)
+            if usage.priority:
+                self._await_deadline(edge)
+
+    def check(self, edges: list[Edge]) -> None:
+        """Raise AssertionError unless every unlocked leaf has an entry that ranks no higher than it does."""
+        self._expire()
+        entries = {id(entry) for entry in self._heap}
+        for edge in edges:
+            if edge.is_free_leaf:
+                entry: Any = usage_of(edge).entry
+                if id(entry) not in entries or entry[2] is not edge:
+                    raise AssertionError(f"an unlocked leaf has an entry: {edge!r}")
+                if entry[0] > self._rank(edge, edge.end):
+                    raise AssertionError(f"an entry ranks no higher than its leaf: {edge!r}")
+
+    def _use(self, usage: Usage, now: int) -> None:
+        usage.last_used = now
+        if self._counts_use:
+            self._scoring.policy.used(usage)
+
+    def _rank(self, edge: Edge, end: int) -> Any:
+        """Return the rank of the page before `end`."""
+        scoring, usage = self._scoring, usage_of(edge)
+        score = scoring.policy.score(usage, end * scoring.page_size)
+        if scoring.clock is None and scoring.watched_end is None:
+            return score
+        is_watched = scoring.watched_end is not None and end <= scoring.watched_end(edge)
+        priority = usage.priority if scoring.clock is not None and self._now_s < usage.until else 0
+        return is_watched, priority, score
+
+    def _push(self, edge: Edge, rank: Any) -> None:
+        heap = self._heap
+        self._num_pushed += 1
+        entry = (rank, self._num_pushed, edge)
+        usage_of(edge).entry = entry
+        heappush(heap, entry)
+        if len(heap) > self._full_at:
+            heap[:] = [entry for entry in heap if usage_of(entry[2]).entry is entry]
+            heapify(heap)
+            self._full_at = 2 * len(heap) + _SPARE_ENTRIES
+
+    def _await_deadline(self, edge: Edge) -> None:
+        until = usage_of(edge).until
+        if until < float("inf"):
+            self._num_pushed += 1
+            heappush(self._expiring, (until, self._num_pushed, edge))
+
+    def _expire(self) -> None:
+        """Lower the ranks of those whose deadlines have passed."""
+        if self._scoring.clock is None:
+            return
+        self._now_s = self._scoring.clock()
+        while self._expiring and self._expiring[0][0] <= self._now_s:
+            edge = heappop(self._expiring)[2]
+            if edge.space.order is self:  # it may have moved to another order since
+                self.expose(edge)
+
+
+def usage_of(edge: Edge) -> Usage:
+    """Return the usage of an edge that is in a scored order."""
+    assert edge.usage is not None  # `adopt` and `split` see to it
+    return edge.usage

@@ -1,0 +1,357 @@
+"""The state machine that drives a cache and the oracle side by side."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.explain import Cause, Explanation
+from pagewood.radixcache.order.choice import AnyPolicy
+from pagewood.radixcache.policies import LRU, S3FIFO
+from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
+from pagewood.radixcache.testing.protocol import PrefixCache
+
+_NAMESPACES = (None, "a", "b")
+_SECONDS = (1.0, 2.0, math.inf)
+
+
+class ManualClock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0  # written by: machine
+
+    def __call__(self) -> float:
+        """Return the time, in seconds."""
+        return self.now_s
+
+
+def conformance_machine(
+    make_cache: Callable[[int], PrefixCache[Any]],
+    *,
+    page_size: int,
+    make_policy: Callable[[], AnyPolicy] = LRU,
+    clock: ManualClock | None = None,
+    remembers_all: bool = False,
+) -> type[RuleBasedStateMachine]:
+    """Return a state machine that drives a cache and the oracle side by side, and fails where they differ.
+
+    What it takes for granted, apart from the words of the Protocol: use is exact by the page wherever a prefix is
+    locked or inserted. (A bare `match` may use more or less of the last stretch, so that implementations are free not
+    to cut there; so the machine locks what it matches.)
+
+    Args:
+        make_cache: called with the page size, for an empty cache.
+        page_size: tokens per page.
+        make_policy: called for the policy that says what the order of eviction must be, page by page. S3FIFO scores no
+            pages: then any order will do that takes unlocked leaves only.
+        clock: that of the cache's and the oracle's `Retained`, if there is one; the machine moves it.
+        remembers_all: `explain` knows all that was ever evicted.
+    """
+    is_exact = not isinstance(make_policy(), S3FIFO)
+
+    namespaces = st.sampled_from(_NAMESPACES)
+    prefixes = st.lists(st.integers(0, 1), max_size=6).map(lambda symbols: prefix_of(symbols, page_size))
+    tails = st.integers(0, page_size - 1)
+    picks = st.integers(0, 99)
+
+    class ConformanceMachine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache = make_cache(page_size)
+            self.rich: Any = self.cache  # where it has more than the Protocol asks for
+            self.oracle = Oracle(page_size, make_policy())
+            self.handles: list[Any] = []  # parallel to the oracle's leases
+            self.watches: list[Any] = []  # parallel to the oracle's watches
+            self.num_pages_made = 0
+            self.free_pages: list[int] = []  # ids are used again, those given up last first
+            self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
+            self.peeked: list[tuple[Any, str | None, Prefix]] = []  # written by: soak
+
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails)
+        def insert(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+            pages = self.make_pages(len(prefix))
+            insertion = self.cache.insert(tokens_of(prefix, tail), pages, namespace)
+            assert insertion.num_existing == self.oracle.insert(namespace, prefix, pages.tolist())
+            self.free_pages += pages[: insertion.num_existing].tolist()
+            self.peeked.append((insertion.node, namespace, prefix))
+
+        @precondition(lambda self: self.handles)
+        @rule(pick=picks, more=prefixes, tail=tails, is_brief=st.booleans())
+        def extend(self, pick: int, more: Prefix, tail: int, is_brief: bool) -> None:
+            """Insert after a held prefix, and perhaps move the lease on to the new end."""
+            index = pick % len(self.handles)
+            handle, (namespace, held) = self.handles[index], self.oracle.leases[index]
+            pages = self.make_pages(len(more))
+            insertion = self.cache.insert(tokens_of(more, tail), pages, after=handle)
+            assert insertion.num_existing == self.oracle.insert(namespace, held + more, pages.tolist())
+            self.free_pages += pages[: insertion.num_existing].tolist()
+            if is_brief:
+                self.hold(insertion.node, namespace, held + more)
+                self.release_lease(index)
+
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails, is_brief=st.booleans())
+        def lease(self, namespace: str | None, prefix: Prefix, tail: int, is_brief: bool) -> None:
+            match = self.cache.match(tokens_of(prefix, tail), namespace)
+            expected = self.oracle.match(namespace, prefix)
+            assert match.pages.tolist() == expected
+            if expected:
+                self.hold(match.node, namespace, prefix[: len(expected)], is_hit=True)
+            else:
+                self.hold(self.cache.root(namespace), namespace, ())
+            if is_brief:
+                self.release_lease(-1)
+
+        @precondition(lambda self: self.handles)
+        @rule(pick=picks)
+        def unlock(self, pick: int) -> None:
+            self.release_lease(pick % len(self.handles))
+
+        @precondition(lambda self: self.peeked)
+        @rule(pick=picks)
+        def lease_peeked(self, pick: int) -> None:
+            """A handle stays good until its prefix is evicted, whatever else has happened."""
+            self.hold(*self.peeked.pop(pick % len(self.peeked)))
+
+        @rule(namespace=namespaces)
+        def evict_one(self, namespace: str | None) -> None:
+            self.evict(1, namespace)
+
+        @rule(num_pages=st.integers(0, 8), namespace=namespaces)
+        def evict(self, num_pages: int, namespace: str | None) -> None:
+            for_namespace = {"namespace": namespace} if hasattr(self.cache, "limit") else {}
+            freed = self.cache.evict(num_pages, **for_namespace).tolist()
+            if is_exact:
+                assert sorted(freed) == sorted(self.oracle.evict(num_pages, namespace))
+            else:
+                assert num_pages >= len(freed) >= min(num_pages, self.oracle.num_evictable())
+                self.oracle.remove(freed)
+            self.take_back(freed)
+
+        @rule(namespace=namespaces)
+        def clear(self, namespace: str | None) -> None:
+            freed = self.cache.clear(namespace).tolist()
+            assert sorted(freed) == sorted(self.oracle.clear(namespace))
+            self.take_back(freed)
+
+        @precondition(lambda self: hasattr(self.cache, "release") and self.peeked)
+        @rule(pick=picks)
+        def release(self, pick: int) -> None:
+            node, namespace, prefix = self.peeked[pick % len(self.peeked)]
+            freed = self.rich.release(node).tolist()
+            assert sorted(freed) == sorted(self.oracle.release(namespace, prefix))
+            self.take_back(freed)
+
+        @precondition(lambda self: hasattr(self.cache, "retain") and clock is not None and bool(self.peeked))
+        @rule(pick=picks, priority=st.integers(-1, 2), seconds=st.sampled_from(_SECONDS))
+        def retain(self, pick: int, priority: int, seconds: float) -> None:
+            assert clock is not None  # says the precondition
+            node, namespace, prefix = self.peeked[pick % len(self.peeked)]
+            start = pick % max(1, len(prefix))
+            self.rich.retain(node, priority=priority, until=clock() + seconds, start=start)
+            self.oracle.retain(namespace, prefix, start, priority, clock() + seconds)
+
+        @precondition(lambda self: clock is not None)
+        @rule()
+        def wait(self) -> None:
+            assert clock is not None  # says the precondition
+            clock.now_s += 1.0
+
+        @precondition(lambda self: hasattr(self.cache, "limit"))
+        @rule(namespace=namespaces, floor=st.integers(0, 4), room=st.integers(0, 5))
+        def limit(self, namespace: str | None, floor: int, room: int) -> None:
+            quota = None if room == 5 else floor + room
+            self.rich.limit(namespace, quota=quota, floor=floor)
+            self.oracle.limits[namespace] = (math.inf if quota is None else quota, floor)
+
+        @precondition(lambda self: hasattr(self.cache, "watch"))
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails, pick=picks)
+        def watch(self, namespace: str | None, prefix: Prefix, tail: int, pick: int) -> None:
+            """Open a watch, or close one."""
+            if pick % 10 < len(self.watches):
+                self.oracle.watches.pop(pick % 10)
+                self.watches.pop(pick % 10).close()
+            else:
+                self.watches.append(self.rich.watch(tokens_of(prefix, tail), namespace))
+                self.oracle.watches.append((namespace, prefix))
+
+        @rule(namespace=namespaces, prefix=prefixes, tail=tails)
+        def look(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+            """What changes nothing (as the invariants say), be it refused or not."""
+            self.peek(namespace, prefix, tail)
+            if hasattr(self.cache, "explain"):
+                self.explain(namespace, prefix, tail)
+            self.refuse(namespace)
+
+        @invariant()
+        def counts_agree(self) -> None:
+            assert self.cache.num_pages == len(self.oracle.pages)
+            assert self.cache.num_locked == self.oracle.num_locked()
+            assert self.cache.num_evictable == self.oracle.num_evictable()
+            for namespace in _NAMESPACES:
+                assert self.cache.num_pages_in(namespace) == self.oracle.num_in(namespace)
+
+        @invariant()
+        def watches_agree(self) -> None:
+            for watch, key in zip(self.watches, self.oracle.watches, strict=True):
+                assert watch.num_tokens == len(self.oracle.match(*key)) * page_size
+
+        @invariant()
+        def invariants_hold(self) -> None:
+            self.cache.check()
+
+        def teardown(self) -> None:
+            """Everything comes back once: release all, clear all."""
+            while self.handles:
+                self.release_lease(0)
+            freed = [page for namespace in _NAMESPACES for page in self.cache.clear(namespace).tolist()]
+            assert sorted(freed) == sorted(cached.page for cached in self.oracle.pages.values())
+            assert self.cache.num_pages == 0
+
+        def peek(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+            match = self.cache.peek(tokens_of(prefix, tail), namespace)
+            expected = self.oracle.match(namespace, prefix)
+            assert match.pages.tolist() == expected
+            assert match.pages.dtype == np.int32
+            assert match.num_tokens == len(match.pages) * page_size
+            self.peeked.append((match.node, namespace, prefix[: len(expected)]))
+
+        def explain(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+            tokens = tokens_of(prefix, tail)
+            explanation: Explanation = self.rich.explain(tokens, namespace)
+            partial = self.rich.peek(tokens, namespace).partial
+            end = len(self.oracle.match(namespace, prefix))
+            rest = tuple(tokens[end * page_size : (end + 1) * page_size].tolist())
+            shared = self.oracle.partial(namespace, prefix[:end], rest)
+            most = max(shared.values(), default=0)
+            assert most == (partial.num_tokens if partial else 0)
+            assert partial is None or shared[partial.page] == most
+            assert explanation.num_tokens == end * page_size
+            assert explanation.first_difference == end * page_size + most
+            elsewhere = max(len(self.oracle.match(name, prefix)) for name in _NAMESPACES if name != namespace)
+            num_once = end
+            while num_once < len(prefix) and (namespace, prefix[: num_once + 1]) in self.oracle.once:
+                num_once += 1
+            match explanation.cause:
+                case Cause.COMPLETE:
+                    assert end * page_size == len(tokens)
+                case Cause.EVICTED:
+                    assert end < explanation.could_be // page_size <= num_once
+                    assert not remembers_all or explanation.could_be == num_once * page_size
+                case Cause.OTHER_NAMESPACE:
+                    assert explanation.could_be == elsewhere * page_size > end * page_size
+                case Cause.PAGE_ROUNDING:
+                    assert end == len(prefix) or most
+                case Cause.NEVER_SEEN:
+                    assert not most
+                    assert max(elsewhere, end) < len(prefix)
+            assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_once > end)
+
+        def refuse(self, namespace: str | None) -> None:
+            fresh = tokens_of(((9,) * page_size,) * 2, 0)
+            wrong = [[self.num_pages_made] * 2, [-1, self.num_pages_made], [self.num_pages_made]]
+            wrong += [[self.num_pages_made, cached.page] for cached in list(self.oracle.pages.values())[:1]]
+            for pages in wrong:
+                expect_refusal(lambda pages=pages: self.cache.insert(fresh, np.array(pages, np.int32), namespace))
+            expect_refusal(lambda: self.cache.unlock(self.cache.peek(fresh, namespace).node))
+            expect_refusal(lambda: self.cache.lock(make_cache(page_size).root(namespace)))
+            expect_refusal(lambda: self.cache.evict(-1))
+            for node in self.stale:
+                expect_refusal(lambda node=node: self.cache.lock(node))
+
+        def make_pages(self, num_pages: int) -> Int32:
+            num_new = max(0, num_pages - len(self.free_pages))
+            self.free_pages = [*range(self.num_pages_made, self.num_pages_made + num_new), *self.free_pages]
+            self.num_pages_made += num_new
+            return np.array([self.free_pages.pop() for _ in range(num_pages)], np.int32)
+
+        def hold(self, node: Any, namespace: str | None, prefix: Prefix, *, is_hit: bool = False) -> None:
+            self.handles.append(self.cache.lock(node))
+            self.oracle.lock(namespace, prefix, is_hit=is_hit)
+
+        def release_lease(self, index: int) -> None:
+            handle = self.handles.pop(index)
+            self.cache.unlock(handle)
+            self.oracle.unlock(index)
+            expect_refusal(lambda: self.cache.unlock(handle))
+
+        def take_back(self, pages: list[int]) -> None:
+            """A prefix that was evicted may be cached again, but not under the same handle."""
+            self.free_pages += pages
+            self.stale += [node for node, namespace, prefix in self.peeked if not self.is_cached(namespace, prefix)]
+            self.peeked = [peeked for peeked in self.peeked if self.is_cached(*peeked[1:])]
+
+        def is_cached(self, namespace: str | None, prefix: Prefix) -> bool:
+            return not prefix or (namespace, prefix) in self.oracle.pages
+
+    return ConformanceMachine
+
+
+def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int, seed: int, check_every: int) -> None:
+    """Drive a conformance machine by chance, at length, and without the memory of every step that hypothesis keeps.
+
+    Args:
+        machine: from `conformance_machine`.
+        page_size: that of the machine.
+        num_steps: rules to apply.
+        seed: of what happens.
+        check_every: steps from one look at the invariants to the next.
+    """
+    rng = random.Random(seed)
+    state: Any = machine()
+    draw: dict[str, Callable[[], object]] = {
+        "namespace": lambda: rng.choice(_NAMESPACES),
+        "prefix": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
+        "more": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
+        "tail": lambda: rng.randrange(page_size),
+        "pick": lambda: rng.randrange(100),
+        "is_brief": lambda: rng.random() < 0.5,
+        "num_pages": lambda: rng.randrange(9),
+        "priority": lambda: rng.randrange(-1, 3),
+        "seconds": lambda: rng.choice(_SECONDS),
+        "floor": lambda: rng.randrange(5),
+        "room": lambda: rng.randrange(6),
+    }
+    rules = [rule for rule in state.rules if rule.function.__name__ != "clear"]
+    for step in range(1, num_steps + 1):
+        possible = [rule for rule in rules if all(holds(state) for holds in rule.preconditions)]
+        chosen = rng.choice(possible)
+        chosen.function(state, **{name: draw[name]() for name in chosen.arguments})
+        del state.stale[:-8], state.peeked[:-50]
+        while len(state.handles) > 20:
+            state.release_lease(rng.randrange(len(state.handles)))
+        if step % check_every == 0:
+            for look in (state.counts_agree, state.watches_agree, state.invariants_hold):
+                look()
+    state.teardown()
+
+
+def prefix_of(symbols: list[int], page_size: int) -> Prefix:
+    """Return a page for each symbol; pages differ in one token, which is the first, the last or in between."""
+
+    def page_tokens(symbol: int) -> PageTokens:
+        tokens = [7] * page_size
+        tokens[(symbol * max(1, page_size // 2)) % page_size] = symbol
+        return tuple(tokens)
+
+    return tuple(page_tokens(symbol) for symbol in symbols)
+
+
+def tokens_of(prefix: Prefix, num_tail_tokens: int) -> Int32:
+    """Return the tokens of some pages, and of a partial page after them."""
+    tokens = [token for page in prefix for token in page]
+    return np.array(tokens + [7] * num_tail_tokens, np.int32)
+
+
+def expect_refusal(call: Callable[[], object]) -> None:
+    """Raise AssertionError unless `call` raises ValueError."""
+    try:
+        call()
+    except ValueError:
+        return
+    raise AssertionError("a ValueError was expected")

@@ -1,0 +1,199 @@
+"""A prefix cache by brute force, page by page."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pagewood.radixcache.order.choice import AnyPolicy
+from pagewood.radixcache.policies import LRU, S3FIFO, Policy, QueueInformed, Retained
+from pagewood.radixcache.usage import Usage
+
+PageTokens: TypeAlias = tuple[int, ...]
+"""The tokens of one whole page."""
+
+Prefix: TypeAlias = tuple[PageTokens, ...]
+"""Whole pages from the start of a sequence."""
+
+Key: TypeAlias = tuple[str | None, Prefix]
+"""A namespace and a prefix: names the last page of the prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPage:
+    """A page and how it has been used; it has its usage for itself."""
+
+    page: int
+    usage: Usage
+
+
+class Oracle:
+    """A dict from every cached prefix to its last page, and lists of all else, searched from end to end.
+
+    Invariant: with a prefix, all its own prefixes are cached.
+
+    Args:
+        page_size: tokens per page.
+        policy: whose scores decide; an instance of its own. S3FIFO scores no pages: then `evict` means nothing.
+    """
+
+    def __init__(self, page_size: int, policy: AnyPolicy) -> None:
+        inner = policy.policy if isinstance(policy, QueueInformed) else policy
+        self.page_size = page_size
+        self.is_informed = isinstance(policy, QueueInformed)
+        self.seconds = inner.clock if isinstance(inner, Retained) else None
+        scores = inner.policy if isinstance(inner, Retained) else inner
+        self.policy: Policy = LRU() if isinstance(scores, S3FIFO) else scores
+        self.pages: dict[Key, CachedPage] = {}
+        self.leases: list[Key] = []
+        self.watches: list[Key] = []  # written by: machine
+        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine; quota and floor
+        self.once: set[Key] = set()  # what has been given up, ever
+        self.clock = 0
+
+    def match(self, namespace: str | None, prefix: Prefix) -> list[int]:
+        """Return the pages of the longest cached prefix."""
+        found: list[int] = []
+        for end in range(1, len(prefix) + 1):
+            cached = self.pages.get((namespace, prefix[:end]))
+            if cached is None:
+                break
+            found.append(cached.page)
+        return found
+
+    def partial(self, namespace: str | None, prefix: Prefix, rest: tuple[int, ...]) -> dict[int, int]:
+        """Return the pages that follow a cached prefix, each with the number of tokens that it shares with `rest`."""
+        shared: dict[int, int] = {}
+        for (name, other), cached in self.pages.items():
+            if name == namespace and len(other) == len(prefix) + 1 and other[:-1] == prefix:
+                pairs = zip(other[-1], rest, strict=False)
+                differences = [index for index, (left, right) in enumerate(pairs) if left != right]
+                shared[cached.page] = min([*differences, len(rest), self.page_size])
+        return shared
+
+    def touch(self, namespace: str | None, prefix: Prefix) -> None:
+        """Count the unlocked pages of a prefix as used."""
+        self.clock += 1
+        for end in range(1, len(prefix) + 1):
+            if not self.is_locked(namespace, prefix[:end]):
+                self._use(namespace, prefix[:end])
+
+    def insert(self, namespace: str | None, prefix: Prefix, pages: list[int]) -> int:
+        """Adopt the last pages of `prefix` where they are missing, and return how many were there."""
+        self.clock += 1
+        start = len(prefix) - len(pages)
+        num_existing = max(0, len(self.match(namespace, prefix)) - start)
+        for end in range(start + num_existing, len(prefix)):
+            usage = Usage(created=self.clock, last_used=self.clock)
+            self.pages[namespace, prefix[: end + 1]] = CachedPage(page=pages[end - start], usage=usage)
+        for end in range(1, len(prefix) + 1):
+            self.pages[namespace, prefix[:end]].usage.num_sequence_tokens = len(prefix) * self.page_size
+            self._use(namespace, prefix[:end])
+        return num_existing
+
+    def is_locked(self, namespace: str | None, prefix: Prefix) -> bool:
+        """Return whether a lease holds the last page of `prefix`."""
+        return any(name == namespace and held[: len(prefix)] == prefix for name, held in self.leases)
+
+    def lock(self, namespace: str | None, prefix: Prefix, *, is_hit: bool) -> None:
+        """Hold a prefix by one more lease; count it as a hit if it was matched for it."""
+        self.leases.append((namespace, prefix))
+        for end in range(1, len(prefix) + 1 if is_hit else 1):
+            usage = self.pages[namespace, prefix[:end]].usage
+            usage.num_uses += 1
+            self.policy.used(usage)
+
+    def unlock(self, index: int) -> None:
+        """Drop a lease."""
+        self.touch(*self.leases.pop(index))
+
+    def retain(self, namespace: str | None, prefix: Prefix, start: int, priority: int, until: float) -> None:
+        """Give the pages of a prefix a priority, from page `start` on."""
+        for end in range(start + 1, len(prefix) + 1):
+            usage = self.pages[namespace, prefix[:end]].usage
+            usage.priority, usage.until = priority, until
+
+    def evict(self, num_pages: int, beneficiary: str | None = None) -> list[int]:
+        """Give up the first unlocked page in order that no cached page follows, time after time."""
+        freed: list[int] = []
+        while len(freed) < num_pages and (leaves := self._candidates(beneficiary)):
+            first = min(leaves, key=self._rank)
+            self.policy.evicted(self._score(first))
+            freed.append(self._drop(first))
+        return freed
+
+    def remove(self, pages: list[int]) -> None:
+        """Take out pages that a cache has chosen.
+
+        Raises:
+            AssertionError: it must not have.
+        """
+        keys = {cached.page: key for key, cached in self.pages.items()}
+        for key in sorted((keys[page] for page in pages), key=lambda key: -len(key[1])):
+            assert key in self._unlocked_leaves(), f"{key} is locked, or something follows it"
+            self._drop(key)
+
+    def clear(self, namespace: str | None) -> list[int]:
+        """Give up the unlocked pages of a namespace."""
+        mine = [key for key in self.pages if key[0] == namespace and not self.is_locked(*key)]
+        return [self._drop(key) for key in mine]
+
+    def release(self, namespace: str | None, prefix: Prefix) -> list[int]:
+        """Give up the unlocked pages that follow a prefix, and those at its end that nothing else needs."""
+        below = [key for key in self.pages if key[0] == namespace and key[1][: len(prefix)] == prefix != key[1]]
+        freed = [self._drop(key) for key in below if not self.is_locked(*key)]
+        while (namespace, prefix) in self._unlocked_leaves():
+            freed.append(self._drop((namespace, prefix)))
+            prefix = prefix[:-1]
+        return freed
+
+    def num_locked(self) -> int:
+        """Return the number of pages that a lease holds."""
+        return sum(self.is_locked(*key) for key in self.pages)
+
+    def num_in(self, namespace: str | None) -> int:
+        """Return the number of pages in a namespace."""
+        return sum(key[0] == namespace for key in self.pages)
+
+    def num_evictable(self) -> int:
+        """Return the number of pages that `evict` can give up for nobody in particular."""
+        total = 0
+        for namespace in {key[0] for key in self.pages}:
+            num_unlocked = sum(key[0] == namespace and not self.is_locked(*key) for key in self.pages)
+            floor = self.limits.get(namespace, (math.inf, 0))[1]
+            total += min(num_unlocked, max(0, self.num_in(namespace) - floor))
+        return total
+
+    def _use(self, namespace: str | None, prefix: Prefix) -> None:
+        usage = self.pages[namespace, prefix].usage
+        usage.last_used = self.clock
+        self.policy.used(usage)
+
+    def _unlocked_leaves(self) -> list[Key]:
+        inner = {(namespace, prefix[:-1]) for namespace, prefix in self.pages}
+        return [key for key in self.pages if key not in inner and not self.is_locked(*key)]
+
+    def _candidates(self, beneficiary: str | None) -> list[Key]:
+        """Return the pages of which one must go now."""
+        leaves = self._unlocked_leaves()
+        over = [key for key in leaves if self.num_in(key[0]) > self.limits.get(key[0], (math.inf, 0))[0]]
+        if over:
+            return over
+        return [
+            key
+            for key in leaves
+            if key[0] == beneficiary is not None or self.num_in(key[0]) > self.limits.get(key[0], (math.inf, 0))[1]
+        ]
+
+    def _score(self, key: Key) -> Any:
+        return self.policy.score(self.pages[key].usage, len(key[1]) * self.page_size)
+
+    def _rank(self, key: Key) -> Any:
+        namespace, prefix = key
+        usage = self.pages[key].usage
+        is_watched = any(name == namespace and held[: len(prefix)] == prefix for name, held in self.watches)
+        is_retained = self.seconds is not None and self.seconds() < usage.until
+        return self.is_informed and is_watched, usage.priority if is_retained else 0, self._score(key)
+
+    def _drop(self, key: Key) -> int:
+        self.once.add(key)
+        return self.pages.pop(key).page

@@ -1,0 +1,103 @@
+"""The command line: hit rates of a trace by policy and capacity, beside the best possible ones."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.cache import RadixCache
+from pagewood.radixcache.trace.bound import num_best_hits, num_unbounded_hits
+from pagewood.radixcache.trace.contenders import POLICIES, looks_at_queue
+from pagewood.radixcache.trace.plot import can_plot, save_plot
+from pagewood.radixcache.trace.progress import Progress
+from pagewood.radixcache.trace.recording import num_blocks_of, read_trace
+from pagewood.radixcache.trace.replay import replay
+from pagewood.radixcache.trace.report import Report
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; bad arguments, and a bad trace, end it with a message and status 2."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    trace: Path = options.trace
+    plot: Path | None = options.plot
+    if plot is not None and not can_plot():
+        parser.error("--plot needs matplotlib: pip install 'pagewood-radixcache[plot]'")
+    try:
+        requests = read_trace(trace)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    report = _measure(
+        trace.name,
+        requests,
+        policies=options.policy,
+        capacities=sorted(set(options.capacity)),
+        num_waiting=options.waiting,
+    )
+    print(report.to_table())
+    if plot is not None:
+        save_plot(report, plot)
+
+
+def _measure(
+    name: str,
+    requests: Sequence[Int32],
+    *,
+    policies: Sequence[str],
+    capacities: Sequence[int],
+    num_waiting: int,
+) -> Report:
+    """Replay the trace once for each policy and capacity, and say on stderr how far it is."""
+    num_blocks = num_blocks_of(requests)
+    progress = Progress(sys.stderr, (len(policies) + 1) * len(capacities))
+    hit_rates: dict[str, list[float]] = {policy: [] for policy in policies}
+    bound: list[float] = []
+    for capacity in capacities:
+        for name_of_policy, rates in hit_rates.items():
+            tracked = progress.track(f"{name_of_policy}, {capacity:,} blocks", requests)
+            policy = POLICIES[name_of_policy]()
+            seen = num_waiting if looks_at_queue(policy) else 0
+            num_hits = replay(tracked, RadixCache(1, policy=policy), num_blocks=capacity, num_waiting=seen)
+            rates.append(num_hits / num_blocks)
+        progress.start(f"farthest next use, {capacity:,} blocks")
+        bound.append(num_best_hits(requests, num_blocks=capacity) / num_blocks)
+    progress.finish()
+    return Report(
+        title=f"{name}, {len(requests):,} requests, {num_blocks:,} blocks",
+        capacities=capacities,
+        hit_rates=hit_rates,
+        bound=bound,
+        unbounded=num_unbounded_hits(requests) / num_blocks,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pagewood.radixcache.trace",
+        description="Replay a trace into the cache, for each policy and capacity, and print the hit rates of blocks.",
+        epilog="The last two rows of the table are what no policy can beat: evicting what is used farthest in the "
+        "future, and a cache that never evicts.",
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE.jsonl", help="a line per request: timestamp, hash_ids")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all of them")
+    parser.add_argument(
+        "--capacity", nargs="+", type=_number, default=[1000, 5000, 10_000, 20_000], metavar="BLOCKS",
+        help="blocks of memory, for the running request and the cache; default: 1000 5000 10000 20000",
+    )  # fmt: skip
+    parser.add_argument(
+        "--waiting", type=_number, default=32, metavar="REQUESTS",
+        help="how many requests wait while one is served, for the policies that look at the queue; default: 32",
+    )  # fmt: skip
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves, too; needs the extra [plot]")
+    return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number >= 1, got {text}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()

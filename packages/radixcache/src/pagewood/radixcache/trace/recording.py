@@ -1,0 +1,52 @@
+"""Recorded requests, in the format of the Mooncake traces."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pagewood.radixcache.arrays import Int32
+
+
+def read_trace(path: Path) -> list[Int32]:
+    """Read a JSONL file with `timestamp` and `hash_ids` on each line; other fields are not needed.
+
+    Returns:
+        For each request, in the order of their arrival, `[num_blocks] int32`: the blocks of its prompt. Two blocks have
+        the same number exactly if they have the same hash id, which may be of any size in the file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not such a request, or there is none; the message names file and line.
+
+    Source: the FAST'25 traces of Mooncake (arXiv 2407.00079).
+    """
+    numbers: dict[int, int] = {}
+    arrivals: list[tuple[float, Int32]] = []
+    with path.open(encoding="utf-8") as lines:
+        for line_number, line in enumerate(lines, 1):
+            if line.strip():
+                arrivals.append(_parse(line, numbers, f"{path}:{line_number}"))
+    if not arrivals:
+        raise ValueError(f"{path} must hold a request, got none")
+    arrivals.sort(key=lambda arrival: arrival[0])
+    return [blocks for _, blocks in arrivals]
+
+
+def num_blocks_of(requests: Iterable[Int32]) -> int:
+    """Return the number of blocks of all prompts: what a hit rate is a share of."""
+    return sum(map(len, requests))
+
+
+def _parse(line: str, numbers: dict[int, int], place: str) -> tuple[float, Int32]:
+    """Return when a request came, and its blocks."""
+    try:
+        fields: Any = json.loads(line)
+        blocks = [numbers.setdefault(hash_id, len(numbers)) for hash_id in fields["hash_ids"]]
+        return float(fields["timestamp"]), np.array(blocks, np.int32)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{place} must be a JSON object with timestamp and hash_ids, got {line.strip()[:80]}"
+        ) from error

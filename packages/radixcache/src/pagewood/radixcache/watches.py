@@ -1,0 +1,167 @@
+"""Live matches: how far each of many waiting sequences is cached, kept true while the tree changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagewood.radixcache.arrays import ITEM_BYTES, from_bytes, num_common_items
+from pagewood.radixcache.node import Edge, Space
+
+_Place: TypeAlias = int | str | None
+"""Where a watch rests: the id of the last page that it shares, or the namespace where it shares none."""
+
+
+class Watch:
+    """The longest cached prefix of a sequence, now.
+
+    Invariant: while it is open, `num_tokens` is what `RadixCache.peek` would say.
+    """
+
+    __slots__ = ("_close", "key", "namespace", "num_tokens", "place")
+
+    def __init__(self, key: bytes, namespace: str | None, close: Callable[[Watch], None]) -> None:
+        self.key = key
+        self.namespace = namespace
+        self.num_tokens = 0  # written by: Watches
+        self.place: _Place = namespace  # written by: Watches
+        self._close = close
+
+    def close(self) -> None:
+        """Stop watching: `num_tokens` keeps its last value. Closing again does nothing."""
+        self._close(self)
+
+    def __repr__(self) -> str:
+        return f"Watch(namespace={self.namespace!r}, num_tokens={self.num_tokens})"
+
+
+class Watches:
+    """All open watches, by the page that each rests at and the page that it waits for behind it.
+
+    Invariant: `_waiting[watch.place][next page of watch]` holds each open watch, no dict in it is empty, and
+    `_is_place` is set for the pages that are keys of `_waiting`.
+
+    Page ids name places for as long as the pages are cached, whatever is split or joined. A new run wakes the watches
+    that rest at its parent page and wait for its first page, and no other; a run that goes moves up those that rest in
+    it. That is the cost: a look-up for each run that comes or goes, and a step for each watch whose length changes.
+    """
+
+    __slots__ = ("_is_place", "_page_bytes", "_page_size", "_waiting")
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._page_bytes = page_size * ITEM_BYTES
+        self._waiting: dict[_Place, dict[bytes, dict[Watch, None]]] = {}  # written by: _rest, _leave, stored, removed
+        self._is_place: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: _rest, _leave, stored, removed
+
+    def open(self, watch: Watch, pages: npt.NDArray[np.int32]) -> None:
+        """Let a new watch rest at the end of the `pages` that it shares: `[num_pages] int32`."""
+        self._rest(watch, len(pages), int(pages[-1]) if len(pages) else watch.namespace)
+
+    def close(self, watch: Watch) -> None:
+        """Forget a watch, if it is open."""
+        group = self._waiting.get(watch.place, {}).get(self._next_page(watch), {})
+        if watch in group:
+            del group[watch]
+            if not group:
+                self._leave(watch.place, self._next_page(watch))
+
+    def watched_end(self, edge: Edge) -> int:
+        """Return the end of the longest prefix that ends in `edge` and at which a watch rests; 0 if there is none."""
+        pages = from_bytes([edge.values])
+        if not self._waiting or not len(pages):
+            return 0
+        at = np.flatnonzero(self._is_place.take(pages, mode="clip") & (pages < len(self._is_place)))
+        return edge.start + int(at[-1]) + 1 if len(at) else 0
+
+    def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+        """Move on the watches that wait for the first of the new pages."""
+        place = space.name if parent_page is None else parent_page
+        group = self._waiting.get(place, {}).get(key[: self._page_bytes])
+        if group is None:
+            return
+        self._leave(place, key[: self._page_bytes])
+        pages = from_bytes([values])
+        for watch in group:
+            offset = watch.num_tokens * ITEM_BYTES
+            if watch.key.startswith(key, offset):
+                num_pages = len(pages)
+            else:
+                num_pages = num_common_items(key, watch.key, offset) // self._page_size
+            self._rest(watch, watch.num_tokens // self._page_size + num_pages, int(pages[num_pages - 1]))
+
+    def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+        """Move up the watches that rest at pages that are gone."""
+        pages = from_bytes([values])
+        inside = pages[pages < len(self._is_place)] if len(self._waiting) else pages[:0]
+        gone = inside[self._is_place.take(inside)]
+        if not len(gone):
+            return
+        place = space.name if parent_page is None else parent_page
+        self._is_place[gone] = False
+        for page in gone.tolist():
+            depth = -1
+            for group in self._waiting.pop(page).values():
+                for watch in group:
+                    if depth < 0:
+                        depth = watch.num_tokens // self._page_size - 1 - int(np.flatnonzero(pages == page)[0])
+                    self._rest(watch, depth, place)
+
+    def cleared(self, space: Space) -> None:
+        """Nothing: `removed` has said it."""
+
+    def check(self, num_cached: Callable[[Watch], int]) -> None:
+        """Raise AssertionError unless every watch has the length that `num_cached` finds, and is where it belongs."""
+        for place, groups in self._waiting.items():
+            if isinstance(place, int) and not self._is_place[place]:
+                raise AssertionError(f"the page that a watch rests at is marked: {place}")
+            for next_page, group in groups.items():
+                if not group:
+                    raise AssertionError("a group has a watch")
+                for watch in group:
+                    if watch.num_tokens != num_cached(watch):
+                        raise AssertionError(f"a watch has the length of a match: {watch!r}")
+                    if watch.place != place or self._next_page(watch) != next_page:
+                        raise AssertionError(f"a watch is found by its place and next page: {watch!r}")
+        if np.count_nonzero(self._is_place) != sum(isinstance(place, int) for place in self._waiting):
+            raise AssertionError("no other pages are marked")
+
+    def _next_page(self, watch: Watch) -> bytes:
+        offset = watch.num_tokens * ITEM_BYTES
+        return watch.key[offset : offset + self._page_bytes]
+
+    def _rest(self, watch: Watch, num_pages: int, place: _Place) -> None:
+        """Let a watch rest, `num_pages` deep."""
+        offset = num_pages * self._page_bytes
+        watch.num_tokens = num_pages * self._page_size
+        watch.place = place
+        groups = self._waiting.get(place)
+        if groups is None:
+            groups = self._waiting[place] = {}
+            if isinstance(place, int):
+                self._mark(place)
+        next_page = watch.key[offset : offset + self._page_bytes]
+        group = groups.get(next_page)
+        if group is None:
+            groups[next_page] = {watch: None}
+        else:
+            group[watch] = None
+
+    def _leave(self, place: _Place, next_page: bytes) -> None:
+        """Drop a group, and its place if no other group is there."""
+        groups = self._waiting[place]
+        del groups[next_page]
+        if not groups:
+            del self._waiting[place]
+            if isinstance(place, int):
+                self._is_place[place] = False
+
+    def _mark(self, page: int) -> None:
+        if page >= len(self._is_place):
+            grown = np.zeros(max(page + 1, 2 * len(self._is_place)), np.bool_)
+            grown[: len(self._is_place)] = self._is_place
+            self._is_place = grown
+        self._is_place[page] = True

@@ -1,0 +1,74 @@
+# pyright: basic
+# (torch and transformers are untyped where it matters)
+"""The example for transformers says what the model says without it, and computes less."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the example needs torch")
+transformers = pytest.importorskip("transformers", reason="the example needs transformers")
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "transformers_prefix_cache.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """More only wait for each other where the operations are as tiny as these."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.float64).eval()
+
+
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 400), (4, 100), (4, 12), (16, 4)])
+def test_it_says_the_same_and_computes_less(model, page_size: int, num_pages: int) -> None:
+    generator = runpy.run_path(str(EXAMPLE))["CachedGenerator"](model, num_pages=num_pages, page_size=page_size)
+    computed: list[int] = []
+    rng = np.random.default_rng(1)
+    system = rng.integers(3, 64, 24).tolist()
+    prompts = [[*system[:shared], *rng.integers(3, 64, 5).tolist()] for shared in (24, 24, 10, 24, 0, 24)]
+    answer = generator.generate(prompts[0], max_new_tokens=8, do_sample=False)[0]
+    total_saved = 0
+    for prompt in [*prompts, prompts[0], [*answer, 7, 8], [*answer, 9]]:
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+        with model.model.embed_tokens.register_forward_hook(lambda _, inputs, __: computed.append(inputs[0].numel())):
+            output, num_saved = generator.generate(prompt, max_new_tokens=8, do_sample=False)
+        assert output == expected[0].tolist()
+        assert computed == [len(prompt) - num_saved, *([1] * 7)]
+        generator.cache.check()
+        assert generator.cache.num_locked == 0
+        assert generator.cache.num_pages + len(generator.free) == num_pages
+        computed.clear()
+        total_saved += num_saved
+    assert total_saved > len(system)
+
+
+def test_it_is_short_and_runs() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < 80
+    command = [sys.executable, "-W", "error", EXAMPLE]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=one_thread)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[1].split()[0] for line in done.stdout.splitlines()] == ["0", "992", "992", "992", "992"]

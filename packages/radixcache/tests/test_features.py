@@ -1,0 +1,184 @@
+"""Watches, limits, release, partial pages and explanations, one promise a test."""
+
+import numpy as np
+import pytest
+
+from pagewood.radixcache import Cause, RadixCache
+from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.pages import PageSet
+from pagewood.radixcache.testing import ManualClock
+
+
+def ids(*items: int) -> Int32:
+    return np.array(items, np.int32)
+
+
+def filled(page_size: int, *sequences: Int32, history_tokens: int = 0) -> RadixCache:
+    """A cache of these sequences, whose pages are numbered as they come."""
+    cache = RadixCache(page_size, history_tokens=history_tokens, clock=ManualClock())
+    for sequence in sequences:
+        existing = cache.peek(sequence).pages
+        num_new = len(sequence) // page_size - len(existing)
+        fresh = np.arange(cache.num_pages, cache.num_pages + num_new, dtype=np.int32)
+        cache.insert(sequence, np.concatenate((existing, fresh)))
+    return cache
+
+
+def test_a_watch_follows_inserts_evictions_and_clears() -> None:
+    cache = RadixCache(1)
+    watch = cache.watch(ids(1, 2, 3, 4))
+    other = cache.watch(ids(1, 2), "tenant")
+    lengths = [watch.num_tokens]
+    cache.insert(ids(1, 2), ids(10, 11))
+    lengths.append(watch.num_tokens)
+    cache.insert(ids(1, 9), ids(10, 12))
+    cache.insert(ids(1, 2, 3, 5), ids(10, 11, 13, 14))
+    lengths.append(watch.num_tokens)
+    cache.evict(3)
+    lengths.append(watch.num_tokens)
+    cache.clear()
+    lengths.append(watch.num_tokens)
+    assert lengths == [0, 2, 3, 2, 0]
+    assert repr(other) == "Watch(namespace='tenant', num_tokens=0)"
+    watch.close()
+    watch.close()
+    cache.insert(ids(1), ids(10))
+    assert watch.num_tokens == 0
+    cache.check()
+
+
+def test_a_watch_ignores_a_partial_page_and_keeps_no_array() -> None:
+    cache, tokens = RadixCache(2), ids(1, 2, 3, 4, 5)
+    watch = cache.watch(tokens)
+    cache.insert(tokens, ids(2000, 1))
+    tokens[:] = 0
+    assert watch.num_tokens == 4
+    cache.evict(1)
+    assert watch.num_tokens == 2
+
+
+def test_what_is_over_quota_goes_first() -> None:
+    cache = RadixCache(1)
+    cache.insert(ids(1), ids(1), "modest")
+    cache.insert(ids(1, 2, 3), ids(2, 3, 4), "greedy")
+    cache.limit("greedy", quota=1)
+    assert sorted(cache.evict(3).tolist()) == [1, 3, 4]
+    assert cache.num_pages_in("modest") == 0
+    cache.limit("greedy")
+    assert cache.evict(1).tolist() == [2]
+    assert cache.namespaces() == ["greedy"]
+    cache.check()
+
+
+def test_a_floor_holds_against_others_only() -> None:
+    cache = RadixCache(1)
+    cache.insert(ids(1, 2, 3), ids(1, 2, 3), "kept")
+    cache.insert(ids(1), ids(9), "other")
+    cache.limit("kept", floor=2)
+    assert cache.num_evictable == 2
+    assert sorted(cache.evict(9, "other").tolist()) == [3, 9]
+    assert cache.evict(9).tolist() == []
+    lease = cache.lock(cache.peek(ids(1), "kept").node)
+    assert (cache.num_locked_in("kept"), cache.num_locked_in("nobody")) == (1, 0)
+    assert cache.evict(9, "kept").tolist() == [2]
+    cache.unlock(lease)
+    assert cache.num_evictable == 0
+    with pytest.raises(ValueError, match=r"floor must be in \[0, quota\], got floor 3, quota 2"):
+        cache.limit("kept", quota=2, floor=3)
+    cache.check()
+
+
+def test_release_frees_a_branch_up_to_where_another_begins() -> None:
+    cache = filled(1, ids(1, 2, 3, 4), ids(1, 2, 7))
+    node = cache.peek(ids(1, 2, 3)).node
+    assert sorted(cache.release(node).tolist()) == [2, 3]
+    assert cache.peek(ids(1, 2, 7)).num_tokens == 3
+    with pytest.raises(ValueError, match="node must be cached"):
+        cache.release(node)
+    lease = cache.lock(cache.peek(ids(1)).node)
+    assert sorted(cache.release(cache.peek(ids(1, 2, 7)).node).tolist()) == [1, 4]
+    assert cache.release(lease).tolist() == []
+    cache.unlock(lease)
+    assert cache.release(cache.root()).tolist() == [0]
+    cache.check()
+
+
+def test_partial_finds_the_page_that_agrees_furthest() -> None:
+    cache = filled(4, ids(1, 1, 1, 1, 2, 2, 2, 2), ids(1, 1, 1, 1, 2, 2, 3, 3))
+    partial = cache.match(ids(1, 1, 1, 1, 2, 2, 2)).partial
+    assert partial is not None
+    assert (partial.num_tokens, partial.page) == (3, 1)
+    inside = cache.match(ids(1, 1, 5)).partial
+    assert inside is not None
+    assert (inside.num_tokens, inside.page) == (2, 0)
+    assert cache.match(ids(1, 1, 1, 1)).partial is None
+    assert cache.match(ids(1, 1, 1, 1, 9)).partial is None
+    assert cache.match(ids(9)).partial is None
+
+
+def test_explain_tells_the_causes_apart() -> None:
+    cache = filled(2, ids(1, 1, 2, 2, 3, 3), ids(8, 8), history_tokens=100)
+    cache.insert(ids(5, 5, 6, 6), ids(50, 51), "tenant")
+    assert cache.explain(ids(1, 1, 2, 2)).cause is Cause.COMPLETE
+    rounded = cache.explain(ids(1, 1, 2, 9))
+    assert (rounded.cause, rounded.num_tokens, rounded.first_difference) == (Cause.PAGE_ROUNDING, 2, 3)
+    assert cache.explain(ids(1, 1, 7, 7)).cause is Cause.NEVER_SEEN
+    elsewhere = cache.explain(ids(5, 5, 6, 6))
+    assert (elsewhere.cause, elsewhere.could_be, elsewhere.namespace) == (Cause.OTHER_NAMESPACE, 4, "tenant")
+    cache.evict(2)
+    evicted = cache.explain(ids(1, 1, 2, 2, 3, 3))
+    assert (evicted.cause, evicted.num_tokens, evicted.could_be) == (Cause.EVICTED, 2, 6)
+    assert (evicted.evicted_by, evicted.evicted_at_s) == ("LRU", 0.0)
+    cache.clear()
+    assert cache.explain(ids(1, 1, 2, 2)).evicted_by == "clear"
+    cache.release(cache.insert(ids(4, 4), ids(4)).node)
+    assert cache.explain(ids(4, 4)).evicted_by == "release"
+    cache.check()
+
+
+def test_history_is_bounded_and_forgets_the_oldest() -> None:
+    cache = filled(1, ids(1, 2, 3), ids(4, 5, 6), ids(7, 8, 9), history_tokens=6)
+    for _ in range(3):
+        cache.evict(3)
+        cache.check()
+    causes = [cache.explain(ids(*tokens)).cause for tokens in ((1, 2), (4, 5), (7, 8))]
+    assert causes == [Cause.NEVER_SEEN, Cause.EVICTED, Cause.EVICTED]
+
+
+def test_history_stays_small_while_the_same_comes_and_goes() -> None:
+    cache = RadixCache(1, history_tokens=10)
+    for _ in range(300):
+        cache.insert(ids(1, 2), ids(1, 2))
+        cache.evict(2)
+    history = cache._history  # pyright: ignore[reportPrivateUsage]
+    assert history is not None
+    assert history.num_tokens == 2
+    assert len(history._queue) < 150  # pyright: ignore[reportPrivateUsage]
+
+
+def test_page_set_refuses_and_changes_nothing() -> None:
+    pages = PageSet()
+    pages.adopt(ids(5, 3000))
+    for wrong, rule in (
+        (ids(1, -2), "pages must be >= 0, got page -2"),
+        (ids(7, 1, 7), "pages must be distinct, got page 7 twice"),
+        (ids(1, 3000), "pages must not be in the tree yet, got page 3000"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            pages.adopt(wrong)
+    pages.adopt(ids())
+    pages.drop(ids(5))
+    assert [page in pages for page in (1, 5, 7, 3000, 10_000, -1)] == [False, False, False, True, False, False]
+    assert len(pages) == 1
+
+
+def test_a_double_unlock_is_noticed_beside_another_lease() -> None:
+    cache = filled(1, ids(1, 2))
+    first, second = (cache.lock(cache.match(ids(1, 2)).node) for _ in range(2))
+    cache.unlock(first)
+    with pytest.raises(ValueError, match="node must be locked"):
+        cache.unlock(first)
+    assert cache.num_locked == 2
+    cache.unlock(second)
+    with pytest.raises(ValueError, match="node must be a handle from this cache"):
+        RadixCache(1).lock(cache.root())
