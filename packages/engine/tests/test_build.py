@@ -40,3 +40,9 @@ def test_progress_counts_up_to_its_total() -> None:
     assert seen
     assert all(0 <= done <= total for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2]
+
+
+@pytest.mark.parametrize("name", ["edf", "wrr", "tag", "first"])
+def test_a_policy_that_reads_what_requests_lack_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"schedule_policy must be one of fcfs, .*, fair, got '{name}'"):
+        build(max_total_tokens=256, schedule_policy=name)

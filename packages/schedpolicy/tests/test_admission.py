@@ -187,6 +187,12 @@ def test_the_first_prompt_in_progress_moves_where_just_all_is_promised():
     assert step.continue_prompt(request(500), num_computed=0).num_tokens == 64
 
 
+def test_a_token_that_is_not_promised_is_all_there_is():
+    step = admission(101, page_size=1, running=[request(0, 200)], max_chunk_tokens=64, num_partial=1)
+    assert step.remaining_total == 1
+    assert step.continue_prompt(request(500), num_computed=0).num_tokens == 1
+
+
 def test_no_prompt_moves_without_memory():
     step = admission(0, max_chunk_tokens=64, num_partial=1)
     assert step.continue_prompt(request(500), num_computed=0).verdict.outcome is Outcome.NO_TOKEN
@@ -291,6 +297,7 @@ def test_what_ignores_the_end_needs_what_it_may_still_generate():
     running = [request(10, 8, num_generated=3)]
     assert fits_until_all_end(running, num_available=5)
     assert not fits_until_all_end(running, num_available=4)
+    assert fits_until_all_end([request(10, 0)], num_available=0)
     # The first ends after 2 steps and gives 12 back: until then 4 are needed, and 3 more for the other.
     running = [request(10, 2), request(10, 5)]
     assert fits_until_all_end(running, num_available=4)

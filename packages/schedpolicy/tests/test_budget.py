@@ -203,4 +203,6 @@ def test_presets_are_what_they_say():
 def test_a_step_may_be_given_no_prompts_at_all():
     step = decode_first(max_running=4, max_prefill_tokens=100).open(1, max_prefill_tokens=0)
     assert step.offer_prefill(5) == 0
+    assert not step.can_admit
     assert step.take_decode()
+    assert decode_first(max_running=4, max_prefill_tokens=100).open(1, max_prefill_tokens=1).can_admit
