@@ -21,6 +21,7 @@ from pagewood.engine.runner.compiled.kernel import Kernel
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.codes import dequantise, quantise
 from pagewood.kvpool.storage import KVStorage
 
 DIM = 16
@@ -39,16 +40,17 @@ class Problem:
     window: int | None
     num_threads: int
     seed: int
+    int8: bool = False
 
 
 @cache
-def kernel() -> Kernel:
-    return warm_up(DIM)
+def kernel(*, int8: bool) -> Kernel:
+    return warm_up(DIM, int8=int8)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    kernel()
+    kernel(int8=False)
 
 
 @st.composite
@@ -64,6 +66,7 @@ def problems(draw: st.DrawFn) -> Problem:
         window=draw(st.one_of(st.none(), st.integers(1, 200))),
         num_threads=draw(st.sampled_from([1, 2, 5])),
         seed=draw(st.integers(0, 1000)),
+        int8=draw(st.booleans()),
     )
 
 
@@ -86,13 +89,19 @@ class Bench:
         problem, (start, count) = self.problem, self.problem.grants[row]
         group = problem.num_heads // problem.num_kv_heads
         q = self.queries[row].view(count, problem.num_heads, DIM).double()
-        k = self.keys[row].view(-1, problem.num_kv_heads, DIM).double().repeat_interleave(group, 1)
-        v = self.values[row].view(-1, problem.num_kv_heads, DIM).double().repeat_interleave(group, 1)
+        k, v = (
+            self._kept(x[row].view(-1, problem.num_kv_heads, DIM)).double().repeat_interleave(group, 1)
+            for x in (self.keys, self.values)
+        )
         distance = torch.arange(start, start + count)[:, None] - torch.arange(start + count)[None]
         seen = (distance >= 0) & (distance < (problem.window or MAX_LENGTH))
         scores = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1).float()
+
+    def _kept(self, x: Tensor) -> Tensor:
+        """What the memory makes of numbers."""
+        return dequantise(*quantise(x)) if self.problem.int8 else x
 
     def compiled(self, *, in_steps_of: int | None = None) -> Tensor:
         """Compute all grants in one step, or each in steps of so many tokens."""
@@ -103,12 +112,13 @@ class Bench:
             num_kv_heads=problem.num_kv_heads,
             head_dim=DIM,
             page_size=problem.page_size,
+            dtype="int8" if problem.int8 else "float32",
             order="HND",
         )
         num_pages = pages_per_row * len(problem.grants)
         storage = KVStorage(layout, num_pages)
-        storage.layer(0).fill_(torch.nan)
-        storage.layer(1).fill_(torch.nan)  # what is not written must not be read
+        for layer in range(2):  # what is not written must not be read
+            (storage.scales(layer) if problem.int8 else storage.layer(layer)).fill_(torch.nan)
         order = np.random.default_rng(problem.seed).permutation(num_pages).astype(np.int32)
         page_table = order.reshape(len(problem.grants), pages_per_row)
         for row, (start, _) in enumerate(problem.grants):
@@ -144,7 +154,7 @@ class Bench:
         run = write_down(
             lambda q, k, v: attention.run(q, k, v, 1),
             *(x.numpy() for x in (q, k, v)),
-            kernel=kernel(),
+            kernel=kernel(int8=self.problem.int8),
             num_threads=self.problem.num_threads,
             tables=tables,
         )

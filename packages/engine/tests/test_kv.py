@@ -4,6 +4,7 @@ from pagewood.engine.kv import KVSpace, NoPrefixCache
 from pagewood.engine.state import Request
 from pagewood.engine.testing import make_request, make_space
 from pagewood.kvpool import PageAllocator
+from pagewood.radixcache import Watch
 
 
 def computed(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> Request:
@@ -113,3 +114,33 @@ def test_a_request_in_flight_cannot_be_released() -> None:
     one.num_in_flight = 1
     with pytest.raises(AssertionError):
         kv.release(one)
+
+
+def test_a_followed_request_knows_what_the_cache_has_without_being_asked_again() -> None:
+    kv = make_space()
+    waiting = make_request(list(range(12)), arrival=1)
+    kv.follow(waiting)
+    assert waiting.num_matched == 0
+    kv.release(computed(kv, list(range(8))))
+    kv.follow(waiting)
+    assert waiting.num_matched == 8
+    watch = waiting.watch
+    assert watch is not None
+    kv.heal()
+    kv.follow(waiting)
+    assert waiting.num_matched == 0
+    assert waiting.watch is not watch
+    assert kv.admit(waiting, max_tokens=100, num_reserved=0) == 12
+    assert waiting.watch is None
+
+
+def test_a_request_that_leaves_is_watched_no_more() -> None:
+    kv = make_space()
+    waiting = make_request(list(range(12)), arrival=1)
+    kv.follow(waiting)
+    watch = waiting.watch
+    assert isinstance(watch, Watch)
+    kv.forget(waiting)
+    kv.release(computed(kv, list(range(8))))
+    assert waiting.watch is None
+    assert watch.num_tokens == 0  # it keeps its last value

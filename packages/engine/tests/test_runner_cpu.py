@@ -16,8 +16,10 @@ import pytest
 import torch
 import transformers
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.build import build_engine
 from pagewood.engine.load import load_model
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu import CPURunner
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
@@ -43,11 +45,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def make_runner(folder: Path, *, dtype: str = "float32") -> CPURunner:
+    model = load_model(folder, CPUOps())
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, dtype=dtype, order="HND")
+    kernel = warm_up(16, int8=dtype == "int8")
+    return CPURunner(model, KVStorage(layout, 64), kernel, max_rows=8, max_length=64, num_threads=2)
+
+
 @pytest.fixture
 def runner(folder: Path) -> Iterator[CPURunner]:
-    model = load_model(folder, CPUOps())
-    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, order="HND")
-    runner = CPURunner(model, KVStorage(layout, 64), warm_up(16), max_rows=8, max_length=64, num_threads=2)
+    runner = make_runner(folder)
     yield runner
     runner.close()
 
@@ -128,3 +135,38 @@ def test_close_ends_the_worker(folder: Path) -> None:
     assert handle.wait().shape == (1,)
     assert threading.active_count() == before
     runner.close()
+
+
+def test_int8_memory_moves_logits_by_little(folder: Path, runner: CPURunner) -> None:
+    """What is attended to exactly is tested with the attention; here it is that a model bears the rounding."""
+    rounded = make_runner(folder, dtype="int8")
+    prompt = np.random.default_rng(0).integers(0, 50, 60).tolist()
+
+    def logits(runner: CPURunner) -> np.ndarray:
+        driver = driver_of(runner)
+        sequence = driver.add(prompt)
+        parts = []
+        while sequence.num_computed < len(prompt):
+            parts.append(runner.forward(driver.batch([(sequence, 16 if sequence.num_computed < 48 else 1)])))
+        return np.concatenate(parts)
+
+    exact = logits(runner)
+    error = logits(rounded) - exact
+    rounded.close()
+    assert np.abs(error).max() > 0
+    assert np.sqrt((error**2).mean()) < 1e-2 * np.sqrt((exact**2).mean())
+
+
+def test_an_engine_with_int8_memory(folder: Path) -> None:
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    config = EngineConfig(model=str(folder), page_size=4, max_total_tokens=64, max_running=2, kv_cache_dtype="int8")
+    engine = build_engine(config, inbox=inbox, outbox=outbox)
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    inbox.put(Submit(request_id="a", tokens=np.array([1, 2, 3], "<i4").tobytes(), sampling=sampling))
+    pending, tokens = None, []
+    while len(tokens) < 20 or pending is not None:
+        pending = engine.advance(pending)
+        tokens += [token for delta in outbox.take() for token in delta.tokens]
+    assert engine.violation() is None
+    engine.close()
+    assert len(tokens) == 20

@@ -61,13 +61,14 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
     num_threads = config.num_threads or _num_cores()
-    kernel = warm_up(model_config.head_dim, progress=progress)
+    kernel = warm_up(model_config.head_dim, int8=config.kv_cache_dtype == "int8", progress=progress)
     model = load_model(folder, CPUOps(), progress=progress)
     layout = MultiHeadLayout(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
         head_dim=model_config.head_dim,
         page_size=config.page_size,
+        dtype=config.kv_cache_dtype,
         order="HND",
     )
     num_pages, max_length = _memory(config, model_config, layout)
@@ -151,7 +152,7 @@ def assemble(
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         defer_repeats=config.prefix_cache,
-        probes_all=config.prefix_cache and _order_name(config.schedule_policy) in MATCH_ORDERS,
+        follows_all=config.prefix_cache and _order_name(config.schedule_policy) in MATCH_ORDERS,
     )
     intake = Intake(
         state=state,

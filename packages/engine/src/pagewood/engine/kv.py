@@ -88,6 +88,28 @@ class PrefixCache(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """A match that stays true while the cache changes."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are cached now."""
+        ...
+
+    def close(self) -> None:
+        """Stop watching."""
+        ...
+
+
+@runtime_checkable
+class WatchedCache(PrefixCache, Protocol):
+    """A prefix cache that tells a waiting sequence how much of it is cached, without being asked again."""
+
+    def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
+        """Return a match that stays true until it is closed."""
+        ...
+
+
 @runtime_checkable
 class TieredCache(PrefixCache, Protocol):
     """A prefix cache that keeps evicted pages in other memories, and brings them back."""
@@ -196,7 +218,8 @@ class KVSpace:
     """
 
     __slots__ = (
-        "_allocator", "_cache", "_free_rows", "_make_cache", "_num_recalling", "_tiers", "epoch", "page_size",
+        "_allocator", "_cache", "_free_rows", "_make_cache", "_num_recalling", "_tiers", "_watched", "epoch",
+        "page_size",
     )  # fmt: skip
 
     def __init__(
@@ -205,6 +228,7 @@ class KVSpace:
         self._make_cache = make_cache
         self._cache = make_cache()  # written by: kv
         self._tiers = self._cache if isinstance(self._cache, TieredCache) else None  # written by: kv
+        self._watched = self._cache if isinstance(self._cache, WatchedCache) else None  # written by: kv
         self._num_recalling = 0  # written by: kv
         self._allocator = allocator
         self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
@@ -248,6 +272,18 @@ class KVSpace:
             request.matched_epoch = self.epoch
             request.num_matched = self._cache.peek(self._reusable(request), request.namespace).num_tokens
 
+    def follow(self, request: Request) -> None:
+        """As `probe`, for a request that is looked at in every step: from then on the cache says what changes."""
+        if self._watched is None:
+            self.probe(request)
+            return
+        watch: Any = request.watch
+        if watch is None or request.watched is not self._watched:  # a new request, or a cache in place of a broken one
+            watch = self._watched.watch(self._reusable(request), request.namespace)
+            request.watch, request.watched = watch, self._watched
+        request.num_matched = watch.num_tokens
+        request.matched_epoch = self.epoch
+
     def recall(self, request: Request, *, num_reserved: int) -> bool:
         """Bring back KV of a waiting request from other memories; return whether to admit it later, when it is there.
 
@@ -275,12 +311,19 @@ class KVSpace:
         recall: Any = request.recall
         is_coming = tiers.advance(recall, take)
         if recall.is_over:
-            self.forget(request)
+            self._end_recall(request)
             self.epoch += 1  # what has arrived can be matched
         return is_coming
 
     def forget(self, request: Request) -> None:
-        """Stop bringing back KV of a request that waits no more."""
+        """Stop watching and bringing back KV of a request that waits no more."""
+        watch: Any = request.watch
+        if watch is not None:
+            watch.close()
+            request.watch = request.watched = None
+        self._end_recall(request)
+
+    def _end_recall(self, request: Request) -> None:
         if request.recall is not None and self._tiers is not None:
             self._tiers.cancel(request.recall)
             self._num_recalling -= 1
@@ -412,6 +455,7 @@ class KVSpace:
         """Forget all cached prefixes and make every page free. No request may hold a row."""
         self._cache = self._make_cache()
         self._tiers = self._cache if isinstance(self._cache, TieredCache) else None
+        self._watched = self._cache if isinstance(self._cache, WatchedCache) else None
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
 

@@ -117,7 +117,7 @@ class Planner:
     still has a step in flight cannot be preempted at once: it is withheld from this step, and preempted in the next.
     """
 
-    __slots__ = ("_budget", "_defer_repeats", "_kv", "_probes_all", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = ("_budget", "_defer_repeats", "_follows_all", "_kv", "_reserve", "_skip_ahead", "_victim")
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Planner:
         victim: Victim,
         skip_ahead: SkipAhead,
         defer_repeats: bool,
-        probes_all: bool,
+        follows_all: bool,
     ) -> None:
         """Take the parts.
 
@@ -139,11 +139,11 @@ class Planner:
             victim: who yields.
             skip_ahead: how far to look past a request that does not fit.
             defer_repeats: whether to hold back a prompt that repeats one in progress.
-            probes_all: whether the order of the queue reads how much of each request is cached.
+            follows_all: whether the order of the queue reads how much of each request is cached.
         """
         self._defer_repeats = defer_repeats
         self._kv = kv
-        self._probes_all = probes_all
+        self._follows_all = follows_all
         self._budget = budget
         self._reserve = reserve
         self._victim = victim
@@ -206,10 +206,10 @@ class Planner:
         kv = self._kv
         if not budget.can_admit or not kv.num_free_rows or not budget.offer_prefill(1):
             return
-        if self._probes_all:
+        if self._follows_all:
             for request in state.by_id.values():
                 if request.row < 0:
-                    kv.probe(request)
+                    kv.follow(request)
         self._skip_ahead.begin_step(state.waiting)
         admitted: list[Request] = []
         for request in islice(state.waiting.ordered(now_s), _MAX_EXAMINED):

@@ -62,6 +62,10 @@ class Request:
     """State of the cache when num_matched was probed."""  # written by: kv
     num_cached: int = -1
     """Prompt tokens that its first admission found in the cache; -1: not admitted yet."""  # written by: kv
+    watch: object = None
+    """What keeps num_matched true while it waits; None: nothing does."""  # written by: kv
+    watched: object = None
+    """The cache that the watch is of."""  # written by: kv
     recall: object = None
     """Its KV on the way back from another memory; None: nothing is."""  # written by: kv
     is_recalled: bool = False

@@ -22,10 +22,10 @@ _TILE_ROWS = 192  # query rows of an item: enough to pay for copying a block of 
 class CPUAttention:
     """Causal grouped-head attention over the pages of a `KVStorage`."""
 
-    __slots__ = ("_memories", "_page_table", "_storage", "_tile", "_windows")
+    __slots__ = ("_memories", "_page_table", "_scales", "_storage", "_tile", "_windows")
 
     def __init__(self, storage: KVStorage, page_table: Int32, *, num_heads: int, windows: Sequence[int | None]) -> None:
-        """Attend over `storage`, whose layout must have the order HND and float32.
+        """Attend over `storage`, whose layout must have the order HND, in float32 or int8.
 
         Args:
             storage: the KV memory.
@@ -37,10 +37,14 @@ class CPUAttention:
             ValueError: the layout is another.
         """
         layout = storage.layout
-        if (layout.order, layout.dtype) != ("HND", "float32"):
-            raise ValueError(f"storage must have the layout HND in float32, got {layout.order} in {layout.dtype}")
+        if layout.order != "HND" or layout.dtype not in ("float32", "int8"):
+            raise ValueError(
+                f"storage must have the layout HND in float32 or int8, got {layout.order} in {layout.dtype}"
+            )
         self._storage = storage
-        self._memories = [storage.layer(i).view(-1).numpy() for i in range(layout.num_layers)]
+        layers = range(layout.num_layers)
+        self._memories = [storage.layer(i).view(-1).numpy() for i in layers]
+        self._scales = [storage.scales(i).view(-1).numpy() if layout.dtype == "int8" else 0 for i in layers]
         self._page_table = page_table
         self._windows = [_UNLIMITED if window is None else window for window in windows]
         self._tile = max(1, _TILE_ROWS * layout.num_kv_heads // num_heads)
@@ -67,9 +71,10 @@ class CPUAttention:
         layout, memory, tape = self._storage.layout, self._memories[layer], q.tape
         out = tape.buffer(q.rows, q.size)
         heads, page_size = layout.num_kv_heads, layout.page_size
-        tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size)
+        scales = self._scales[layer]
+        tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size, scales)
         tape.emit(
-            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer],
+            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer], scales,
             number=layout.head_dim**-0.5,
         )  # fmt: skip
         return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewood.engine.runner.compiled import attention, sampling
+from pagewood.engine.runner.compiled import attention
 from pagewood.engine.runner.compiled.kernel import Kernel
 from pagewood.engine.runner.compiled.step import step_kernel
 
@@ -12,10 +12,16 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many of its parts are done, and how many there are."""
 
 
-def warm_up(head_dim: int, *, progress: Progress | None = None) -> Kernel:
-    """Load every kernel from the cache on disk, or compile it and store it there; return the step's of `head_dim`."""
-    step = step_kernel(head_dim)
-    kernels = (attention.cut, sampling.draw_tokens, step)
+def warm_up(head_dim: int, *, int8: bool = False, progress: Progress | None = None) -> Kernel:
+    """Load every kernel from the cache on disk, or compile it and store it there; return the step's.
+
+    Args:
+        head_dim: elements of a head.
+        int8: whether the KV memory is int8 with scales, or float32.
+        progress: is told what is being loaded or compiled.
+    """
+    step = step_kernel(head_dim, int8=int8)
+    kernels = (attention.cut, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -1,4 +1,10 @@
-"""The next token of every sampled grant."""
+"""How the next token of every sampled grant is drawn: an instruction, and the numbers that it reads.
+
+A token is a function of its row of logits, parameters, seed and position only.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
 
 from __future__ import annotations
 
@@ -7,38 +13,35 @@ from numpy.typing import NDArray
 
 from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
-from pagewood.engine.runner.compiled.sampling import draw_tokens
+from pagewood.engine.runner.compiled.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.compiled.step import Operation
+from pagewood.engine.runner.tape import Buffer
 
 Float32 = NDArray[np.float32]
 
 
-def sample(logits: Float32, batch: Batch, positions: Int32) -> Int32:
-    """Choose a token for every sampled grant, as its temperature, filters and seed say.
-
-    The token is a function of the row's logits, parameters, seed and position only.
+def draw(logits: Buffer, choices: Buffer) -> Buffer:
+    """Return the tokens `[S, 1] int32` of `logits` `[S, V]`; -1 where a logit is no number.
 
     Args:
-        logits: `[S, V]`, contiguous.
+        logits: of the sampled grants.
+        choices: `[S, NUM_CHOICE_COLUMNS]`, what `choices_of` returns.
+    """
+    tokens = logits.tape.buffer(logits.rows, 1)
+    logits.tape.emit(Operation.DRAW, logits.rows, logits, choices, tokens, logits.size)
+    return tokens
+
+
+def choices_of(batch: Batch, positions: Int32) -> Float32:
+    """Return how every sampled grant wants its token drawn, `[S, NUM_CHOICE_COLUMNS]`.
+
+    Args:
         batch: holds the parameters.
         positions: `[S] int32`, where each token will stand.
-
-    Returns:
-        `[S] int32`.
-
-    Raises:
-        ValueError: a row holds a NaN, so that there is no token to choose.
     """
-    tokens = np.empty(len(positions), np.int32)
-    draw_tokens(
-        logits,
-        batch.temperatures.copy(),
-        batch.top_ks.copy(),
-        batch.top_ps.copy(),
-        batch.min_ps.copy(),
-        batch.seeds.copy(),
-        positions,
-        tokens,
-    )
-    if (tokens < 0).any():
-        raise ValueError("logits must be numbers, got NaN")
-    return tokens
+    choices = np.empty((len(positions), NUM_CHOICE_COLUMNS), np.float32)
+    whole = choices.view(np.int32)
+    choices[:, 0], choices[:, 2], choices[:, 3] = batch.temperatures, batch.top_ps, batch.min_ps
+    whole[:, 1], whole[:, 4] = batch.top_ks, positions
+    whole[:, 5:] = np.ascontiguousarray(batch.seeds).view(np.int32).reshape(-1, 2)
+    return choices

@@ -69,16 +69,18 @@ class Tape:
         """Add an instruction: see `Operation` for its operands. Arrays are kept as long as the program lives."""
         self._lines.append(_Line(operation=operation, rows=rows, operands=operands, number=number))
 
-    def program(self, kernel: Kernel, capacity: Sequence[int], *, inputs: Sequence[Buffer], output: Buffer) -> Program:
+    def program(
+        self, kernel: Kernel, capacity: Sequence[int], *, inputs: Sequence[Buffer], outputs: Sequence[Buffer]
+    ) -> Program:
         """Give every matrix its memory.
 
         Args:
             kernel: runs the instructions.
             capacity: the largest number of rows, by `Rows`.
             inputs: filled from outside before every run.
-            output: read after every run.
+            outputs: read after every run.
         """
-        spans = self._spans(inputs, output)
+        spans = self._spans(inputs, outputs)
         sizes = {buffer: -(-capacity[buffer.rows] * buffer.size // _LINE) * _LINE for buffer in spans}
         places, total = _place(spans, sizes)
         memory = np.empty(total + _LINE, np.float32)
@@ -99,18 +101,19 @@ class Tape:
             numbers=np.array([line.number for line in self._lines]),
             counters=np.zeros(len(self._lines) * COUNTER_STRIDE, np.int64),
             inputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in inputs),
-            output=_view(memory, places[output], capacity, output),
+            outputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in outputs),
             kept=[x for line in self._lines for x in line.operands if isinstance(x, np.ndarray)],
         )
 
-    def _spans(self, inputs: Sequence[Buffer], output: Buffer) -> dict[Buffer, tuple[int, int]]:
+    def _spans(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[Buffer, tuple[int, int]]:
         """Return the first and the last line that need each matrix."""
         spans: dict[Buffer, tuple[int, int]] = dict.fromkeys(inputs, (0, 0))
         for index, line in enumerate(self._lines):
             for operand in line.operands:
                 if isinstance(operand, Buffer):
                     spans[operand] = (spans.get(operand, (index, index))[0], index)
-        spans[output] = (spans[output][0], len(self._lines))
+        for buffer in outputs:
+            spans[buffer] = (spans[buffer][0], len(self._lines))
         return spans
 
 
@@ -147,8 +150,8 @@ class Program:
     """[N * COUNTER_STRIDE], zeros between runs."""
     inputs: tuple[Float32, ...]
     """[capacity, size] of each, to be filled."""
-    output: Float32
-    """[capacity, size]"""
+    outputs: tuple[Float32, ...]
+    """[capacity, size] of each."""
     kept: Sequence[NDArray[np.generic]]
     """What the instructions name by address."""
 

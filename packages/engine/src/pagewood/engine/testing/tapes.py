@@ -34,7 +34,7 @@ def write_down(
     """
     tape, num_rows = Tape(), len(arrays[0])
     buffers = [tape.buffer(Rows.TOKENS, array.shape[1]) for array in arrays]
-    program = tape.program(kernel, (num_rows, 1), inputs=buffers, output=operation(*buffers))
+    program = tape.program(kernel, (num_rows, 1), inputs=buffers, outputs=[operation(*buffers)])
     empty = np.zeros(1, np.int32)
     tables = tables or StepTables(
         page_table=empty[None], rows=empty, starts=empty, offsets=empty, items=np.zeros((0, 4), np.int32), memory_size=0
@@ -44,6 +44,6 @@ def write_down(
         for target, array in zip(program.inputs, arrays, strict=True):
             target.view(array.dtype)[:] = array
         program.run((num_rows, 0), tables, num_threads=num_threads)
-        return program.output[:num_rows]
+        return program.outputs[0][:num_rows]
 
     return run

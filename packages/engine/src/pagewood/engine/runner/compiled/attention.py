@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.compiled.head import head_loops
-from pagewood.engine.runner.compiled.kernel import inlined, kernel
+from pagewood.engine.runner.compiled.kernel import exact, inlined, kernel
 from pagewood.engine.runner.compiled.numeric import exp
 from pagewood.engine.runner.compiled.tile import TALL, WIDTH, multiply_tall
 
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 _BLOCK = 64  # keys of a block
+_LARGEST_CODE = _F(127.0)
 _MANY = 16  # query rows from which on copying a block of keys pays
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
@@ -52,9 +53,9 @@ def cut(starts: Any, counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> A
 
 
 @inlined
-def store(memory: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, kv_heads: Any,
-           page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
-    """Write the keys and values of tokens [first, last) of the step to their pages."""
+def store(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
+          kv_heads: Any, page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
+    """Write the keys and values of tokens [first, last) of the step to their pages; `scales` is empty."""
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * k.shape[1])  # elements of the keys of a page
     stride = _U(page_size) * dim
@@ -68,6 +69,38 @@ def store(memory: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, 
                 for d in range(dim):
                     memory[to + d] = k[_U(token), head * dim + d]
                     memory[to + half + d] = v[_U(token), head * dim + d]
+
+
+@exact
+def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: Any, dim: Any) -> None:
+    """Write `dim` elements of a row of `x` as codes from `memory[to * dim]` on, and their scale to `scales[to]`."""
+    largest = _F(0.0)
+    for d in range(dim):
+        size = abs(x[token, start + d])
+        largest = size if size > largest else largest
+    scale = largest / _LARGEST_CODE
+    scales[to] = scale
+    divisor = scale if scale > _F(0.0) else _F(1.0)
+    for d in range(dim):
+        code = np.rint(x[token, start + d] / divisor)
+        memory[to * dim + d] = np.int8(min(max(code, -_LARGEST_CODE), _LARGEST_CODE))
+
+
+@inlined
+def store_codes(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
+                kv_heads: Any, page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
+    """As `store`, in int8: `memory` holds codes, `scales` what one of them stands for, one for each token and head."""
+    dim = _U(k.shape[1] // kv_heads)
+    half = _U(page_size * kv_heads)  # tokens and heads of the keys of a page
+    for grant in range(rows.shape[0]):
+        for token in range(max(first, offsets[grant]), min(last, offsets[grant + 1])):
+            position = starts[grant] + token - offsets[grant]
+            page = page_table[rows[grant], position // page_size]
+            base = _U(page) * _U(2) * half + _U(position % page_size)
+            for head in range(_U(kv_heads)):
+                to = base + head * _U(page_size)
+                _store_code(memory, scales, to, k, _U(token), head * dim, dim)
+                _store_code(memory, scales, to + half, v, _U(token), head * dim, dim)
 
 
 @inlined
@@ -90,8 +123,8 @@ def _largest(scores: Any, row: Any, lowest: Any, halves: Any) -> Any:
 
 
 @inlined
-def _load_block(memory: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any, first: Any,
-                last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any,
+                first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
     """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, width]`.
 
     The other values become zeros; their keys stay what they are, for their scores will be masked.
@@ -112,6 +145,37 @@ def _load_block(memory: Any, page_table: Any, row: Any, head: Any, kv_heads: Any
         key += size
     for i in range(_U(last - first) * width, _U(_BLOCK) * width):
         values[i] = _F(0.0)
+
+
+@inlined
+def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
+                     dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """As `_load_block`, from codes."""
+    width = _U(_wide(dim))
+    half = _U(kv_heads * page_size)
+    for key in range(first, last):
+        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
+        k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first)
+        for d in range(_U(dim)):
+            keys[d * _U(_BLOCK) + to] = _F(memory[at * _U(dim) + d]) * k_scale
+        for d in range(_U(dim)):
+            values[to * width + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
+    for i in range(_U(last - first) * width, _U(_BLOCK) * width):
+        values[i] = _F(0.0)
+
+
+@inlined
+def _load_code_rows(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
+                    dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
+    """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`."""
+    half = _U(kv_heads * page_size)
+    for key in range(first, last):
+        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
+        k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first) * _U(dim)
+        for d in range(_U(dim)):
+            keys[to + d] = _F(memory[at * _U(dim) + d]) * k_scale
+        for d in range(_U(dim)):
+            values[to + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
 
 
 @inlined
@@ -170,8 +234,8 @@ def _weigh(scores: Any, i: Any, maxima: Any, totals: Any, sums: Any, r: Any, wid
 
 
 @inlined
-def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any, size: Any,
-                 head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any,
+def _attend_many(load: Any, memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any,
+                 position: Any, size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any,
                  scale: Any) -> None:  # fmt: skip
     """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
     num_rows, width = size * group, _wide(dim)
@@ -189,7 +253,7 @@ def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token
     end = position + size
     for first in range(max(0, position + 1 - window) // _BLOCK * _BLOCK, end, _BLOCK):
         last = min(first + _BLOCK, end)
-        _load_block(memory, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
+        load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
         for r in range(0, num_rows, TALL):
             low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
             if first > high or last <= low - window + 1:
@@ -213,14 +277,28 @@ def _attend_many(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token
             out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
 
-def attend_item(dim: int) -> Any:
-    """Return the function that computes one item for heads of `dim` elements: known lengths make its loops fast."""
+@inlined
+def _hand_out(sums: Any, totals: Any, out: Any, token: Any, first_head: Any, group: Any, dim: Any) -> None:
+    """Write the weighted means of a token's heads."""
+    for r in range(_U(group)):
+        share = _F(1.0) / totals[r]
+        for d in range(_U(dim)):
+            out[_U(token), (_U(first_head) + r) * _U(dim) + d] = sums[r * _U(dim) + d] * share
+
+
+def attend_item(dim: int, *, codes: bool) -> Any:
+    """Return the function that computes one item for heads of `dim` elements: known lengths make its loops fast.
+
+    Args:
+        dim: D.
+        codes: whether the memory holds int8 codes with scales, or float32 and no scales.
+    """
     loops = head_loops(dim)
     score, blend, most_rows = loops.score, loops.blend, loops.most_rows
 
     @inlined
-    def few(memory: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any, kv_heads: Any,
-            page_size: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
+    def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
+            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie."""
         half = kv_heads * page_size * dim
         head_at = head * page_size * dim
@@ -261,23 +339,47 @@ def attend_item(dim: int) -> Any:
                           sums, r * dim)  # fmt: skip
                 key += size
             first = last
-        for r in range(_U(group)):
-            share = _F(1.0) / totals[r]
-            for d in range(_U(dim)):
-                out[_U(token), (_U(head * group) + r) * _U(dim) + d] = sums[r * _U(dim) + d] * share
+        _hand_out(sums, totals, out, token, head * group, group, dim)
 
     @inlined
-    def attend(memory: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any, items: Any,
-               item: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+    def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
+                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any,
+                  scale: Any) -> None:  # fmt: skip
+        """As `few`, from codes, which are turned into numbers block by block."""
+        queries = np.empty(group * dim, np.float32)
+        sums = np.zeros(group * dim, np.float32)
+        maxima = np.full(group, _LOWEST, np.float32)
+        totals = np.zeros(group, np.float32)
+        scores = np.empty(group * _BLOCK, np.float32)
+        keys, values = np.empty(_BLOCK * dim, np.float32), np.empty(_BLOCK * dim, np.float32)
+        for i in range(_U(group * dim)):
+            queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
+        for first in range(first_key, last_key, _BLOCK):
+            size = min(_BLOCK, last_key - first)
+            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, first + size, keys,
+                            values)  # fmt: skip
+            for r in range(0, group, most_rows):
+                score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, size, scores, r * _BLOCK, _BLOCK)
+            for r in range(_U(group)):
+                _weigh_some(scores, r, _U(size), maxima, totals, sums, _U(dim))
+            for r in range(0, group, most_rows):
+                blend(min(most_rows, group - r), scores, r * _BLOCK, _BLOCK, values, 0, 0, size, sums, r * dim)
+        _hand_out(sums, totals, out, token, head * group, group, dim)
+
+    attend_one, load = (few_codes, _load_code_block) if codes else (few, _load_block)
+
+    @inlined
+    def attend(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
+               items: Any, item: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
         if size * group >= _MANY:
-            _attend_many(memory, q, out, page_table, row, token, position, size, head, group, kv_heads, page_size, dim,
-                         window, _F(scale))  # fmt: skip
+            _attend_many(load, memory, scales, q, out, page_table, row, token, position, size, head, group, kv_heads,
+                         page_size, dim, window, _F(scale))  # fmt: skip
         else:
             for i in range(size):
-                few(memory, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                    max(0, position + i + 1 - window), position + i + 1, _F(scale))  # fmt: skip
+                attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
+                           max(0, position + i + 1 - window), position + i + 1, _F(scale))  # fmt: skip
 
     return attend

@@ -52,6 +52,12 @@ def integers(address: Any, size: Any) -> Any:
     return carray(_pointer_to(address), size, np.int32)
 
 
+@inlined
+def codes(address: Any, size: Any) -> Any:
+    """Return the int8 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.int8)
+
+
 def _at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
     return builder.gep(data, [arguments[1]])

@@ -15,16 +15,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from pagewood.engine.runner.compiled.kernel import exact, kernel
+from pagewood.engine.runner.compiled.kernel import exact
 from pagewood.engine.runner.compiled.numeric import exp
 
 _F = np.float32
 _U = np.uint64  # an index that is never negative: numba then leaves out the test for one
 _NUM_MAXIMA = 64
 _NUM_BINS = 1024
+NUM_CHOICE_COLUMNS = 7
+"""Of a row that says how to draw.
+
+They are temperature (float32; 0 takes the largest logit, the first of equal ones), top_k (int32; 0 is off), top_p
+(float32; 1 is off), min_p (float32; 0 is off), the position where the token will stand (int32), and the lower and the
+upper half of the seed.
+"""
 _BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
 
 
@@ -166,23 +172,18 @@ def _draw(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, num
     return last
 
 
-@kernel("void(f4[:,::1], f4[::1], i4[::1], f4[::1], f4[::1], i8[::1], i4[::1], i4[::1])", parallel=True)
-def draw_tokens(
-    logits: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, positions: Any, tokens: Any
-) -> None:
-    """Draw one token for every row.
+@exact
+def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
+    """Draw a token.
 
     Args:
-        logits: `[S, V] float32`.
-        temperatures: `[S] float32`, 0 takes the largest logit, the first of equal ones.
-        top_ks: `[S] int32`, 0 is off.
-        top_ps: `[S] float32`, 1 is off.
-        min_ps: `[S] float32`, 0 is off.
-        seeds: `[S] int64`.
-        positions: `[S] int32`, where the token will stand.
-        tokens: `[S] int32`, written; -1 where a logit is no number.
+        logits: `[V] float32`.
+        choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
+        exact_choice: the same memory as int32.
+        token: `[1] int32`, written; -1 where a logit is no number.
     """
-    for s in numba.prange(logits.shape[0]):
-        row = np.empty(logits.shape[1] if temperatures[s] != _F(0.0) else 0, np.float32)
-        number = uniform(seeds[s], positions[s])
-        tokens[s] = _draw(logits[s], temperatures[s], top_ks[s], top_ps[s], min_ps[s], number, row)
+    temperature = choice[0]
+    seed = np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))
+    number = uniform(seed, exact_choice[4])
+    row = np.empty(logits.shape[0] if temperature != _F(0.0) else 0, np.float32)
+    token[0] = _draw(logits, temperature, exact_choice[1], choice[2], choice[3], number, row)

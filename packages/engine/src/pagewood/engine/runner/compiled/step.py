@@ -19,9 +19,10 @@ import numba
 import numpy as np
 
 from pagewood.engine.runner.compiled import matmul, rows
-from pagewood.engine.runner.compiled.attention import attend_item, store
+from pagewood.engine.runner.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.compiled.kernel import Kernel, inlined, kernel
-from pagewood.engine.runner.compiled.memory import fetch_add, floats, integers, vector, wait_for
+from pagewood.engine.runner.compiled.memory import codes, fetch_add, floats, integers, vector, wait_for
+from pagewood.engine.runner.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.compiled.tile import TALL, WIDTH
 
 NUM_COLUMNS = 12
@@ -51,11 +52,13 @@ class Operation(IntEnum):
     SPLIT = 7
     """qkv, cosines, sines, q norm or 0, k norm or 0, q, k, v, size of q, size of k."""
     STORE = 8
-    """k, v, memory, size of k, key heads, page size."""
+    """k, v, memory, size of k, key heads, page size, scales or 0."""
     ATTEND = 9
-    """q, memory, out, size of q, key heads, page size, window."""
+    """q, memory, out, size of q, key heads, page size, window, scales or 0."""
     SILU_MUL = 10
     """gate and up, out, size."""
+    DRAW = 11
+    """logits, choices, tokens, size."""
 
 
 @inlined
@@ -67,12 +70,15 @@ def _num_parts(op: Any, one: Any, num_rows: Any, items: Any) -> Any:
         return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row is its own packing
     if op == Operation.ATTEND:
         return items.shape[0]
+    if op == Operation.DRAW:
+        return num_rows
     return (num_rows + _ROWS - 1) // _ROWS
 
 
-def step_kernel(dim: int) -> Kernel:
-    """Return the kernel for heads of `dim` elements."""
-    attend = attend_item(dim)
+def step_kernel(dim: int, *, int8: bool) -> Kernel:
+    """Return the kernel for heads of `dim` elements, whose KV memory is int8 with scales, or float32."""
+    attend = attend_item(dim, codes=int8)
+    put, numbers_at = (store_codes, codes) if int8 else (store, vector)
 
     @inlined
     def move(op: Any, one: Any, first: Any, last: Any) -> None:
@@ -133,15 +139,30 @@ def step_kernel(dim: int) -> Kernel:
                     elif op == Operation.ATTEND:
                         q_size = one[5]
                         attend(
-                            vector(one[3], memory_size), floats(one[2], num_rows, q_size),
-                            floats(one[4], num_rows, q_size), page_table, grant_rows, starts, offsets, items,
-                            part, one[6], one[7], one[8], numbers[i],
-                        )  # fmt: skip
+                            numbers_at(one[3], memory_size),
+                            vector(one[9], memory_size // dim if one[9] != 0 else 0),
+                            floats(one[2], num_rows, q_size),
+                            floats(one[4], num_rows, q_size),
+                            page_table,
+                            grant_rows,
+                            starts,
+                            offsets,
+                            items,
+                            part,
+                            one[6],
+                            one[7],
+                            one[8],
+                            numbers[i],
+                        )  # fmt: skipp
                     elif op == Operation.STORE:
                         k_size = one[5]
-                        store(vector(one[4], memory_size), floats(one[2], num_rows, k_size),
-                              floats(one[3], num_rows, k_size), page_table, grant_rows, starts, offsets, one[6],
-                              one[7], first, last)  # fmt: skip
+                        put(numbers_at(one[4], memory_size), vector(one[8], memory_size // dim if one[8] != 0 else 0),
+                            floats(one[2], num_rows, k_size), floats(one[3], num_rows, k_size), page_table, grant_rows,
+                            starts, offsets, one[6], one[7], first, last)  # fmt: skip
+                    elif op == Operation.DRAW:
+                        at = one[3] + part * NUM_CHOICE_COLUMNS * 4
+                        draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
+                             integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
                     elif op <= Operation.TAKE:
                         move(op, one, first, last)
                     else:
@@ -153,5 +174,5 @@ def step_kernel(dim: int) -> Kernel:
     return kernel(
         "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i8, i8)",
         parallel=True,
-        variant=dim,
+        variant=2 * dim + int8,
     )(step)
