@@ -15,7 +15,7 @@ LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "hypothesis")
 PEERS = ("transformers", "openai")  # what the tests compare with, and the client that they use
-EXTRAS = ("matplotlib", "rich")  # what optional features need
+EXTRAS = ("matplotlib", "rich", "fastapi")  # what optional features and examples need
 ROOT = Path(__file__).parent
 
 
