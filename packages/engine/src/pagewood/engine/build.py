@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
+from pagewood.engine.build_cuda import build_cuda_runner, open_cuda
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.intake import Intake
 from pagewood.engine.kv import KVSpace, NoPrefixCache
@@ -19,6 +20,8 @@ from pagewood.engine.loop import Engine, EngineInfo, Runner
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.plan import Planner
 from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.flashinfer_api import FlashInfer
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.state import EngineState
@@ -37,7 +40,7 @@ _MEMORY_SHARE = 0.25
 
 
 def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
-    """Load a model and make an engine for it, on this machine's CPU.
+    """Load a model and make an engine for it, on this machine's CPU or on its CUDA device.
 
     Args:
         config: what to build.
@@ -46,9 +49,12 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         progress: is told what is being loaded or compiled.
 
     Raises:
-        ValueError: the model is not supported, or does not fit the configured limits.
+        ValueError: the model is not supported, or does not fit the configured limits or the device.
         FileNotFoundError: the model's folder lacks a file.
     """
+    if config.device == "cuda":
+        device, flashinfer = open_cuda()
+        return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
     num_threads = config.num_threads or _num_cores()
@@ -91,6 +97,29 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         )
 
     return assemble(config, info=info, make_runner=make_runner, inbox=inbox, outbox=outbox)
+
+
+def build_on(
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    *,
+    inbox: Inbox,
+    outbox: Outbox,
+    progress: Progress | None = None,
+) -> Engine:
+    """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
+    folder = model_folder(config.model)
+    built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
+    info = EngineInfo(
+        model_name=model_name(config.model),
+        max_length=built.max_length,
+        vocab_size=built.model.vocab_size,
+        eos_token_ids=built.model.eos_token_ids,
+        num_pages=built.num_pages,
+        page_size=config.page_size,
+    )
+    return assemble(config, info=info, make_runner=lambda kv: built.runner, inbox=inbox, outbox=outbox)
 
 
 def assemble(

@@ -15,8 +15,8 @@ from torch import Tensor
 class DecodeWrapper(Protocol):
     """Attention of one token of each grant."""
 
-    _pin_memory_int_workspace_buffer: Tensor
-    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""  # written by: attention_flashinfer
+    _pin_memory_int_workspace_buffer: Tensor  # written by: attention_flashinfer
+    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""
 
     def plan(
         self,
@@ -62,8 +62,8 @@ class DecodeWrapper(Protocol):
 class PrefillWrapper(Protocol):
     """Attention of any number of tokens of each grant."""
 
-    _pin_memory_int_workspace_buffer: Tensor
-    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""  # written by: attention_flashinfer
+    _pin_memory_int_workspace_buffer: Tensor  # written by: attention_flashinfer
+    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""
 
     def plan(
         self,
