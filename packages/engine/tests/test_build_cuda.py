@@ -28,7 +28,10 @@ def small_buffers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
         patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny tensors: a second thread only waits
         yield
+        torch.set_num_threads(num_threads)
 
 
 def build(device: RecordingDevice, **options: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:
@@ -112,3 +115,5 @@ def test_fields_are_checked() -> None:
 def test_a_host_without_a_gpu_says_so() -> None:
     with pytest.raises(ValueError, match="device must be cpu where torch finds no CUDA device"):
         build_engine(EngineConfig(device="cuda"), inbox=MemoryInbox(), outbox=MemoryOutbox())
+    with pytest.raises(ValueError, match="dtype must be float16 or bfloat16 on CUDA"):
+        build_engine(EngineConfig(device="cuda", dtype="float32"), inbox=MemoryInbox(), outbox=MemoryOutbox())

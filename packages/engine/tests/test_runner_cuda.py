@@ -52,7 +52,10 @@ def small_buffers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
         patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny tensors: a second thread only waits
         yield
+        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -147,7 +147,8 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU, as long as the CUDA runner has not been run on a GPU."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA. A CPU takes float32 only."""
+    """Of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA. A CPU takes float32 only, CUDA
+    one of the others."""
     mem_fraction: float = 0.9
     """Share of a CUDA device's free memory that weights, activations, graphs and KV memory take together."""
     cuda_graph: bool = True

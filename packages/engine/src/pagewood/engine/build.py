@@ -53,6 +53,8 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         FileNotFoundError: the model's folder lacks a file.
     """
     if config.device == "cuda":
+        if config.dtype == "float32":
+            raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
         device, flashinfer = open_cuda()
         return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
     folder = model_folder(config.model)

@@ -231,8 +231,21 @@ class FlashInferAttention:
 
     __slots__ = ("_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
 
-    def __init__(self, flashinfer: FlashInfer, storage: KVStorage, shape: AttentionShape) -> None:
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        storage: KVStorage,
+        shape: AttentionShape,
+        *,
+        workspace_bytes: int | None = None,
+    ) -> None:
         """Attend over `storage`, whose layout must have the order NHD.
+
+        Args:
+            flashinfer: the module, or a stand-in.
+            storage: the KV memory.
+            shape: of the model.
+            workspace_bytes: of the partial results of split grants; None: `WORKSPACE_BYTES`.
 
         Raises:
             ValueError: the layout is another.
@@ -243,7 +256,9 @@ class FlashInferAttention:
         self._flashinfer = flashinfer
         self._storage = storage
         self.shape = shape
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=storage.device)
+        self._workspace = torch.zeros(
+            WORKSPACE_BYTES if workspace_bytes is None else workspace_bytes, dtype=torch.uint8, device=storage.device
+        )
         self._decode = DecodeKernels(flashinfer, layout, shape, self._workspace, None)
         self._prefill = PrefillKernels(flashinfer, layout, shape, self._workspace)
 
