@@ -144,7 +144,17 @@ class EngineConfig:
 
     model: str | None = None
     """Folder of a Hugging Face model; None: the model that ships inside pagewood-engine."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the CPU, as long as the CUDA runner has not been run on a GPU."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA. A CPU takes float32 only, CUDA
+    one of the others."""
+    mem_fraction: float = 0.9
+    """Share of a CUDA device's free memory that weights, activations, graphs and KV memory take together."""
+    cuda_graph: bool = True
+    """Whether decode steps are captured as CUDA graphs."""
+    cuda_graph_max_batch: int | None = None
+    """Requests in the largest captured step; None: max_running."""
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""
     max_total_tokens: int | None = None
@@ -181,9 +191,13 @@ class EngineConfig:
         for name in ("page_size", "max_running", "chunked_prefill_size", "max_prefills"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0.0 < self.mem_fraction <= 1.0:
+            raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
+        if self.device != "cuda" and self.dtype not in ("auto", "float32"):
+            raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
         if self.schedule_conservativeness <= 0:
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
-        for name in ("num_threads", "max_total_tokens", "max_length"):
+        for name in ("num_threads", "max_total_tokens", "max_length", "cuda_graph_max_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
+from pagewood.engine.build_cuda import build_cuda_runner, open_cuda
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.intake import Intake
 from pagewood.engine.kv import KVSpace, NoPrefixCache, PrefixCache
@@ -19,6 +20,8 @@ from pagewood.engine.loop import Engine, EngineInfo, Runner
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.plan import Planner
 from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.flashinfer_api import FlashInfer
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.state import EngineState
@@ -46,7 +49,7 @@ _MEMORY_SHARE = 0.25
 
 
 def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
-    """Load a model and make an engine for it, on this machine's CPU.
+    """Load a model and make an engine for it, on this machine's CPU or on its CUDA device.
 
     Args:
         config: what to build.
@@ -55,9 +58,14 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         progress: is told what is being loaded or compiled.
 
     Raises:
-        ValueError: the model is not supported, or does not fit the configured limits.
+        ValueError: the model is not supported, or does not fit the configured limits or the device.
         FileNotFoundError: the model's folder lacks a file.
     """
+    if config.device == "cuda":
+        if config.dtype == "float32":
+            raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
+        device, flashinfer = open_cuda()
+        return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
     num_threads = config.num_threads or _num_cores()
@@ -109,6 +117,35 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         )
 
     return assemble(config, info=info, make_runner=make_runner, make_cache=make_cache, inbox=inbox, outbox=outbox)
+
+
+def build_on(
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    *,
+    inbox: Inbox,
+    outbox: Outbox,
+    progress: Progress | None = None,
+) -> Engine:
+    """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
+    if config.kv_cache_dtype != "float32":
+        raise ValueError(f"kv_cache_dtype must be left out on CUDA, where dtype says it, got {config.kv_cache_dtype!r}")
+    if config.host_cache_gb is not None:
+        raise ValueError(
+            f"host_cache_gb must be left out on CUDA, which has no host cache yet, got {config.host_cache_gb}"
+        )
+    folder = model_folder(config.model)
+    built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
+    info = EngineInfo(
+        model_name=model_name(config.model),
+        max_length=built.max_length,
+        vocab_size=built.model.vocab_size,
+        eos_token_ids=built.model.eos_token_ids,
+        num_pages=built.num_pages,
+        page_size=config.page_size,
+    )
+    return assemble(config, info=info, make_runner=lambda kv: built.runner, inbox=inbox, outbox=outbox)
 
 
 def assemble(

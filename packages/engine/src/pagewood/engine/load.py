@@ -12,7 +12,12 @@ from pagewood.engine.models.decoder import A, Decoder, Ops
 
 
 def load_model(
-    folder: str | Path, ops: Ops[A], *, dtype: torch.dtype = torch.float32, progress: Progress | None = None
+    folder: str | Path,
+    ops: Ops[A],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
 
@@ -20,6 +25,7 @@ def load_model(
         folder: holds config.json and safetensors.
         ops: the arithmetic of the device, which keeps the weights in the form that it computes with.
         dtype: of the parameters; what lies on disk is converted.
+        device: where the parameters lie; each tensor goes there from the file. None: the CPU.
         progress: is told of every tensor.
 
     Raises:
@@ -27,8 +33,9 @@ def load_model(
         ValueError: the architecture is not supported, or the tensors are not those that it needs.
     """
     config = ModelConfig.from_folder(folder)
-    checkpoint = Checkpoint(folder, dtype=dtype, progress=progress)
-    decoder = Decoder(config, checkpoint, ops, device=torch.device("cpu"))
+    device = device or torch.device("cpu")
+    checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
+    decoder = Decoder(config, checkpoint, ops, device=device)
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
     return decoder
 

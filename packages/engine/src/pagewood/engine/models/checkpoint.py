@@ -21,10 +21,17 @@ Progress = Callable[[str, int, int], None]
 class Checkpoint:
     """The named tensors of a folder. Invariant: `finish` succeeds only if every tensor has been read."""
 
-    __slots__ = ("_dtype", "_files", "_num_read", "_progress", "_unread", "folder")
+    __slots__ = ("_device", "_dtype", "_files", "_num_read", "_progress", "_unread", "folder")
 
-    def __init__(self, folder: str | Path, *, dtype: torch.dtype, progress: Progress | None = None) -> None:
-        """Open the files of `folder`; tensors are converted to `dtype` as they are read.
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Open the files of `folder`; tensors are converted to `dtype` on `device` (None: the CPU) as they are read.
 
         Raises:
             FileNotFoundError: there are no safetensors in it, or a file of its index is missing.
@@ -32,6 +39,7 @@ class Checkpoint:
         """
         self.folder = Path(folder)
         self._dtype = dtype
+        self._device = device
         self._progress = progress
         self._files = [_open(path) for path in _paths(self.folder)]  # written by: finish
         self._unread = {name: file for file in self._files for name in _names(file)}  # written by: stack, finish
@@ -43,7 +51,7 @@ class Checkpoint:
         Raises:
             ValueError: one is missing or has another shape.
         """
-        stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=self._dtype)
+        stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=self._dtype, device=self._device)
         start = 0
         for name, rows in parts:
             stacked[start : start + rows].copy_(self._take(name, (rows, *columns)))

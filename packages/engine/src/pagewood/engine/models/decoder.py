@@ -49,7 +49,9 @@ class HeadSplit:
 
 
 class Ops(Protocol[A]):
-    """The arithmetic of a device. Results are new; only what is called `residual` is written in place."""
+    """The arithmetic of a device. `residual` is written in place; a result may lie in the memory of the first argument,
+    which is not read again, except of `rms_norm`, of `take` and of a projection.
+    """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
         """Take over `weight` `[out, in]` and `bias` `[out]`; the caller must drop both."""
@@ -76,7 +78,8 @@ class Ops(Protocol[A]):
 
         Args:
             qkv: all query heads, then all key heads, then all value heads.
-            rotation: cosines and sines, each `[T, F] float32`; element i of a head is rotated with element i + F.
+            rotation: two operands that say how far each token is rotated, the same in every layer; element i of a
+                head is rotated with element i + F. What they hold is each device's own: see its `Ops`.
             split: the sizes, and the norms.
         """
         ...
@@ -147,7 +150,7 @@ class Decoder(Generic[A]):
 
         Args:
             tokens: `[T] int32`, token ids.
-            rotation: cosines and sines, each `[T, F]`: what `rope` returns for the positions of the tokens.
+            rotation: what the `ops` rotate the tokens by, made from what `rope` returns for their positions.
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
 

@@ -84,7 +84,10 @@ class TiedEmbedding:
 
 
 class CPUOps:
-    """`models.decoder.Ops` in float32: writes down on the tape of its arguments what has to be done."""
+    """`models.decoder.Ops` in float32: writes down on the tape of its arguments what has to be done.
+
+    The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
+    """
 
     __slots__ = ()
 

@@ -19,7 +19,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "that ships with Pagewood)",
     )
     model.add_argument(
-        "--device", choices=("auto", "cpu"), default=DEFAULTS.device, help="what computes (default: %(default)s)"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=DEFAULTS.device,
+        help="what computes; cuda needs pagewood-engine[cuda]; auto is the CPU (default: %(default)s)",
+    )
+    model.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        default=DEFAULTS.dtype,
+        help="numbers of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA "
+        "(default: %(default)s)",
     )
     model.add_argument(
         "--threads", type=int, metavar="N", help="threads that compute on the CPU (default: one per physical core)"
@@ -81,6 +91,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="copy KV to the host cache as soon as it is computed, when it is used a second time, or when it is "
         "evicted (default: %(default)s)",
     )
+    memory.add_argument(
+        "--mem-fraction",
+        type=float,
+        default=DEFAULTS.mem_fraction,
+        metavar="SHARE",
+        help="share of a CUDA device's free memory that weights, activations, graphs and KV memory take "
+        "(default: %(default)s)",
+    )
+    graphs = parser.add_argument_group("CUDA graphs")
+    graphs.add_argument("--disable-cuda-graph", action="store_true", help="do not capture decode steps as CUDA graphs")
+    graphs.add_argument(
+        "--cuda-graph-max-batch",
+        type=int,
+        metavar="N",
+        help="requests in the largest captured step (default: as many as may run)",
+    )
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument(
         "--schedule-policy",
@@ -135,6 +161,10 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=options.model,
         device=options.device,
+        dtype=options.dtype,
+        mem_fraction=options.mem_fraction,
+        cuda_graph=not options.disable_cuda_graph,
+        cuda_graph_max_batch=options.cuda_graph_max_batch,
         num_threads=options.threads,
         max_total_tokens=options.max_total_tokens,
         max_length=options.max_length,

@@ -1,0 +1,227 @@
+"""From a configuration to a CUDA runner: dtype, graphs, and how much of the device's memory is KV memory."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.batch import Batch
+from pagewood.engine.load import load_model
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cuda import CUDARunner
+from pagewood.engine.runner.device import CUDADevice, Device
+from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.graphs import graph_sizes
+from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of its parts are done, and how many there are."""
+
+_WRAPPER_BYTES = 8 << 20  # FlashInfer's integer workspace, on the device, of each wrapper
+_GRAPH_BYTES = 4 << 20  # of the driver, for each captured graph
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltRunner:
+    """A runner with its graphs captured, and what fits into it."""
+
+    runner: CUDARunner
+    model: ModelConfig
+    num_pages: int
+    max_length: int
+
+
+def open_cuda() -> tuple[CUDADevice, FlashInfer]:
+    """Return the current CUDA device and FlashInfer.
+
+    Raises:
+        ValueError: there is no CUDA device, or FlashInfer is not installed.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("device must be cpu where torch finds no CUDA device, got cuda")
+    try:
+        flashinfer: Any = importlib.import_module("flashinfer")
+    except ImportError as error:
+        raise ValueError(f"device cuda needs FlashInfer: pip install 'pagewood-engine[cuda]' ({error})") from error
+    return CUDADevice(), flashinfer
+
+
+def build_cuda_runner(
+    device: Device, flashinfer: FlashInfer, config: EngineConfig, folder: Path, *, progress: Progress | None
+) -> BuiltRunner:
+    """Load the model of `folder` to `device`, give what is left to the KV memory, and capture the graphs.
+
+    Raises:
+        ValueError: the model is not supported, or does not fit; the message says what to change, and by how much.
+        FileNotFoundError: the folder lacks a file.
+    """
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    free_before = device.free_bytes()
+    try:
+        model = load_model(
+            folder, CUDAOps(flashinfer), dtype=getattr(torch, dtype), device=device.torch_device, progress=progress
+        )
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
+            "use a smaller model or dtype, or free memory on the device"
+        ) from error
+    sizes = graph_sizes(min(config.cuda_graph_max_batch or config.max_running, config.max_running))
+    sizes = sizes if config.cuda_graph else []
+    layout = MultiHeadLayout(
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        page_size=config.page_size,
+        dtype=dtype,
+    )
+    longest = min(config.max_length or model.config.max_position, model.config.max_position)
+    budget = _Budget(
+        free_bytes=free_before,
+        mem_fraction=config.mem_fraction,
+        weight_bytes=free_before - device.free_bytes(),
+        activation_bytes=_activation_bytes(device, flashinfer, model, layout, config, longest),
+        graph_bytes=_graph_bytes(sizes, model.config, layout, longest),
+        page_bytes=layout.bytes_per_page,
+    )
+    num_pages = budget.num_pages(config)
+    max_length = min(longest, num_pages * config.page_size)
+    if config.max_length is not None and max_length < config.max_length:
+        raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
+    _log.info("%d KV pages of %d tokens, at most %d a request; %s", num_pages, config.page_size, max_length, budget)
+    runner = CUDARunner(
+        model,
+        KVStorage(layout, num_pages + 1, device=device.torch_device),
+        flashinfer,
+        device,
+        max_rows=config.max_running,
+        max_length=max_length,
+        graph_sizes=sizes,
+        progress=progress,
+    )
+    return BuiltRunner(runner=runner, model=model.config, num_pages=num_pages, max_length=max_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budget:
+    """Where the memory of a device goes, in bytes."""
+
+    free_bytes: int
+    """Before anything was loaded."""
+    mem_fraction: float
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    page_bytes: int
+
+    def num_pages(self, config: EngineConfig) -> int:
+        """Return the pages that are left, or as many as are configured; one more is the runner's own.
+
+        Raises:
+            ValueError: too few are left.
+        """
+        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
+        left = int(self.free_bytes * self.mem_fraction) - taken
+        fitting = max(left, 0) // self.page_bytes - 1
+        needed = -(-2 // config.page_size)
+        if config.max_total_tokens is not None:
+            needed = max(config.max_total_tokens // config.page_size, needed)
+        if fitting < needed:
+            missing = (needed + 1) * self.page_bytes - left
+            share = (taken + (needed + 1) * self.page_bytes) / self.free_bytes
+            change = f"raise mem_fraction to {share:.2f} or " if share <= 1 else ""
+            raise ValueError(
+                f"KV memory of {needed} pages lacks {-(-missing // _MIB)} MiB, {self}: {change}lower max_total_tokens, "
+                "chunked_prefill_size or max_running, or free memory on the device"
+            )
+        return fitting if config.max_total_tokens is None else needed
+
+    def __str__(self) -> str:
+        """Return the budget in words."""
+        return (
+            f"of {self.free_bytes / _MIB:.0f} MiB free, mem_fraction {self.mem_fraction} allows "
+            f"{self.free_bytes * self.mem_fraction / _MIB:.0f}; weights {self.weight_bytes / _MIB:.0f}, "
+            f"activations {self.activation_bytes / _MIB:.0f}, graphs {self.graph_bytes / _MIB:.0f}"
+        )
+
+
+def _graph_bytes(sizes: Sequence[int], model: ModelConfig, layout: MultiHeadLayout, longest: int) -> int:
+    """Return what graphs take beside the activations of the largest, which the others share."""
+    item_bytes = layout.bytes_per_page // (layout.num_layers * 2 * layout.page_size * model.kv_size)
+    wrappers = len(sizes) * len(set(model.windows)) * _WRAPPER_BYTES
+    logits = sum(sizes) * model.vocab_size * item_bytes
+    activations = max(sizes, default=0) * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
+    indices = max(sizes, default=0) * (longest // layout.page_size + 1) * 4
+    return wrappers + logits + activations + indices + len(sizes) * _GRAPH_BYTES
+
+
+def _activation_bytes(
+    device: Device,
+    flashinfer: FlashInfer,
+    model: Decoder[Tensor],
+    layout: MultiHeadLayout,
+    config: EngineConfig,
+    longest: int,
+) -> int:
+    """Compute the largest step there is; return the memory that it and the runner's tables take, without KV memory."""
+    batch = _largest_batch(config, longest)
+    num_pages = int(batch.page_ids[-1]) + 2
+    kv_bytes = num_pages * layout.bytes_per_page
+
+    def work() -> None:
+        storage = KVStorage(layout, num_pages, device=device.torch_device)
+        runner = CUDARunner(model, storage, flashinfer, device, max_rows=config.max_running, max_length=longest)
+        try:
+            runner.launch(batch).wait()
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
+                f"lower chunked_prefill_size, now {config.chunked_prefill_size}, by half"
+            ) from error
+
+    return max(device.peak_bytes(work) - kv_bytes, 0)
+
+
+def _largest_batch(config: EngineConfig, longest: int) -> Batch:
+    """Return a step of as many tokens as a step may have, over all rows, which all sample with every filter."""
+    num_rows = config.max_running
+    count = min(-(-(config.chunked_prefill_size + num_rows) // num_rows), longest - 1)
+    pages_per_row = -(-count // config.page_size)
+    rows = np.arange(num_rows, dtype=np.int32)
+    empty = np.empty(0, np.int32)
+    return Batch(
+        step=0,
+        page_rows=np.repeat(rows, pages_per_row),
+        page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),
+        page_ids=np.arange(num_rows * pages_per_row, dtype=np.int32),
+        token_rows=empty,
+        token_positions=empty,
+        token_ids=empty,
+        rows=rows,
+        starts=np.zeros(num_rows, np.int32),
+        counts=np.full(num_rows, count, np.int32),
+        sampled=rows.copy(),
+        temperatures=np.ones(num_rows, np.float32),
+        top_ks=np.full(num_rows, 2, np.int32),
+        top_ps=np.full(num_rows, 0.9, np.float32),
+        min_ps=np.full(num_rows, 0.1, np.float32),
+        seeds=np.zeros(num_rows, np.int64),
+    )

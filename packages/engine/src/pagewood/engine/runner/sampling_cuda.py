@@ -1,0 +1,130 @@
+"""The next token of every sampled grant on a CUDA device: FlashInfer's filters, and a draw that no neighbour changes.
+
+FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So the token is drawn here: the number
+that is drawn is the hash of seed and position that the CPU's sampling uses, and the distribution is walked in whole
+numbers, whose sum is the same in whatever order a device adds them.
+
+Legend: S sampled grants, V vocab_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.batch import Batch
+from pagewood.engine.runner.flashinfer_api import FlashInfer
+
+NOT_A_NUMBER = -1
+"""The token of a row that holds a NaN."""
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASS = float(1 << 40)  # what probability one is as a whole number: V of them cannot overflow 63 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How the rows of a step choose: what the host knows of all of them, and each row's numbers on the device."""
+
+    draws: bool
+    """Whether a row is not greedy."""
+    filters_top_k: bool
+    filters_top_p: bool
+    filters_min_p: bool
+    temperatures: Tensor
+    """[S] float32, 0 is greedy."""
+    top_ks: Tensor
+    """[S] int32, 0 is off."""
+    top_ps: Tensor
+    """[S] float32, 1 is off."""
+    min_ps: Tensor
+    """[S] float32, 0 is off."""
+    seeds: Tensor
+    """[S] int64"""
+    positions: Tensor
+    """[S] int32, where each token will stand."""
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        *,
+        temperatures: Tensor,
+        top_ks: Tensor,
+        top_ps: Tensor,
+        min_ps: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+    ) -> Sampler:
+        """Return the sampler of a batch whose numbers are on the device."""
+        return cls(
+            draws=bool((batch.temperatures > 0).any()),
+            filters_top_k=bool((batch.top_ks > 0).any()),
+            filters_top_p=bool((batch.top_ps < 1).any()),
+            filters_min_p=bool((batch.min_ps > 0).any()),
+            temperatures=temperatures,
+            top_ks=top_ks,
+            top_ps=top_ps,
+            min_ps=min_ps,
+            seeds=seeds,
+            positions=positions,
+        )
+
+    def tokens(self, flashinfer: FlashInfer, logits: Tensor) -> Tensor:
+        """Return `[S] int32`: the tokens that `logits` `[S, V]` choose; NOT_A_NUMBER where one of a row is NaN."""
+        best = logits.argmax(-1)
+        if self.draws:
+            drawn = _draw(self._probabilities(flashinfer, logits.float()), _uniform(self.seeds, self.positions))
+            best = torch.where(self.temperatures > 0, drawn, best)
+        broken = logits.isnan().any(-1)
+        return torch.where(broken, NOT_A_NUMBER, best).int()
+
+    def _probabilities(self, flashinfer: FlashInfer, logits: Tensor) -> Tensor:
+        """Return `[S, V] float32`; a row that a filter is off for is not touched by it."""
+        temperatures = torch.where(self.temperatures > 0, self.temperatures, 1.0)
+        probs = flashinfer.softmax(logits, temperatures)
+        if self.filters_top_k:
+            top_ks = torch.where(self.top_ks > 0, self.top_ks, logits.shape[1]).clamp(max=logits.shape[1])
+            kept = flashinfer.top_k_renorm_probs(probs, top_ks.int(), is_deterministic=True)
+            probs = torch.where((self.top_ks > 0)[:, None], kept, probs)
+        if self.filters_top_p:
+            kept = flashinfer.top_p_renorm_probs(probs, self.top_ps, is_deterministic=True)
+            probs = torch.where((self.top_ps < 1)[:, None], kept, probs)
+        if self.filters_min_p:
+            limits = self.min_ps[:, None] * probs.amax(-1, keepdim=True)
+            probs = torch.where(probs >= limits, probs, 0.0)
+        return probs
+
+
+def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return `[S] int64`: where `uniform` `[S] float64`, in [0, 1), falls in the distribution of each row."""
+    ends = (probs.double() * _MASS).long().cumsum(-1)
+    wanted = (uniform * ends[:, -1].double()).long()
+    return torch.searchsorted(ends, wanted[:, None], right=True)[:, 0].clamp(max=probs.shape[1] - 1)
+
+
+def _uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return `[S] float64` in [0, 1): the same numbers as `compiled.sampling.uniform`, in 64 signed bits."""
+    golden = _signed(_GOLDEN)
+    bits = _mix(_mix(seeds + golden) + positions.long() * golden)
+    return _shift(bits, 11).double() * 2.0**-53
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
+    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_2)
+    return bits ^ _shift(bits, 31)
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Shift to the right and fill with zeros."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

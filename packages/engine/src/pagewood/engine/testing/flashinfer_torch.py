@@ -1,0 +1,283 @@
+"""FlashInfer in plain torch, slow and on any device: `runner.flashinfer_api.FlashInfer` with the module's own names.
+
+It computes in float32, one request at a time, and is as strict as the module about what must lie on the host.
+
+Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    offsets: list[int]
+    """[G + 1], first token of each grant."""
+    pages: list[int]
+    """[G + 1], first page of each grant."""
+    lengths: list[int]
+    """[G], positions of each grant."""
+    indices: Tensor
+    page_size: int
+    window_left: int
+    soft_cap: float | None
+    causal: bool
+    dtype: torch.dtype
+
+
+class _Wrapper:
+    """What both wrappers have in common. Invariant: `run` computes what the last `plan` said."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str) -> None:
+        if kv_layout != "NHD":
+            raise ValueError(f"kv_layout must be NHD, got {kv_layout}")
+        self.device = float_workspace_buffer.device
+        self._pin_memory_int_workspace_buffer = torch.empty(
+            1 << 12, dtype=torch.uint8
+        )  # written by: attention_flashinfer
+        self._plan: _Plan | None = None
+
+    def _take(
+        self,
+        qo_indptr: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        **options: object,
+    ) -> None:
+        for name, array in (
+            ("qo_indptr", qo_indptr),
+            ("indptr", indptr),
+            ("indices", indices),
+            ("last", last_page_len),
+        ):
+            if array.dtype != torch.int32:
+                raise ValueError(f"{name} must be int32, got {array.dtype}")
+        pages = _host(indptr)
+        last: list[int] = _host(last_page_len)
+        page_size = options["page_size"]
+        assert isinstance(page_size, int)
+        if not all(1 <= length <= page_size for length in last) or pages[-1] != len(indices):
+            raise ValueError(f"pages must be filled and all named, got {last}, {pages} and {len(indices)} indices")
+        lengths = [(b - a - 1) * page_size + n for a, b, n in zip(pages, pages[1:], last, strict=False)]
+        self._plan = _Plan(
+            offsets=_host(qo_indptr),
+            pages=pages,
+            lengths=lengths,
+            indices=indices,
+            **options,  # pyright: ignore[reportArgumentType]
+        )
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        """Attend as planned."""
+        plan = self._plan
+        assert plan is not None
+        if q.dtype != plan.dtype:
+            raise ValueError(f"q must be planned with its dtype, got {q.dtype} and {plan.dtype}")
+        if len(q) != plan.offsets[-1]:
+            raise ValueError(f"q must have the {plan.offsets[-1]} tokens of the plan, got {len(q)}")
+        parts = [self._attend(q, paged_kv_cache, plan, grant) for grant in range(len(plan.lengths))]
+        return torch.cat(parts).to(q.dtype)
+
+    def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
+        pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
+        length = plan.lengths[grant]
+        k, v = memory.index_select(0, pages).float().transpose(0, 1).flatten(1, 2)[:, :length]
+        mine = q[plan.offsets[grant] : plan.offsets[grant + 1]].float()
+        group = mine.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", mine, k) * k.shape[-1] ** -0.5
+        if plan.soft_cap:
+            scores = plan.soft_cap * torch.tanh(scores / plan.soft_cap)
+        distance = torch.arange(length - len(mine), length)[:, None] - torch.arange(length)[None]
+        seen = torch.ones_like(distance, dtype=torch.bool) if not plan.causal else distance >= 0
+        if plan.window_left >= 0:
+            seen &= distance <= plan.window_left
+        weights = scores.masked_fill(~seen.to(q.device), -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    """Attention of one token of each grant."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+        self.use_tensor_cores = use_tensor_cores
+        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        if use_cuda_graph:
+            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+            if any(buffer is None for buffer in buffers):
+                raise ValueError("a wrapper of a graph must be given its three buffers")
+            self._buffers = buffers  # pyright: ignore[reportAttributeAccessIssue]
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        non_blocking: bool = True,
+        fixed_split_size: int | None = None,
+    ) -> None:
+        """Take the arrays of a step."""
+        if fixed_split_size is not None and not self.use_tensor_cores:
+            raise ValueError("fixed_split_size is only supported with tensor cores")
+        if self._buffers is not None:
+            own_indptr, own_indices, own_last = self._buffers
+            if len(last_page_len) != len(own_last):
+                raise ValueError(f"a graph of {len(own_last)} grants cannot take {len(last_page_len)}")
+            if len(indices) > len(own_indices):
+                raise ValueError(f"a graph with room for {len(own_indices)} pages cannot take {len(indices)}")
+            own_indptr.copy_(indptr, non_blocking=True)
+            own_last.copy_(last_page_len, non_blocking=True)
+            own_indices[: len(indices)].copy_(indices)
+            indices = own_indices[: len(indices)]
+        self._take(
+            torch.arange(len(indptr), dtype=torch.int32), indptr, indices, last_page_len, page_size=page_size,
+            window_left=window_left, soft_cap=logits_soft_cap, causal=False, dtype=q_data_type,
+        )  # fmt: skip
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+    """Attention of any number of tokens of each grant."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto") -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        non_blocking: bool = True,
+        fixed_split_size: int | None = None,
+    ) -> None:
+        """Take the arrays of a step."""
+        self._take(
+            qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size=page_size,
+            window_left=window_left, soft_cap=logits_soft_cap, causal=causal, dtype=q_data_type,
+        )  # fmt: skip
+
+
+def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+    """Return the norm over the last axis."""
+    x = input.float()
+    normed = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()).to(input.dtype)
+    return normed if out is None else out.copy_(normed)
+
+
+def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+    """Add to `residual`, and leave the norm of the sum in `input`."""
+    residual += input
+    input.copy_(rmsnorm(residual, weight, eps))
+
+
+def silu_and_mul(input: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return silu of the first half times the second."""
+    gate, up = input.float().chunk(2, -1)
+    product = (functional.silu(gate) * up).to(input.dtype)
+    return product if out is None else out.copy_(product)
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
+) -> None:
+    """Rotate heads in place."""
+    if cos_sin_cache.dtype != torch.float32 or not is_neox:
+        raise ValueError(f"cos_sin_cache must be float32 and is_neox True, got {cos_sin_cache.dtype} and {is_neox}")
+    cosines, sines = cos_sin_cache.index_select(0, positions)[:, None].chunk(2, -1)
+    for x in (query, key):
+        heads = x.view(x.shape[0], -1, head_size)
+        first, second = heads.float().chunk(2, -1)
+        heads.copy_(torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1))
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """Write keys and values to their positions."""
+    page_size = paged_kv_cache.shape[2]
+    first = kv_indptr.index_select(0, batch_indices)
+    pages = kv_indices.index_select(0, first + positions // page_size).long()
+    places = (positions % page_size).long()
+    paged_kv_cache.index_put_((pages, torch.zeros_like(pages), places), append_key)
+    paged_kv_cache.index_put_((pages, torch.ones_like(pages), places), append_value)
+
+
+def softmax(logits: Tensor, temperature: Tensor | None = None) -> Tensor:
+    """Return probabilities."""
+    scaled = logits.float() if temperature is None else logits.float() / temperature[:, None]
+    return scaled.softmax(-1)
+
+
+def top_k_renorm_probs(probs: Tensor, top_k: Tensor, is_deterministic: bool = False) -> Tensor:
+    """Keep what is at least the k-th largest."""
+    ordered = probs.sort(-1, descending=True).values
+    limit = ordered.gather(1, (top_k.clamp(max=probs.shape[1]) - 1).long()[:, None])
+    return _renorm(probs, limit)
+
+
+def top_p_renorm_probs(probs: Tensor, top_p: Tensor, is_deterministic: bool = False) -> Tensor:
+    """Keep the largest whose sum reaches p."""
+    ordered = probs.sort(-1, descending=True).values
+    before = ordered.double().cumsum(-1) - ordered
+    kept = (before < top_p[:, None]).sum(-1, keepdim=True)
+    return _renorm(probs, ordered.gather(1, kept - 1))
+
+
+def _renorm(probs: Tensor, limit: Tensor) -> Tensor:
+    kept = torch.where(probs >= limit, probs, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def _host(array: Tensor) -> list[int]:
+    """Return the numbers of an array that must be on the host, where reading it waits for nothing."""
+    if array.device.type != "cpu":
+        raise ValueError(f"the array must be on the host, got {array.device}")
+    return np.asarray(array.numpy()).tolist()

@@ -1,0 +1,115 @@
+"""A device on the CPU that writes down every call that waits: `runner.device.Device` without a GPU."""
+
+# pyright: basic
+# torch's dispatch modes have no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "unique", "_unique2", "item")
+"""Operations whose result, or its shape, the host must know: on a GPU they wait for it."""
+
+
+class RecordingEvent:
+    """A mark that is passed at once."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, waits: list[str]) -> None:
+        self._waits = waits
+
+    def synchronize(self) -> None:
+        """Write down that somebody waits."""
+        self._waits.append("event.synchronize")
+
+
+class RecordingDevice:
+    """Computes at once, on the CPU. Invariant: `waits` names every call that would make the host wait for a GPU."""
+
+    def __init__(self, *, free_bytes: int = 1 << 30, peak_bytes: int = 0) -> None:
+        """Say that so much memory is free, and that any work needs so much of it."""
+        self._free_bytes = free_bytes
+        self._peak_bytes = peak_bytes
+        self.torch_device = torch.device("cpu")
+        self.waits: list[str] = []
+        self.num_replayed = 0
+        """Calls of captured work."""
+        self._pinned: list[Tensor] = []
+
+    def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return memory that counts as pinned."""
+        memory = torch.empty(size, dtype=dtype)
+        self._pinned.append(memory)
+        return memory
+
+    def upload(self, source: Tensor, target: Tensor) -> None:
+        """Copy; from memory that is not pinned, that waits."""
+        self._copy("upload", source, source, target)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Do nothing: there is one stream."""
+        return nullcontext()
+
+    def download(self, source: Tensor, target: Tensor) -> RecordingEvent:
+        """Copy; to memory that is not pinned, that waits."""
+        self._copy("download", target, source, target)
+        return RecordingEvent(self.waits)
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """Return the memory of a first result, and a function that computes it anew."""
+        result = work()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            result.copy_(work())
+
+        return result, replay
+
+    def finish(self) -> None:
+        """Write down that somebody waits."""
+        self.waits.append("device.finish")
+
+    def free_bytes(self) -> int:
+        """Return what it was told."""
+        return self._free_bytes
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """Do `work`; return what it was told."""
+        work()
+        return self._peak_bytes
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Write down the operations inside, too, that would wait."""
+        with _Watch(self.waits):
+            yield
+
+    def _copy(self, what: str, host: Tensor, source: Tensor, target: Tensor) -> None:
+        if not any(host.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for p in self._pinned):
+            self.waits.append(f"{what} of memory that is not pinned")
+        target.copy_(source)
+
+
+class _Watch(TorchDispatchMode):
+    """Writes down the operations that wait."""
+
+    def __init__(self, waits: list[str]) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at an operation and do it."""
+        name = func.overloadpacket.__name__
+        masked = name.startswith("index") and any(
+            isinstance(x, Tensor) and x.dtype == torch.bool for x in (args[1] if isinstance(args[1], list) else ())
+        )
+        if name in _WAITING or masked:
+            self._waits.append(f"torch.{name}")
+        return func(*args, **(kwargs or {}))

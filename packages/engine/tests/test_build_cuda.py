@@ -1,0 +1,125 @@
+"""Building an engine for a CUDA device, on one that records: memory, graphs, errors, and a conversation."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pagewood.engine import LLM, SamplingParams
+from pagewood.engine.api import EngineConfig, Submit
+from pagewood.engine.build import build_engine, build_on
+from pagewood.engine.loop import Engine
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.engine.testing.recording_device import RecordingDevice
+
+PAGE_BYTES = 4 * 2 * 16 * 2 * 64 * 4  # layers, K and V, positions, KV heads, head_dim, bytes
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_buffers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+        yield
+        torch.set_num_threads(num_threads)
+
+
+def build(device: RecordingDevice, **options: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:
+    config = EngineConfig(**{"device": "cuda", "dtype": "float32", "max_running": 4, "max_length": 96, **options})
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    return build_on(device, flashinfer_torch, config, inbox=inbox, outbox=outbox), inbox, outbox
+
+
+def test_a_conversation_is_that_of_the_cpu() -> None:
+    questions = ["What is 12 + 7?", "Reverse: stone", "Sort: pear, apple, fig"]
+    with LLM(max_running=4, max_total_tokens=1024) as llm:
+        prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
+        completions = llm.generate([p.tolist() for p in prompts], SamplingParams(temperature=0, max_tokens=12), stop=())
+        expected = [completion.tokens for completion in completions]
+    device = RecordingDevice()
+    engine, inbox, outbox = build(device, max_total_tokens=1024)
+    device.waits.clear()
+    sampling = SamplingParams(temperature=0, max_tokens=12)
+    for i, prompt in enumerate(prompts):
+        inbox.put(Submit(request_id=str(i), tokens=prompt.astype("<i4").tobytes(), sampling=sampling))
+    answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+    open_ids, pending = set(answers), None
+    with device.watching():
+        while open_ids:
+            pending = engine.advance(pending)
+            for delta in outbox.take():
+                answers[delta.request_id] += delta.tokens
+                if delta.finish is not None:
+                    open_ids.discard(delta.request_id)
+    engine.close()
+    assert [tuple(answers[str(i)]) for i in range(len(prompts))] == expected
+    assert set(device.waits) == {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # of close
+    assert device.num_replayed > 0
+
+
+def test_graphs_can_be_limited_and_disabled() -> None:
+    for options, sizes in (
+        ({}, [1, 2, 4]),
+        ({"cuda_graph_max_batch": 2}, [1, 2]),
+        ({"cuda_graph_max_batch": 100}, [1, 2, 4]),
+        ({"cuda_graph": False}, []),
+    ):
+        engine, _, _ = build(RecordingDevice(), **options)
+        assert engine._runner._graphs.sizes == sizes  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_memory_is_what_is_left_of_the_share() -> None:
+    device = RecordingDevice(free_bytes=100 * MIB, peak_bytes=30 * MIB)
+    engine, _, _ = build(device, mem_fraction=0.5, cuda_graph=False)
+    probe_bytes = (4 * 6 + 1) * PAGE_BYTES  # its KV memory: 4 rows of 95 tokens, and the runner's page
+    left = 50 * MIB - (30 * MIB - probe_bytes)
+    assert engine.info.num_pages == left // PAGE_BYTES - 1
+    engine, _, _ = build(device, max_total_tokens=160)
+    assert engine.info.num_pages == 10
+
+
+def test_what_does_not_fit_says_what_to_change_and_by_how_much() -> None:
+    device = RecordingDevice(free_bytes=4 * MIB)
+    with pytest.raises(
+        ValueError, match=r"64 pages lacks \d+ MiB.* raise mem_fraction to 0\.\d+ or lower max_total"
+    ) as e:
+        build(device, max_total_tokens=256, mem_fraction=0.1, cuda_graph=False, page_size=4)
+    assert "weights 0, activations 0, graphs 0" in str(e.value)
+    with pytest.raises(ValueError, match=r"max_length must be at most 80, .* got 96"):
+        build(RecordingDevice(), max_total_tokens=80)
+    with pytest.raises(ValueError, match=r"lacks \d+ MiB.*: lower max_total_tokens"):
+        build(device, max_total_tokens=100_000)
+
+
+def test_fields_are_checked() -> None:
+    with pytest.raises(ValueError, match="mem_fraction must be in"):
+        EngineConfig(mem_fraction=0.0)
+    with pytest.raises(ValueError, match="dtype must be float32 on a CPU, got bfloat16"):
+        EngineConfig(dtype="bfloat16")
+    with pytest.raises(ValueError, match="cuda_graph_max_batch must be >= 1, got 0"):
+        EngineConfig(cuda_graph_max_batch=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_host_without_a_gpu_says_so() -> None:
+    with pytest.raises(ValueError, match="device must be cpu where torch finds no CUDA device"):
+        build_engine(EngineConfig(device="cuda"), inbox=MemoryInbox(), outbox=MemoryOutbox())
+    with pytest.raises(ValueError, match="dtype must be float16 or bfloat16 on CUDA"):
+        build_engine(EngineConfig(device="cuda", dtype="float32"), inbox=MemoryInbox(), outbox=MemoryOutbox())
+
+
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"host_cache_gb": 1.0}])
+def test_what_is_not_there_on_cuda_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be left out on CUDA"):
+        build(RecordingDevice(), **options)

@@ -1,0 +1,80 @@
+"""The names, order and defaults of FlashInfer's arguments: as installed, as declared, and as the stand-in has them."""
+
+# pyright: basic
+# FlashInfer has no types.
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+
+from pagewood.engine.runner.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.testing import flashinfer_torch
+
+FUNCTIONS = [name for name in vars(FlashInfer) if not name.startswith("_")]
+WRAPPERS = {
+    "BatchDecodeWithPagedKVCacheWrapper": DecodeWrapper,
+    "BatchPrefillWithPagedKVCacheWrapper": PrefillWrapper,
+}
+
+
+@pytest.fixture(scope="module")
+def flashinfer() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module("flashinfer")
+        except ImportError as error:
+            pytest.skip(f"flashinfer-python is not installed: {error}")
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    return {name: p for name, p in inspect.signature(function).parameters.items() if name != "self"}
+
+
+def assert_accepts(function: Any, declared: Any) -> None:
+    """Whatever call the declaration allows means the same to `function`."""
+    offered = parameters(function)
+    names = list(offered)
+    for place, (name, wanted) in enumerate(parameters(declared).items()):
+        assert name in offered, f"{function.__qualname__} has no {name}, only {names}"
+        if wanted.kind is not inspect.Parameter.KEYWORD_ONLY and wanted.default is inspect.Parameter.empty:
+            assert names[place] == name
+        if wanted.default is not inspect.Parameter.empty and name != "q_data_type":  # by name there, by dtype here
+            assert offered[name].default == wanted.default, name
+
+
+def decode_plan(flashinfer: Any) -> Any:
+    """The decode's plan names its options in the method behind it."""
+    return flashinfer.BatchDecodeWithPagedKVCacheWrapper._plan_impl
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_installed_functions_accept_what_is_declared(flashinfer: Any, name: str) -> None:
+    assert_accepts(getattr(flashinfer, name), getattr(FlashInfer, name))
+
+
+def test_installed_wrappers_accept_what_is_declared(flashinfer: Any) -> None:
+    assert_accepts(decode_plan(flashinfer), DecodeWrapper.plan)
+    assert_accepts(flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan, PrefillWrapper.plan)
+    for name, wrapper in WRAPPERS.items():
+        assert_accepts(getattr(flashinfer, name).run, wrapper.run)
+
+
+def test_installed_wrappers_stage_their_plan_where_it_is_lent(flashinfer: Any) -> None:
+    for name in WRAPPERS:
+        source = inspect.getsource(getattr(flashinfer, name))
+        assert "self._pin_memory_int_workspace_buffer = torch.empty(" in source
+        assert "                self._pin_memory_int_workspace_buffer,\n" in source  # what plan hands on
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_stand_in_accepts_what_is_declared(name: str) -> None:
+    assert_accepts(getattr(flashinfer_torch, name), getattr(FlashInfer, name))
+    if name in WRAPPERS:
+        assert_accepts(getattr(flashinfer_torch, name).plan, WRAPPERS[name].plan)
+        assert_accepts(getattr(flashinfer_torch, name).run, WRAPPERS[name].run)

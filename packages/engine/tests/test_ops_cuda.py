@@ -1,0 +1,80 @@
+"""A decoder's arithmetic on tensors, with FlashInfer's operations in plain torch, against the CPU's compiled ones."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine.models.decoder import HeadSplit
+from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.engine.testing.tapes import write_down
+
+OPS = CUDAOps(flashinfer_torch)
+DIM = 16
+
+
+def compiled(operation, *arrays: torch.Tensor) -> torch.Tensor:
+    run = write_down(operation, *(x.numpy() for x in arrays), kernel=warm_up(DIM), num_threads=1)
+    return torch.from_numpy(run().copy())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 4), st.booleans(), st.integers(0, 100))
+def test_heads_are_split_normed_and_rotated_as_on_the_cpu(tokens: int, kv_heads: int, norms: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    q_size, kv_size = 2 * kv_heads * DIM, kv_heads * DIM
+    qkv = torch.randn(tokens, q_size + 2 * kv_size)
+    weights = [torch.randn(DIM) if norms else None for _ in range(2)]
+    split = HeadSplit(q_size=q_size, kv_size=kv_size, q_norm=weights[0], k_norm=weights[1], epsilon=1e-5)
+    positions = torch.randint(0, 100, (tokens,), dtype=torch.int32)
+    rope = Rope(RopeConfig(head_dim=DIM, theta=100.0), device=torch.device("cpu"))
+    cosines, sines = rope(positions)
+    expected = [
+        compiled(lambda x, c, s, i=i: CPUOps().split_heads(x, (c, s), split)[i], qkv, cosines, sines) for i in range(3)
+    ]
+    table = torch.cat(rope(torch.arange(100)), -1)
+    results = OPS.split_heads(qkv.clone(), (positions, table), split)
+    for result, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, other, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_activations_and_rows(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual, weight = torch.randn(5, 24), torch.randn(5, 24), torch.randn(24)
+    atol, rtol = (2e-6, 2e-5) if dtype == torch.float32 else (3e-2, 2e-2)
+    norm = OPS.rms_norm(x.to(dtype), weight.to(dtype), 1e-5)
+    torch.testing.assert_close(
+        norm.float(), compiled(lambda x: CPUOps().rms_norm(x, weight, 1e-5), x), atol=atol, rtol=rtol
+    )
+
+    total = residual.to(dtype).clone()
+    sum_norm = OPS.add_rms_norm(x.to(dtype).clone(), total, weight.to(dtype), 1e-5)
+    expected = compiled(lambda x, r: CPUOps().add_rms_norm(x, r, weight, 1e-5), x, residual)
+    torch.testing.assert_close(sum_norm.float(), expected, atol=atol, rtol=rtol)
+    torch.testing.assert_close(total.float(), x + residual, atol=atol, rtol=rtol)
+
+    product = compiled(lambda x: CPUOps().silu_mul(x), x)
+    torch.testing.assert_close(OPS.silu_mul(x.to(dtype)).float(), product, atol=atol, rtol=rtol)
+    assert torch.equal(OPS.take(x, torch.tensor([3, 0], dtype=torch.int32)), x[[3, 0]])
+
+
+def test_one_table_serves_embedding_and_projection() -> None:
+    table = torch.randn(7, 4)
+    embed, project = OPS.tied_embedding(table)
+    tokens = torch.tensor([6, 0, 6], dtype=torch.int32)
+    assert torch.equal(embed(tokens), table[[6, 0, 6]])
+    torch.testing.assert_close(project(table), table @ table.T)
+    bias = torch.randn(7)
+    torch.testing.assert_close(OPS.linear(table, bias)(table), table @ table.T + bias)
+    assert torch.equal(OPS.embedding(table)(tokens), table[[6, 0, 6]])

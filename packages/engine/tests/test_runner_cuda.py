@@ -1,0 +1,263 @@
+"""The CUDA runner without a GPU: on a device that records what waits, through stand-ins, against the CPU runner."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.load import load_model
+from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.cuda import CUDARunner
+from pagewood.engine.runner.graphs import graph_sizes
+from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.engine.testing.driver import DrivenSequence, RowDriver
+from pagewood.engine.testing.recording_device import RecordingDevice
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+PAGE_SIZE, NUM_PAGES, DIM = 4, 200, 8
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8]]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": DIM}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3-windows": (
+        "Qwen3",
+        {
+            "head_dim": DIM,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_buffers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+        yield
+        torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(1)
+    kind, extra = MODELS[request.param]
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "initializer_range": 0.2}
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **heads, **extra})
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A runner whose every call is watched, and its device."""
+
+    runner: CUDARunner
+    device: RecordingDevice
+
+    def launch(self, batch: Any) -> Any:
+        with self.device.watching():
+            return self.runner.launch(batch)
+
+
+def bench(folder: Path, *, sizes: list[int] | None = None) -> Bench:
+    device = RecordingDevice()
+    model = load_model(folder, CUDAOps(flashinfer_torch))
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE)
+    storage = KVStorage(layout, NUM_PAGES + 1)
+    for layer in range(2):
+        storage.layer(layer).fill_(1e3)  # what is not written must not count
+    runner = CUDARunner(model, storage, flashinfer_torch, device, max_rows=8, max_length=64, graph_sizes=sizes or ())
+    device.waits.clear()
+    return Bench(runner=runner, device=device)
+
+
+def driver_of(runner: Any) -> RowDriver:
+    return RowDriver(runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Iterator[CPURunner]:
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE, order="HND")
+    runner = CPURunner(
+        load_model(folder, CPUOps()),
+        KVStorage(layout, NUM_PAGES),
+        warm_up(DIM),
+        max_rows=8,
+        max_length=64,
+        num_threads=1,
+    )
+    yield runner
+    runner.close()
+
+
+def expected(reference: CPURunner, sampling: SamplingParams | None = None) -> list[list[int]]:
+    driver = driver_of(reference)
+    sequences = [driver.add(prompt, sampling=sampling, seed=i) for i, prompt in enumerate(PROMPTS)]
+    driver.generate(sequences, num_tokens=14, chunk=64)
+    return [sequence.output for sequence in sequences]
+
+
+def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
+    """Launch every step before a token of any is known; mixed with prompts that are still being computed."""
+    driver = driver_of(bench.runner)
+    added = [driver.add(s.tokens, sampling=s.sampling, seed=s.seed) for s in sequences]
+    steps = []
+    while live := [s for s in added if len(s.output) < num_tokens]:
+        batch = driver.batch([(s, chunk) for s in live])
+        sampled = [live[i] for i in batch.sampled.tolist()]
+        steps.append((bench.launch(batch), sampled, [len(s.tokens) for s in sampled]))
+        for sequence in sampled:
+            sequence.tokens.append(-1)
+    assert bench.device.waits == []
+    for handle, sampled, places in steps:
+        for sequence, place, token in zip(sampled, places, handle.wait().tolist(), strict=True):
+            sequence.tokens[place] = token
+    assert bench.device.waits == ["event.synchronize"] * len(steps)
+    for mine, theirs in zip(added, sequences, strict=True):
+        theirs.tokens[:] = mine.tokens
+
+
+@pytest.mark.parametrize("sizes", [None, [1, 2, 4], [6]], ids=["eager", "graphs", "graphs-of-six"])
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_greedy_tokens_launched_ahead(folder: Path, reference: CPURunner, chunk: int, sizes: list[int] | None) -> None:
+    mine = bench(folder, sizes=sizes)
+    driver = driver_of(mine.runner)
+    sequences = [driver.add(prompt) for prompt in PROMPTS]
+    run_ahead(mine, sequences, num_tokens=14, chunk=chunk)
+    assert [sequence.output for sequence in sequences] == expected(reference)
+    assert (mine.device.num_replayed > 0) == (sizes is not None)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7, top_k=5),
+        SamplingParams(temperature=1.3, top_p=0.8),
+        SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.1),
+    ],
+)
+def test_seeded_tokens_are_those_of_the_cpu(folder: Path, reference: CPURunner, sampling: SamplingParams) -> None:
+    mine = bench(folder, sizes=[4])
+    driver = driver_of(mine.runner)
+    sequences = [driver.add(prompt, sampling=sampling, seed=i) for i, prompt in enumerate(PROMPTS)]
+    run_ahead(mine, sequences, num_tokens=14, chunk=64)
+    assert [sequence.output for sequence in sequences] == expected(reference, sampling)
+
+
+def test_logits_at_every_position(folder: Path, reference: CPURunner) -> None:
+    mine = bench(folder)
+    batches = []
+    for runner in (mine.runner, reference):
+        driver = driver_of(runner)
+        batches.append(driver.batch([(driver.add(prompt), 64) for prompt in PROMPTS]))
+    logits = torch.from_numpy(reference.forward(batches[1]))
+    torch.testing.assert_close(mine.runner.forward(batches[0]), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_steps_in_flight_share_no_pinned_memory_and_later_ones_use_it_again(folder: Path) -> None:
+    mine = bench(folder)
+    pool = mine.runner._staging
+    driver = driver_of(mine.runner)
+    sequence = driver.add(PROMPTS[0])
+    slots = []
+    for _ in range(3):
+        handles = []
+        for _ in range(2):
+            handles.append(mine.launch(driver.batch([(sequence, 64)])))
+            sequence.tokens.append(-1)
+        slots.append({id(handle._slot) for handle in handles})
+        assert len(slots[-1]) == 2
+        for handle in handles:
+            assert handle.wait() is handle.wait()
+    assert slots[0] == slots[1] == slots[2]
+    assert len(pool._free) == 2
+
+
+def test_a_step_that_samples_nothing(folder: Path) -> None:
+    mine = bench(folder, sizes=[1])
+    driver = driver_of(mine.runner)
+    sequence = driver.add([1, 2, 3, 4, 5])
+    for count in (1, 3):
+        tokens = mine.launch(driver.batch([(sequence, count)])).wait()
+        assert tokens.shape == (0,)
+        assert tokens.dtype == np.int32
+
+
+def test_a_nan_is_an_error_of_its_step_and_later_ones_go_on(folder: Path) -> None:
+    mine = bench(folder)
+    model = mine.runner._model
+    head = model._head
+    driver = driver_of(mine.runner)
+    sequence = driver.add([1, 2, 3])
+    model._head = lambda x: head(x) * torch.nan
+    broken = mine.launch(driver.batch([(sequence, 8)]))
+    model._head = head
+    sequence.tokens.append(-1)
+    last = mine.launch(driver.batch([(sequence, 8)]))
+    with pytest.raises(ValueError, match="NaN"):
+        broken.wait()
+    assert last.wait().shape == (1,)
+
+
+def test_an_error_while_queueing_is_raised_where_its_step_is_awaited(folder: Path) -> None:
+    mine = bench(folder)
+    model = mine.runner._model
+    driver = driver_of(mine.runner)
+    sequence, head = driver.add([1, 2, 3]), model._head
+    model._head = lambda x: x @ x
+    handle = mine.launch(driver.batch([(sequence, 8)]))
+    model._head = head
+    with pytest.raises(RuntimeError):
+        handle.wait()
+    assert mine.launch(driver.batch([(driver.add([1]), 8)])).wait().shape == (1,)
+    mine.runner.close()
+
+
+def test_what_waits_is_recorded() -> None:
+    device = RecordingDevice()
+    with device.watching():
+        numbers = torch.arange(3)
+        numbers[numbers > 1]
+        int(numbers[0])
+        device.upload(numbers, numbers.clone())
+        pinned = device.pinned(3, torch.int64)
+        device.upload(pinned[1:], numbers[1:].clone())
+        device.download(numbers, pinned).synchronize()
+    assert device.waits == [
+        "torch.index",
+        "torch._local_scalar_dense",
+        "upload of memory that is not pinned",
+        "event.synchronize",
+    ]
+
+
+def test_sizes_of_graphs() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert graph_sizes(100)[-5:] == [56, 64, 80, 96, 100]
+    with pytest.raises(ValueError, match="largest must be >= 1, got 0"):
+        graph_sizes(0)
