@@ -54,7 +54,8 @@ def num_products(num_rows: Any, size: Any) -> Any:
 
 
 @inlined
-def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, margin: Any) -> None:
+def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, following: Any,
+             margin: Any) -> None:  # fmt: skip
     """Write one part of `out` `[T, N]`: the rows of a block of tiles, times one panel, plus the bias.
 
     Args:
@@ -64,6 +65,7 @@ def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product:
         out: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
         depth: K.
         product: which part, panel by panel.
+        following: the part that the same thread computes next: its panel is read while this one is computed with.
         margin: `[TALL * 32]`, scratch: takes the outputs of a panel that goes beyond N.
     """
     num_rows, size = out.shape
@@ -74,7 +76,7 @@ def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product:
     cut = column + WIDTH > size
     first_tile, last_tile = block * _BLOCK, min(block * _BLOCK + _BLOCK, count)
     ahead_step = (WIDTH + last_tile - first_tile - 1) // (last_tile - first_tile)
-    ahead = panel_at + depth * WIDTH  # the panel that follows is read while this one is computed with
+    ahead = following // num_blocks * depth * WIDTH
     for tile in range(first_tile, last_tile):
         first, last = num_rows * tile // count, num_rows * (tile + 1) // count
         target, at, stride = (margin, 0, WIDTH) if cut else (out.reshape(-1), first * size + column, size)

@@ -120,11 +120,12 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                 op, num_rows = one[0], counts[one[1]]
                 num_parts = _num_parts(op, one, num_rows, items)
                 num_done = 0
-                while num_parts > 0:
-                    part = fetch_add(counters, i * COUNTER_STRIDE, 1)
-                    if part >= num_parts:
-                        break
+                part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
+                while part < num_parts:
                     num_done += 1
+                    following = part
+                    if op == Operation.MULTIPLY:  # claimed one ahead, so that its weights can be asked for
+                        following = fetch_add(counters, i * COUNTER_STRIDE, 1)
                     first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
                     if op == Operation.MULTIPLY:
                         depth, size = one[7], one[8]
@@ -132,7 +133,7 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                         matmul.multiply(
                             vector(one[2] if num_rows == 1 else one[3], num_rows * depth),
                             vector(one[4], padded * depth), vector(one[5], padded), floats(one[6], num_rows, size),
-                            depth, part, margin,
+                            depth, part, following, margin,
                         )  # fmt: skip
                     elif op == Operation.PACK:
                         matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
@@ -167,6 +168,7 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                         move(op, one, first, last)
                     else:
                         change(op, one, numbers[i], num_rows, first, last)
+                    part = following if op == Operation.MULTIPLY else fetch_add(counters, i * COUNTER_STRIDE, 1)
                 if num_done > 0:
                     fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
                 wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)

@@ -67,7 +67,9 @@ def _emit(builder: Any, rows: int, of: _Operands) -> None:
     k = builder.phi(INDEX)
     sums = [[builder.phi(vector) for _ in _HALVES] for _ in range(rows)]
     if of.ahead is not None:
-        prefetch(builder, builder.gep(of.ahead, [builder.mul(k, of.ahead_step)]))
+        asked = builder.gep(of.ahead, [builder.mul(k, of.ahead_step)])
+        prefetch(builder, asked)
+        prefetch(builder, builder.gep(asked, [INDEX(_LANES)]))
     row = builder.gep(of.panel, [builder.mul(k, of.panel_step)])
     columns = [load(builder, at, vector) for at in sides(row, INDEX(0), 0)]
     new: list[list[Any]] = []
