@@ -1,8 +1,8 @@
 """A whole step in one compiled function: threads go through a list of instructions, and share the parts of each.
 
 A thread claims parts of an instruction until none is left, then waits until all of them are done, and goes on to the
-next. So threads meet without a call of the operating system, a thread that is held up delays the others by one part at
-most, and any number of threads, late ones too, compute the same.
+next. So threads meet without a call of the operating system, a thread that is held up delays the others by two parts
+at most, and any number of threads, late ones too, compute the same.
 
 Legend: T tokens of the step, W wanted tokens, N instructions.
 """
