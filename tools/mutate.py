@@ -1,6 +1,7 @@
 """Change one operator or number of a module at a time, run its tests, and report the changes that no test notices.
 
     python tools/mutate.py packages/schedpolicy budget reserve victim
+    python tools/mutate.py packages/schedpolicy admission --part 1/4
 
 Each module `x` is tested by `tests/test_x.py` of its package, in a copy of the package that only the test run sees.
 """
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -85,7 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
     parser.add_argument("modules", nargs="+")
+    parser.add_argument("--part", default="1/1", help="I/N: of every N changes the I-th, for a run in N pieces")
     options = parser.parse_args()
+    part, num_parts = map(int, options.part.split("/"))
     num_survivors = 0
     for module in options.modules:
         (original,) = (options.package / "src").rglob(f"{module}.py")
@@ -97,7 +101,7 @@ def main() -> int:
             target = copy / original.relative_to(options.package / "src")
             if not survives(options.package, copy, module):
                 raise SystemExit(f"the tests of {module} must pass before anything is changed")
-            for line, text, mutant in mutants(source):
+            for line, text, mutant in islice(mutants(source), part - 1, None, num_parts):
                 num_mutants += 1
                 target.write_text(mutant)
                 if survives(options.package, copy, module):

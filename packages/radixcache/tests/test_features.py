@@ -57,6 +57,34 @@ def test_a_watch_ignores_a_partial_page_and_keeps_no_array() -> None:
     assert watch.num_tokens == 2
 
 
+def test_a_group_says_which_of_its_watches_have_changed() -> None:
+    cache = RadixCache(1)
+    group, others = cache.watch_group(), cache.watch_group()
+    watches = {name: group.watch(name, ids(*tokens)) for name, *tokens in (("a", 1, 2), ("b", 3), ("c", 1, 2, 3))}
+    others.watch("d", ids(1))
+    cache.watch(ids(1))
+    assert group.changed() == []  # the length that a watch is opened with is no change
+    cache.insert(ids(3), ids(30))
+    cache.insert(ids(1, 2), ids(10, 20))
+    assert group.changed() == ["b", "a", "c"]
+    assert group.changed() == []
+    assert others.changed() == ["d"]
+    cache.clear()
+    cache.insert(ids(1, 2, 3), ids(10, 20, 30))
+    watches["c"].close()
+    assert [(name, watches[name].num_tokens) for name in group.changed()] == [("a", 2), ("b", 0)]  # "a" was 0 meanwhile
+
+
+def test_watches_that_change_together_are_told_in_the_order_in_which_they_were_opened() -> None:
+    cache = RadixCache(2)
+    group = cache.watch_group()
+    for name in range(100):
+        group.watch(name, ids(1, 2, 3, 4 + name))
+    cache.insert(ids(1, 2, 3, 4), ids(0, 1))
+    cache.clear()
+    assert group.changed() == list(range(100))
+
+
 def test_what_is_over_quota_goes_first() -> None:
     cache = RadixCache(1)
     cache.insert(ids(1), ids(1), "modest")

@@ -34,7 +34,7 @@ from pagewood.radixcache.pages import PageSet
 from pagewood.radixcache.policies import Policy
 from pagewood.radixcache.testing import ManualClock, Oracle, conformance_machine, soak
 from pagewood.radixcache.tree import Tree
-from pagewood.radixcache.watches import Watches
+from pagewood.radixcache.watches import Watch, Watches, WatchGroup
 
 SETTINGS = hypothesis.settings(max_examples=10, stateful_step_count=50, deadline=None)
 CLOCK = ManualClock()
@@ -84,7 +84,7 @@ def yes(*arguments: object) -> bool:
     return True
 
 
-split, root, detach = Tree.split, Tree.root, Tree.detach
+split, root, detach, close = Tree.split, Tree.root, Tree.detach, Watches.close
 
 
 def evict_whole_edges(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
@@ -155,6 +155,28 @@ def stored_at_once(watches: Watches, space: Space, parent_page: int | None, key:
             watch.num_tokens += len(values) // 4 * watches._page_size  # pyright: ignore[reportPrivateUsage]
 
 
+def move_unnoted(watches: Watches, watch: Watch, num_pages: int, place: Any) -> None:
+    watches._rest(watch, num_pages, place)  # pyright: ignore[reportPrivateUsage]
+
+
+def note_last_first(watches: Watches, watch: Watch, num_pages: int, place: Any) -> None:
+    if watch.notes is not None:
+        others = {other: watch.notes.pop(other) for other in list(watch.notes)}
+        watch.notes.update({watch: watch.owner, **others})
+    move_unnoted(watches, watch, num_pages, place)
+
+
+def changed_again(group: WatchGroup[int]) -> list[int]:
+    return list(group._notes.values())  # pyright: ignore[reportPrivateUsage]
+
+
+def close_with_note(watches: Watches, watch: Watch) -> None:
+    notes = dict(watch.notes or {})
+    close(watches, watch)
+    if watch.notes is not None:
+        watch.notes.update(notes)
+
+
 FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "recency is never updated by inserts": ("LRU", RecencyList, "publish", nothing),
     "more is evicted than asked": ("LRU", eviction_module, "evict", evict_whole_edges),
@@ -172,6 +194,10 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "watches do not wake": ("LRU", Watches, "stored", nothing),
     "watches wake too far": ("LRU", Watches, "stored", stored_at_once),
     "watches do not move up": ("LRU", Watches, "removed", nothing),
+    "a change is not told": ("LRU", Watches, "_move", move_unnoted),
+    "the last change is told first": ("LRU", Watches, "_move", note_last_first),
+    "a change is told twice": ("LRU", WatchGroup, "changed", changed_again),
+    "a closed watch is told of": ("LRU", Watches, "close", close_with_note),
     "ghosts stay behind": ("LRU", History, "stored", nothing),
     "nothing is remembered": ("LRU", History, "removed", nothing),
     "hits do not count": ("LFU", Scored, "hit", nothing),

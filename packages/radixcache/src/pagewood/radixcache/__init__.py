@@ -20,7 +20,7 @@ from pagewood.radixcache.policies import (
     TailOptimizedLRU,
 )
 from pagewood.radixcache.usage import Usage
-from pagewood.radixcache.watches import Watch
+from pagewood.radixcache.watches import Watch, WatchGroup
 
 __all__ = [
     "FIFO",
@@ -46,6 +46,7 @@ __all__ = [
     "TailOptimizedLRU",
     "Usage",
     "Watch",
+    "WatchGroup",
     "__version__",
 ]
 

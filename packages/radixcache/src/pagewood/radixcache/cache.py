@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from pagewood.radixcache import eviction, inspection
 from pagewood.radixcache.arrays import Int32, as_key, from_bytes, require_int32
@@ -18,7 +19,7 @@ from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.policies import LRU
 from pagewood.radixcache.tree import Tree
-from pagewood.radixcache.watches import Watch, Watches
+from pagewood.radixcache.watches import Watch, Watches, WatchGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +175,11 @@ class RadixCache:
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
         """
-        tree, watches = self._tree, self._watches
-        if watches not in tree.listeners:
-            tree.listeners.insert(0, watches)
-        match = self.peek(tokens, namespace)
-        num_tokens = len(tokens) // tree.page_size * tree.page_size
-        watch = Watch(tokens[:num_tokens].tobytes(), namespace, self._unwatch)
-        watches.open(watch, match.pages)
-        return watch
+        return self._watch(tokens, namespace, None, None)
+
+    def watch_group(self) -> WatchGroup[Any]:
+        """Return a group of live matches, none yet, which says which of them have changed since it was last asked."""
+        return WatchGroup[Any](self._watch)
 
     def root(self, namespace: str | None = None) -> Node:
         """Return the handle of the empty prefix, which is always cached, can be locked, and serves as `after`."""
@@ -384,6 +382,16 @@ class RadixCache:
         pages = from_bytes(parts)
         self._tree.pages.drop(pages)
         return pages
+
+    def _watch(self, tokens: Int32, namespace: str | None, owner: Any, notes: dict[Watch, Any] | None) -> Watch:
+        tree, watches = self._tree, self._watches
+        if watches not in tree.listeners:
+            tree.listeners.insert(0, watches)
+        match = self.peek(tokens, namespace)
+        num_tokens = len(tokens) // tree.page_size * tree.page_size
+        watch = Watch(tokens[:num_tokens].tobytes(), namespace, self._unwatch, owner=owner, notes=notes)
+        watches.open(watch, match.pages)
+        return watch
 
     def _unwatch(self, watch: Watch) -> None:
         self._watches.close(watch)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pagewood.radixcache.arrays import ITEM_BYTES, from_bytes, num_common_items
+from pagewood.radixcache.arrays import ITEM_BYTES, Int32, from_bytes, num_common_items
 from pagewood.radixcache.node import Edge, Space
+
+T = TypeVar("T")
 
 _Place: TypeAlias = int | str | None
 """Where a watch rests: the id of the last page that it shares, or the namespace where it shares none."""
@@ -21,11 +23,21 @@ class Watch:
     Invariant: while it is open, `num_tokens` is what `RadixCache.peek` would say.
     """
 
-    __slots__ = ("_close", "key", "namespace", "num_tokens", "place")
+    __slots__ = ("_close", "key", "namespace", "notes", "num_tokens", "owner", "place")
 
-    def __init__(self, key: bytes, namespace: str | None, close: Callable[[Watch], None]) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        namespace: str | None,
+        close: Callable[[Watch], None],
+        *,
+        owner: Any = None,
+        notes: dict[Watch, Any] | None = None,
+    ) -> None:
         self.key = key
         self.namespace = namespace
+        self.owner = owner
+        self.notes = notes  # written by: Watches
         self.num_tokens = 0  # written by: Watches
         self.place: _Place = namespace  # written by: Watches
         self._close = close
@@ -36,6 +48,38 @@ class Watch:
 
     def __repr__(self) -> str:
         return f"Watch(namespace={self.namespace!r}, num_tokens={self.num_tokens})"
+
+
+class WatchGroup(Generic[T]):
+    """Watches that say which of them have changed, so that nobody has to read thousands of them.
+
+    Invariant: `changed` returns the owner of every open watch of this group whose length has changed since the last
+    call, or since it was opened if that was later. It is returned once, also if the length is back to what it was, and
+    in the order of the first changes: that depends on what was done to the cache, never on hashes.
+
+    Nothing is called while the tree changes. A watch that moves leaves a note, at most one for each open watch, and the
+    notes are read when the group is asked: at a moment of its owner's choosing.
+    """
+
+    __slots__ = ("_notes", "_open")
+
+    def __init__(self, open: Callable[[Int32, str | None, T, dict[Watch, T]], Watch]) -> None:
+        self._open = open
+        self._notes: dict[Watch, T] = {}  # written by: Watches, changed
+
+    def watch(self, owner: T, tokens: Int32, namespace: str | None = None) -> Watch:
+        """Return a live match, as `RadixCache.watch` does, that `changed` speaks of as `owner`.
+
+        Raises:
+            ValueError: `tokens` is not a one-dimensional int32 array.
+        """
+        return self._open(tokens, namespace, owner, self._notes)
+
+    def changed(self) -> list[T]:
+        """Return the owners of the open watches whose length has changed since the last call, at a step for each."""
+        owners = list(self._notes.values())
+        self._notes.clear()
+        return owners
 
 
 class Watches:
@@ -66,6 +110,8 @@ class Watches:
         group = self._waiting.get(watch.place, {}).get(self._next_page(watch), {})
         if watch in group:
             del group[watch]
+            if watch.notes is not None:
+                watch.notes.pop(watch, None)
             if not group:
                 self._leave(watch.place, self._next_page(watch))
 
@@ -91,7 +137,7 @@ class Watches:
                 num_pages = len(pages)
             else:
                 num_pages = num_common_items(key, watch.key, offset) // self._page_size
-            self._rest(watch, watch.num_tokens // self._page_size + num_pages, int(pages[num_pages - 1]))
+            self._move(watch, watch.num_tokens // self._page_size + num_pages, int(pages[num_pages - 1]))
 
     def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
         """Move up the watches that rest at pages that are gone."""
@@ -108,7 +154,7 @@ class Watches:
                 for watch in group:
                     if depth < 0:
                         depth = watch.num_tokens // self._page_size - 1 - int(np.flatnonzero(pages == page)[0])
-                    self._rest(watch, depth, place)
+                    self._move(watch, depth, place)
 
     def cleared(self, space: Space) -> None:
         """Nothing: `removed` has said it."""
@@ -132,6 +178,12 @@ class Watches:
     def _next_page(self, watch: Watch) -> bytes:
         offset = watch.num_tokens * ITEM_BYTES
         return watch.key[offset : offset + self._page_bytes]
+
+    def _move(self, watch: Watch, num_pages: int, place: _Place) -> None:
+        """Let a watch rest where it did not, and take a note of it."""
+        if watch.notes is not None:
+            watch.notes[watch] = watch.owner
+        self._rest(watch, num_pages, place)
 
     def _rest(self, watch: Watch, num_pages: int, place: _Place) -> None:
         """Let a watch rest, `num_pages` deep."""

@@ -68,6 +68,11 @@ def conformance_machine(
             self.oracle = Oracle(page_size, make_policy())
             self.handles: list[Any] = []  # parallel to the oracle's leases
             self.watches: list[Any] = []  # parallel to the oracle's watches
+            self.group: Any = self.rich.watch_group() if hasattr(self.cache, "watch_group") else None
+            self.grouped: dict[int, Any] = {}  # the open watches of the group, by owner
+            self.lengths: dict[int, int] = {}  # of these, after the last rule
+            self.changed: dict[int, int] = {}  # owner to rule, of those that have changed since the group was asked
+            self.num_rules = 0
             self.num_pages_made = 0
             self.free_pages: list[int] = []  # ids are used again, those given up last first
             self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
@@ -175,10 +180,31 @@ def conformance_machine(
             """Open a watch, or close one."""
             if pick % 10 < len(self.watches):
                 self.oracle.watches.pop(pick % 10)
-                self.watches.pop(pick % 10).close()
+                closed = self.watches.pop(pick % 10)
+                closed.close()
+                for owner in [owner for owner, watch in self.grouped.items() if watch is closed]:
+                    del self.grouped[owner], self.lengths[owner]
+                    self.changed.pop(owner, None)
+            elif pick % 2 and self.group is not None:
+                owner = self.num_rules
+                self.watches.append(self.group.watch(owner, tokens_of(prefix, tail), namespace))
+                self.oracle.watches.append((namespace, prefix))
+                self.grouped[owner] = self.watches[-1]
+                self.lengths[owner] = self.watches[-1].num_tokens
             else:
                 self.watches.append(self.rich.watch(tokens_of(prefix, tail), namespace))
                 self.oracle.watches.append((namespace, prefix))
+
+        @precondition(lambda self: self.grouped)
+        @rule()
+        def ask_group(self) -> None:
+            """Every change is told once, and earlier ones first."""
+            told = self.group.changed()
+            assert sorted(told) == sorted(self.changed)
+            rules = [self.changed[owner] for owner in told]
+            assert rules == sorted(rules)
+            self.changed.clear()
+            assert not self.group.changed()
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails)
         def look(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
@@ -200,6 +226,14 @@ def conformance_machine(
         def watches_agree(self) -> None:
             for watch, key in zip(self.watches, self.oracle.watches, strict=True):
                 assert watch.num_tokens == len(self.oracle.match(*key)) * page_size
+
+        @invariant()
+        def note_changes(self) -> None:
+            self.num_rules += 1
+            for owner, watch in self.grouped.items():
+                if watch.num_tokens != self.lengths[owner]:
+                    self.lengths[owner] = watch.num_tokens
+                    self.changed.setdefault(owner, self.num_rules)
 
         @invariant()
         def invariants_hold(self) -> None:
@@ -325,6 +359,7 @@ def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int
         del state.stale[:-8], state.peeked[:-50]
         while len(state.handles) > 20:
             state.release_lease(rng.randrange(len(state.handles)))
+        state.note_changes()
         if step % check_every == 0:
             for look in (state.counts_agree, state.watches_agree, state.invariants_hold):
                 look()
