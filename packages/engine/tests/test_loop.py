@@ -12,6 +12,7 @@ from pagewood.engine.api import (
     Refusal,
     Refuse,
     SamplingParams,
+    SetPriority,
     Submit,
 )
 from pagewood.engine.arrays import Int32
@@ -227,3 +228,38 @@ def test_a_higher_priority_is_admitted_first() -> None:
     bench.step(low, Submit(request_id="high", tokens=high.tokens, sampling=high.sampling, priority=5))
     bench.until_idle()
     assert [delta.request_id for delta in bench.deltas if delta.finish] == ["running", "high", "low"]
+
+
+def test_a_priority_that_changes_while_a_request_waits_decides_who_is_next() -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=1))
+    bench.step(*(submit(name, [index], max_tokens=3) for index, name in enumerate("abc")))
+    bench.step(SetPriority(request_id="c", priority=1))
+    bench.until_idle()
+    assert [delta.request_id for delta in bench.deltas if delta.finish] == ["a", "c", "b"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_priority_that_changes_while_requests_run_decides_who_yields(overlap: bool) -> None:
+    def ends(*commands: Command) -> list[str]:
+        config = EngineConfig(page_size=4, max_running=3, schedule_conservativeness=0.01, overlap=overlap)
+        bench = Bench(config)
+        bench.step(*(submit(name, [index] * 30, max_tokens=34) for index, name in enumerate("abc")))
+        for _ in range(5):
+            bench.step()
+        assert {delta.request_id for delta in bench.deltas if delta.tokens} == {"a", "b", "c"}  # all of them stream
+        bench.step(*commands)
+        bench.until_idle()
+        assert bench.engine.counters().num_preempted == 1
+        return [delta.request_id for delta in bench.deltas if delta.finish]
+
+    assert ends() == ["a", "b", "c"]
+    assert ends(SetPriority(request_id="c", priority=1)) == ["c", "a", "b"]
+    assert ends(SetPriority(request_id="a", priority=-1)) == ["b", "c", "a"]
+
+
+def test_a_priority_of_nobody_is_no_error() -> None:
+    bench = Bench(CONFIG)
+    assert bench.step(SetPriority(request_id="a", priority=1)) == []
+    bench.step(submit("a", [1], max_tokens=2))
+    bench.until_idle()
+    assert bench.step(SetPriority(request_id="a", priority=1)) == []

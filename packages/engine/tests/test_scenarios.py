@@ -19,11 +19,20 @@ Two more leave the output right and are noticed by counting the steps that were 
 
     finish then launch         the overlapped loop waits for a step before it launches the next
     unseen token forgotten     a request is not granted a step before its last token is known
+
+Others leave the output right and the queue wrong; an audit of the queue notices them:
+
+    change not told            the order of the queue is not told that more or less of a request is cached
+    preempted not followed     a request that waits again is not watched
+    priority not told          the order of the queue is not told of another priority
+    running not sorted         a running request keeps the place of its old priority
 """
 
 import inspect
 import random
 import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -31,9 +40,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine import batch, kv, loop, plan, retire
+from pagewood.engine import batch, intake, kv, loop, plan, retire
 from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.loop import Engine
+from pagewood.engine.state import Request, deserving
 from pagewood.engine.testing import Arrival, Scenario, random_scenario, run_scenario
+from pagewood.schedpolicy import MATCH_ORDERS, Order, order_named
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -81,6 +93,73 @@ def test_the_plain_loop_takes_one_step_a_token_and_never_runs_ahead() -> None:
 def test_the_overlapped_loop_launches_every_step_but_the_first_ahead_and_wastes_none() -> None:
     report = run_scenario(steady_scenario(overlap=True))
     assert (report.num_steps, report.num_launched_ahead) == (20, 19)
+
+
+class AuditedQueue:
+    """A queue that compares itself, whenever it is read, with a new one of the requests as they are now."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        state, self.kv = engine._state, engine._kv  # pyright: ignore[reportPrivateUsage]
+        self.queue, self.name = state.waiting, name
+        self.waiting = [request for request in state.by_id.values() if request in self.queue]
+        self.stop, self.update = self.queue.stop, self.queue.update
+
+    def add(self, request: Request) -> None:
+        self.queue.add(request)
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        self.queue.remove(request)
+        self.waiting.remove(request)
+
+    def admit(self, request: Request) -> None:
+        self.queue.admit(request)
+        self.waiting.remove(request)
+
+    def ordered(self, now_s: float) -> Iterator[Request]:
+        fresh: Order[Request] = order_named(self.name)
+        for request in self.waiting:
+            if self.name in MATCH_ORDERS and request.watch is not None:
+                tokens = request.tokens[: request.num_known - 1]
+                cached = self.kv._cache.peek(tokens, request.namespace)  # pyright: ignore[reportPrivateUsage]
+                assert request.num_matched == cached.num_tokens
+            fresh.add(request)
+        expected = list(fresh.ordered(now_s))
+        assert list(self.queue.ordered(now_s)) == expected
+        return iter(expected)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self.queue
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+
+def run_audited(scenario: Scenario, name: str) -> None:
+    """Run a scenario under an order that is a function of the requests and the time; audit queue and rows."""
+    config = replace(scenario.config, schedule_policy=name)
+
+    def audit(engine: Engine) -> None:
+        state = engine._state  # pyright: ignore[reportPrivateUsage]
+        if not isinstance(state.waiting, AuditedQueue):
+            state.waiting = AuditedQueue(engine, name)
+        assert state.running == sorted(state.running, key=deserving)
+        assert not config.prefix_cache or all(
+            (r.watch is None) == (name not in MATCH_ORDERS) for r in state.waiting.waiting
+        )
+
+    run_scenario(replace(scenario, config=config), after_step=audit)
+
+
+PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "hrrn", "dfs-weight")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), name=st.sampled_from(PURE_ORDERS))
+def test_the_queue_is_ordered_as_if_all_of_it_had_just_been_matched(
+    rng: random.Random, overlap: bool, name: str
+) -> None:
+    run_audited(random_scenario(rng, overlap=overlap), name)
 
 
 Edit = tuple[Any, str, str, str]
@@ -156,6 +235,14 @@ DEGENERATIONS: dict[str, list[Edit]] = {
 }
 
 
+QUEUE_FAULTS: dict[str, list[Edit]] = {
+    "change not told": [(plan.Planner, "_admit", "state.waiting.update(request)", "pass")],
+    "preempted not followed": [(plan.Planner, "plan", "self._kv.follow(request)", "pass")],
+    "priority not told": [(intake.Intake, "_set_priority", "self._state.waiting.update(request)", "pass")],
+    "running not sorted": [(intake.Intake, "_set_priority", "self._state.running.sort(key=deserving)", "pass")],
+}
+
+
 def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace functions by what their edited sources say."""
     sources: dict[tuple[Any, str], str] = {}
@@ -185,3 +272,16 @@ def test_a_seeded_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) 
 def test_overlap_that_degenerates_into_waiting_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(DEGENERATIONS[fault], monkeypatch)
     assert run_scenario(steady_scenario(overlap=True)).num_launched_ahead < 19
+
+
+@pytest.mark.parametrize("fault", QUEUE_FAULTS)
+def test_a_queue_that_is_out_of_order_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(QUEUE_FAULTS[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_audited(
+                random_scenario(random.Random(seed), overlap=seed % 3 > 0), PURE_ORDERS[seed % len(PURE_ORDERS)]
+            )
+        except AssertionError:
+            return
+    pytest.fail(f"{fault!r} went unnoticed")

@@ -33,6 +33,8 @@ def test_what_is_generated_already_is_not_waited_for():
 def test_only_a_part_of_the_output_may_be_expected():
     half = Feasibility(model=FEASIBILITY.model, chunk_tokens=100, output_ratio=0.5)
     assert half.expected_end_s(request(1.0), 0.0, Load()) == pytest.approx(0.04 + (round(5.5) - 1) * 0.0135)
+    none = Feasibility(model=FEASIBILITY.model, chunk_tokens=100, output_ratio=0.0)
+    assert none.expected_end_s(request(1.0), 0.0, Load()) == pytest.approx(0.04)
 
 
 def test_what_cannot_be_met_is_refused_with_both_times():
@@ -40,6 +42,8 @@ def test_what_cannot_be_met_is_refused_with_both_times():
     late = FEASIBILITY.check(request(5.17), 5.0, Load())
     assert late is not None
     assert late.reason == "deadline_s is 5.170, but the request is expected to end at 5.175"
+    end_s = FEASIBILITY.expected_end_s(request(0.0), 5.0, Load())
+    assert FEASIBILITY.check(request(end_s), 5.0, Load()) is None  # just in time
     assert FEASIBILITY.check(request(float("inf")), 5.0, Load(num_decode=10**6)) is None
 
 

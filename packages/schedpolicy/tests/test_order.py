@@ -219,6 +219,25 @@ def test_a_request_without_a_match_starves_among_those_with_one_only_where_age_i
     assert num_served == most
 
 
+@pytest.mark.parametrize("name", sorted(set(ORDERS) - set(MATCH_ORDERS)))
+def test_other_orders_read_the_match_only_of_what_they_have_yielded(name: str):
+    def arrivals(*, known_at_once: bool) -> list[int]:
+        order, rng = order_named(name), Random(0)
+        matches: list[int] = []
+        for arrival in range(60):
+            request = random_request(rng, arrival, 0.0)
+            matches.append(request.num_matched)
+            request.num_matched = request.num_matched if known_at_once else 0
+            order.add(request)
+        yielded: list[int] = []
+        for request in order.ordered(0.0):
+            request.num_matched = matches[request.arrival]
+            yielded.append(request.arrival)
+        return yielded
+
+    assert arrivals(known_at_once=True) == arrivals(known_at_once=False)
+
+
 def test_names():
     assert set(PLAIN_ORDERS) < set(ORDERS)
     assert set(MATCH_ORDERS) < set(ORDERS)

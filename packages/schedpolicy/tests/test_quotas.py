@@ -58,6 +58,11 @@ def test_what_can_never_run_is_found_at_once():
     assert Quotas({"a": Quota(max_tokens_in_flight=120, max_kv_tokens=100)}).can_ever_run(request(1)).fits
 
 
+def test_who_may_generate_nothing_more_needs_what_it_has():
+    done = FakeRequest(arrival=0, tenant="a", num_tokens=120, num_generated=20, max_new_tokens=20)
+    assert Quotas({"a": Quota(max_tokens_in_flight=120)}).check(done).fits
+
+
 def test_no_tenant_has_more_than_its_quota():
     for seed in range(50):
         rng = Random(seed)

@@ -1,9 +1,14 @@
 """The simulator against a second one that counts every token and every page, one step at a time."""
 
+import inspect
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
+from random import Random
+from types import FunctionType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +23,7 @@ from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine
 from pagewood.schedpolicy.simulation.metrics import Observations, Outcome
 from pagewood.schedpolicy.simulation.policies import Policies, policies_named
+from pagewood.schedpolicy.simulation.replica import Replica
 from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
 from pagewood.schedpolicy.skip_ahead import SkipAhead
 from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim
@@ -425,6 +431,53 @@ def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
 
     both = policies_for(order, budget, victim, page_size, init_ratio=init_ratio)
     compare(trace, *both, num_tokens // page_size, page_size)
+
+
+def crowded_trace(rng: Random) -> Trace:
+    """Draw requests that come at once, from three families, for a memory that holds two of them: much is evicted."""
+    requests: list[TraceRequest] = []
+    now = 0
+    for number in range(rng.randint(4, 10)):
+        now += rng.choice((0, 0, 0, 1, 2, 5))
+        num_prompt, num_output = rng.randint(1, 24), rng.randint(1, 12)
+        num_shared, family = rng.randint(0, num_prompt + num_output), rng.randint(1, 3)
+        keys = [1000 * family + place for place in range(num_shared)]
+        keys += [10_000 + 100 * number + place for place in range(num_shared, num_prompt + num_output)]
+        requests.append(
+            TraceRequest(
+                arrived_s=now / 2**10,
+                num_prompt=num_prompt,
+                num_output=num_output,
+                max_new_tokens=num_output,
+                keys=tuple(keys),
+            )
+        )
+    return Trace(name="crowded", requests=tuple(requests), block_size=1)
+
+
+def run_crowded(seed: int) -> None:
+    rng = Random(seed)
+    order, max_running = rng.choice(("lpm", "dfs-weight", "shortest", "hrrn")), rng.randint(2, 5)
+    budget = Budget(
+        max_step_tokens=max_running + rng.randint(8, 20), max_chunk_tokens=None, max_running=max_running, max_prefills=3
+    )
+    compare(crowded_trace(rng), *policies_for(order, budget, "priority", 1), rng.randint(36, 45), 1)
+
+
+def test_matches_that_change_in_the_middle_of_a_pass_are_told_in_the_next():
+    for seed in range(300):
+        run_crowded(seed)
+
+
+def test_a_match_that_is_taken_note_of_without_telling_the_order_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    source = textwrap.dedent(inspect.getsource(Replica._fit))  # pyright: ignore[reportPrivateUsage]
+    assert "request.num_matched = known_matched" in source
+    namespace: dict[str, Any] = {}
+    function: FunctionType = Replica._fit  # pyright: ignore
+    exec(source.replace("request.num_matched = known_matched", "pass"), function.__globals__, namespace)
+    monkeypatch.setattr(Replica, "_fit", namespace["_fit"])
+    with pytest.raises(AssertionError):
+        test_matches_that_change_in_the_middle_of_a_pass_are_told_in_the_next()
 
 
 def policies_for(

@@ -87,6 +87,18 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetPriority:
+    """Give a request another priority, from the next step on, whether it waits, runs or streams.
+
+    While it waits, the order decides by it; once it runs, who yields when memory runs out. An unknown or finished
+    `request_id` is not an error, and there is no answer.
+    """
+
+    request_id: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """A request that failed before it reached the engine; it is answered with a refusing `Delta`, in its order."""
 
@@ -95,7 +107,7 @@ class Refuse:
     carry: bytes = b""
 
 
-Command = Submit | Abort | Refuse
+Command = Submit | Abort | SetPriority | Refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

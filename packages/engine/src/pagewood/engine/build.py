@@ -170,13 +170,15 @@ def assemble(
         clock: seconds, monotonic.
     """
     page_size = info.page_size
+    order = _order_name(config.schedule_policy)
     kv = KVSpace(
         make_cache=make_cache or (partial(RadixCache, page_size) if config.prefix_cache else NoPrefixCache),
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
         num_rows=config.max_running,
+        follows_waiting=config.prefix_cache and order in MATCH_ORDERS,
     )
-    state = EngineState(waiting=order_named(_order_name(config.schedule_policy), seed=config.seed))
+    state = EngineState(waiting=order_named(order, seed=config.seed, told=True))
     planner = Planner(
         kv=kv,
         budget=Budget(
@@ -189,7 +191,6 @@ def assemble(
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         defer_repeats=config.prefix_cache,
-        follows_all=config.prefix_cache and _order_name(config.schedule_policy) in MATCH_ORDERS,
     )
     intake = Intake(
         state=state,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, Submit
+from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SetPriority, Submit
 from pagewood.engine.arrays import Int32
 from pagewood.engine.kv import KVSpace
 from pagewood.engine.retire import end, refuse
-from pagewood.engine.state import EngineState, Request
+from pagewood.engine.state import EngineState, Request, deserving
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**63 - 1
@@ -19,7 +19,7 @@ class Intake:
 
     Args:
         state: where requests go.
-        kv: gives back what aborted requests hold.
+        kv: keeps the matches of waiting requests true, and gives back what aborted ones hold.
         max_length: longest prompt plus output of one request.
         vocab_size: token ids are below it.
         eos_token_ids: tokens that end a request unless it ignores them.
@@ -54,6 +54,9 @@ class Intake:
             case Abort():
                 request = self._state.by_id.get(command.request_id)
                 return None if request is None else end(self._state, self._kv, request, FinishReason.ABORT)
+            case SetPriority():
+                self._set_priority(command)
+                return None
             case Refuse():
                 return refuse(command.request_id, command.refusal, command.carry)
 
@@ -83,9 +86,20 @@ class Intake:
             tokens=tokens,
             num_known=len(prompt),
         )
+        self._kv.follow(request)
         self._state.waiting.add(request)
         self._state.by_id[request.request_id] = request
         return None
+
+    def _set_priority(self, command: SetPriority) -> None:
+        request = self._state.by_id.get(command.request_id)
+        if request is None:
+            return
+        request.priority = command.priority
+        if request.row < 0:
+            self._state.waiting.update(request)
+        else:
+            self._state.running.sort(key=deserving)
 
     def _next_seed(self) -> int:
         return (self._seed + self._num_arrivals * _GOLDEN) & _MASK

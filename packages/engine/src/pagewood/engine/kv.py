@@ -101,12 +101,24 @@ class Watch(Protocol):
         ...
 
 
+class WatchGroup(Protocol):
+    """Watches that say which of them have changed."""
+
+    def watch(self, owner: Request, tokens: Int32, namespace: str | None = None) -> Watch:
+        """Return a match that stays true until it is closed."""
+        ...
+
+    def changed(self) -> list[Request]:
+        """Return the owners of the open watches whose length has changed since the last call."""
+        ...
+
+
 @runtime_checkable
 class WatchedCache(PrefixCache, Protocol):
-    """A prefix cache that tells a waiting sequence how much of it is cached, without being asked again."""
+    """A prefix cache that knows which waiting sequences are concerned when something comes or goes."""
 
-    def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
-        """Return a match that stays true until it is closed."""
+    def watch_group(self) -> WatchGroup:
+        """Return a group without watches."""
         ...
 
 
@@ -215,20 +227,31 @@ class KVSpace:
         allocator: where fresh pages come from.
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.
+        follows_waiting: whether the order of the queue reads how much of each request is cached.
+
+    Raises:
+        ValueError: requests are to be followed, and the cache has no watches.
     """
 
     __slots__ = (
-        "_allocator", "_cache", "_free_rows", "_make_cache", "_num_recalling", "_tiers", "_watched", "epoch",
-        "page_size",
+        "_allocator", "_cache", "_follows_waiting", "_free_rows", "_group", "_make_cache", "_num_recalling", "_tiers",
+        "epoch", "page_size",
     )  # fmt: skip
 
     def __init__(
-        self, *, make_cache: Callable[[], PrefixCache], allocator: PageAllocator, page_size: int, num_rows: int
+        self,
+        *,
+        make_cache: Callable[[], PrefixCache],
+        allocator: PageAllocator,
+        page_size: int,
+        num_rows: int,
+        follows_waiting: bool = False,
     ) -> None:
         self._make_cache = make_cache
+        self._follows_waiting = follows_waiting
         self._cache = make_cache()  # written by: kv
         self._tiers = self._cache if isinstance(self._cache, TieredCache) else None  # written by: kv
-        self._watched = self._cache if isinstance(self._cache, WatchedCache) else None  # written by: kv
+        self._group = self._new_group()  # written by: kv
         self._num_recalling = 0  # written by: kv
         self._allocator = allocator
         self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
@@ -266,23 +289,30 @@ class KVSpace:
         """Waiting requests whose KV may be on its way back from another memory."""
         return self._num_recalling
 
+    def follow(self, request: Request) -> None:
+        """Keep `num_matched` of a request that begins to wait true, if the order of the queue reads it."""
+        if self._group is not None:
+            watch = self._group.watch(request, self._reusable(request), request.namespace)
+            request.watch = watch
+            request.num_matched = watch.num_tokens
+
+    def changed(self) -> list[Request]:
+        """Return the followed requests of which more or less is cached than when this was last asked."""
+        if self._group is None:
+            return []
+        requests = self._group.changed()
+        for request in requests:
+            self.probe(request)
+        return requests
+
     def probe(self, request: Request) -> None:
-        """Refresh `num_matched` of a waiting request, if the cache has changed since the last probe."""
-        if request.matched_epoch != self.epoch:
+        """Refresh `num_matched` of a waiting request."""
+        watch: Any = request.watch
+        if watch is not None:
+            request.num_matched = watch.num_tokens
+        elif request.matched_epoch != self.epoch:
             request.matched_epoch = self.epoch
             request.num_matched = self._cache.peek(self._reusable(request), request.namespace).num_tokens
-
-    def follow(self, request: Request) -> None:
-        """As `probe`, for a request that is looked at in every step: from then on the cache says what changes."""
-        if self._watched is None:
-            self.probe(request)
-            return
-        watch: Any = request.watch
-        if watch is None or request.watched is not self._watched:  # a new request, or a cache in place of a broken one
-            watch = self._watched.watch(self._reusable(request), request.namespace)
-            request.watch, request.watched = watch, self._watched
-        request.num_matched = watch.num_tokens
-        request.matched_epoch = self.epoch
 
     def recall(self, request: Request, *, num_reserved: int) -> bool:
         """Bring back KV of a waiting request from other memories; return whether to admit it later, when it is there.
@@ -320,7 +350,7 @@ class KVSpace:
         watch: Any = request.watch
         if watch is not None:
             watch.close()
-            request.watch = request.watched = None
+            request.watch = None
         self._end_recall(request)
 
     def _end_recall(self, request: Request) -> None:
@@ -452,12 +482,19 @@ class KVSpace:
         return None
 
     def heal(self) -> None:
-        """Forget all cached prefixes and make every page free. No request may hold a row."""
+        """Forget all cached prefixes and make every page free. No request may wait or hold a row."""
         self._cache = self._make_cache()
         self._tiers = self._cache if isinstance(self._cache, TieredCache) else None
-        self._watched = self._cache if isinstance(self._cache, WatchedCache) else None
+        self._group = self._new_group()
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
+
+    def _new_group(self) -> WatchGroup | None:
+        if not self._follows_waiting:
+            return None
+        if not isinstance(self._cache, WatchedCache):
+            raise ValueError(f"make_cache must make a cache with watches, got {type(self._cache).__name__}")
+        return self._cache.watch_group()
 
     def _reusable(self, request: Request) -> Int32:
         return request.tokens[: request.num_known - 1]

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from pagewood.engine.kv import KVSpace
-from pagewood.engine.state import EngineState, Request
+from pagewood.engine.state import EngineState, Request, deserving
 
 _MIN_SHARED_TOKENS = 32
 """A waiting request defers to a prompt in progress if at least so much of its own prefill would be saved."""
@@ -117,7 +117,7 @@ class Planner:
     still has a step in flight cannot be preempted at once: it is withheld from this step, and preempted in the next.
     """
 
-    __slots__ = ("_budget", "_defer_repeats", "_follows_all", "_kv", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = ("_budget", "_defer_repeats", "_kv", "_reserve", "_skip_ahead", "_victim")
 
     def __init__(
         self,
@@ -128,7 +128,6 @@ class Planner:
         victim: Victim,
         skip_ahead: SkipAhead,
         defer_repeats: bool,
-        follows_all: bool,
     ) -> None:
         """Take the parts.
 
@@ -139,11 +138,9 @@ class Planner:
             victim: who yields.
             skip_ahead: how far to look past a request that does not fit.
             defer_repeats: whether to hold back a prompt that repeats one in progress.
-            follows_all: whether the order of the queue reads how much of each request is cached.
         """
         self._defer_repeats = defer_repeats
         self._kv = kv
-        self._follows_all = follows_all
         self._budget = budget
         self._reserve = reserve
         self._victim = victim
@@ -159,6 +156,7 @@ class Planner:
         for request in shortage.preempted:
             state.running.remove(request)
             state.waiting.stop(request)
+            self._kv.follow(request)
             state.waiting.add(request)
         if shortage.preempted:
             self._reserve.on_preempt(state.running)
@@ -206,10 +204,8 @@ class Planner:
         kv = self._kv
         if not budget.can_admit or not kv.num_free_rows or not budget.offer_prefill(1):
             return
-        if self._follows_all:
-            for request in state.by_id.values():
-                if request.row < 0:
-                    kv.follow(request)
+        for request in kv.changed():
+            state.waiting.update(request)
         self._skip_ahead.begin_step(state.waiting)
         admitted: list[Request] = []
         for request in islice(state.waiting.ordered(now_s), _MAX_EXAMINED):
@@ -230,7 +226,7 @@ class Planner:
             budget.take_prefill(count)
             budget.admit()
             self._skip_ahead.admitted(request)
-            insort(state.running, request, key=_deserving)
+            insort(state.running, request, key=deserving)
             admitted.append(request)
             start = request.num_matched
             grants.append(Grant(request, start, count, start + count == request.num_known, True))
@@ -302,7 +298,3 @@ class Shortage:
     def _without_grant(self, grants: Sequence[Grant]) -> list[Request]:
         taken = {id(grant.request) for grant in grants} | {id(request) for request in self.excluded}
         return [request for request in self._state.running if id(request) not in taken]
-
-
-def _deserving(request: Request) -> tuple[int, int]:
-    return (-request.priority, request.arrival)

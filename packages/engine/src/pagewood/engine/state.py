@@ -31,7 +31,7 @@ class Request:
     sampling: SamplingParams
     seed: int
     stop_ids: frozenset[int]
-    priority: int
+    priority: int  # written by: intake
     namespace: str | None
     carry: bytes
     arrival: int
@@ -59,13 +59,11 @@ class Request:
     num_matched: int = 0
     """Cached prefix tokens, as last probed or taken."""  # written by: kv
     matched_epoch: int = -1
-    """State of the cache when num_matched was probed."""  # written by: kv
+    """State of the cache when num_matched was probed without a watch."""  # written by: kv
     num_cached: int = -1
     """Prompt tokens that its first admission found in the cache; -1: not admitted yet."""  # written by: kv
     watch: object = None
     """What keeps num_matched true while it waits; None: nothing does."""  # written by: kv
-    watched: object = None
-    """The cache that the watch is of."""  # written by: kv
     recall: object = None
     """Its KV on the way back from another memory; None: nothing is."""  # written by: kv
     is_recalled: bool = False
@@ -135,6 +133,10 @@ class Queue(Protocol):
         """Take note that a request from here runs no more."""
         ...
 
+    def update(self, request: Request) -> None:
+        """Take note that a waiting request has another priority, or that more or less of it is cached."""
+        ...
+
     def ordered(self, now_s: float) -> Iterator[Request]:
         """Yield the requests, first to be admitted first; nobody may come or go meanwhile."""
         ...
@@ -158,7 +160,7 @@ class EngineState:
     waiting: Queue
     """Queued, no row."""  # written by: intake, plan, retire
     running: list[Request] = field(default_factory=list["Request"])
-    """Holding a row; most deserving first: by descending priority, then arrival."""  # written by: plan, retire
+    """Holding a row; most deserving first, as `deserving` says."""  # written by: plan, retire, intake
     draining: list[Request] = field(default_factory=list["Request"])
     """Ended, with a launched step that still reads their pages."""  # written by: retire
     by_id: dict[str, Request] = field(default_factory=dict[str, "Request"])
@@ -168,3 +170,8 @@ class EngineState:
     def is_idle(self) -> bool:
         """Whether nothing is queued, running or draining."""
         return not (len(self.waiting) or self.running or self.draining)
+
+
+def deserving(request: Request) -> tuple[int, int]:
+    """Return the rank of a running request: by descending priority, then arrival."""
+    return -request.priority, request.arrival

@@ -67,7 +67,7 @@ class Feasibility:
         if num_rest:
             prompt_s += step_s(num_prefill=num_rest, num_decode=load.num_decode, num_kv=load.num_kv)
         # The last step of the prompt gives the first token.
-        num_output = round(self.output_ratio * max(0, request.max_new_tokens - request.num_generated))
+        num_output = round(self.output_ratio * (request.max_new_tokens - request.num_generated))
         num_kv = load.num_kv + request.num_tokens
         decode_s = step_s(num_prefill=0, num_decode=load.num_decode + 1, num_kv=num_kv)
         return now_s + prompt_s + max(0, num_output - 1) * decode_s

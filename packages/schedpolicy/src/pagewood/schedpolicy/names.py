@@ -29,8 +29,10 @@ PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "h
 ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 """Names of all orders."""
 
-MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight", "fair")
-"""Names of the orders that read `num_matched`."""
+MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight")
+"""Names of the orders that compare waiting requests by `num_matched`.
+
+"fair" reads it too, but only of a request that it has just yielded, which may be asked for then."""
 
 
 def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[Any]:

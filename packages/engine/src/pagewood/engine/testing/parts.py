@@ -14,13 +14,14 @@ from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 
 
-def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4) -> KVSpace:
+def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4, follows_waiting: bool = False) -> KVSpace:
     """Return an empty KV space over a radix cache and a page allocator."""
     return KVSpace(
         make_cache=partial(RadixCache, page_size),
         allocator=PageAllocator(num_pages),
         page_size=page_size,
         num_rows=num_rows,
+        follows_waiting=follows_waiting,
     )
 
 

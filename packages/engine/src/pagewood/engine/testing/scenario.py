@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, Submit
+from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, SetPriority, Submit
 from pagewood.engine.build import assemble
 from pagewood.engine.kv import KVSpace, PrefixCache
 from pagewood.engine.loop import Engine, EngineInfo, Pending
@@ -33,6 +33,8 @@ class Arrival:
     sampling: SamplingParams
     priority: int
     namespace: str | None
+    priority_from_step: tuple[int, int] | None = None
+    """Another priority, and the step from which it has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,8 @@ class Report:
 
 
 def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
-    """Draw a scenario: shared prefixes, tiny pools, chunks, priorities, namespaces, aborts and hopeless requests."""
+    """Draw a scenario: shared prefixes, tiny pools, chunks, priorities that change, namespaces, aborts and
+    hopeless requests."""
     page_size = rng.choice((1, 4, 16))
     max_length = rng.randint(8, 90)
     fewest_pages = -(-max_length // page_size)
@@ -86,6 +89,7 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
                 ),
                 priority=rng.choice((0, 0, 1)),
                 namespace=rng.choice((None, None, "tenant")),
+                priority_from_step=(rng.randint(-1, 2), at_step + rng.randint(0, 20)) if rng.random() < 0.3 else None,
             )
         )
     return Scenario(
@@ -218,6 +222,9 @@ class _Run:
                         carry=str(index).encode(),
                     )
                 )
+            priority, step = arrival.priority_from_step or (0, None)
+            if step == self._step:
+                self._inbox.put(SetPriority(request_id=str(index), priority=priority))
             if arrival.abort_at_step == self._step:
                 self._inbox.put(Abort(request_id=str(index)))
                 self._aborted.add(str(index))

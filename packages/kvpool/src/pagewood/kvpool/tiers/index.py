@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pagewood.kvpool.tiers.host import HostTier
 from pagewood.kvpool.tiers.keys import KeyChain
 from pagewood.kvpool.tiers.lane import Lanes, thread_lanes
 from pagewood.kvpool.tiers.policy import PrefetchPolicy, WritePolicy
-from pagewood.kvpool.tiers.prefix_cache import Prefix, PrefixCache, TieredInsertion, TieredMatch
+from pagewood.kvpool.tiers.prefix_cache import Prefix, PrefixCache, TieredInsertion, TieredMatch, WatchedCache
 from pagewood.kvpool.tiers.recall import Recall, Recalls, Take
 from pagewood.kvpool.tiers.store import PageStore
 
@@ -159,6 +160,16 @@ class TieredIndex:
         """Find the longest prefix on the device; it does not count as a use."""
         match = self._cache.peek(tokens, namespace)
         return self._tiered(match.num_tokens, match.pages, match.node, namespace)
+
+    def watch_group(self) -> Any:
+        """Return a group of live matches, as the device's cache has them: of what is on the device.
+
+        Raises:
+            ValueError: the device's cache has none.
+        """
+        if not isinstance(self._cache, WatchedCache):
+            raise ValueError(f"cache must have watches, got {type(self._cache).__name__}")
+        return self._cache.watch_group()
 
     def locate(self, tokens: Int32, namespace: str | None = None) -> Hits:
         """Say where the longest known prefix lies; asks the remote store, if there is one, and waits for it.

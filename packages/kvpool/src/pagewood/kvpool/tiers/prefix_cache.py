@@ -1,7 +1,7 @@
 """What a tiered index needs of the cache whose pages lie on the device."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pagewood.kvpool.tiers.arrays import Int32
 
@@ -79,6 +79,15 @@ class PrefixCache(Protocol):
 
     def evict(self, num_pages: int) -> Int32:
         """Disown up to num_pages unlocked pages and return them."""
+        ...
+
+
+@runtime_checkable
+class WatchedCache(PrefixCache, Protocol):
+    """A prefix cache with live matches, such as `pagewood.radixcache.RadixCache`."""
+
+    def watch_group(self) -> Any:
+        """Return a group of live matches, none yet."""
         ...
 
 
