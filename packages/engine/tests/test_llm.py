@@ -44,6 +44,15 @@ def test_each_prompt_may_have_its_own_sampling(llm: LLM) -> None:
         llm.generate("a", [GREEDY, GREEDY])
 
 
+def test_a_higher_priority_is_computed_first(llm: LLM) -> None:
+    for first_token, priority, num_cached in ((5, 0, [0, 64]), (6, [0, 1], [64, 0])):
+        shared = [first_token, *range(100, 164)]  # whoever goes first computes it for the other
+        completions = llm.generate([[*shared, 7], [*shared, 8]], ENDLESS, priority=priority)
+        assert [completion.num_cached_tokens for completion in completions] == num_cached
+    with pytest.raises(ValueError, match="priority must have one entry for each of 1 prompts, got 0"):
+        llm.generate("a", GREEDY, priority=[])
+
+
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     whole = llm.generate("Count from 1 to 20", ENDLESS)[0].text
     stop = whole[5:8]

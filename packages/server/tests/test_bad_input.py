@@ -164,6 +164,26 @@ async def test_other_refusals(server: MemoryServer) -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({"priority": 1}, 404, None, "request_not_found"),
+        ({}, 400, "priority", "missing_required_parameter"),
+        ({"priority": None}, 400, "priority", "invalid_type"),
+        ({"priority": 1.5}, 400, "priority", "invalid_type"),
+        ({"priority": True}, 400, "priority", "invalid_type"),
+        ({"priority": 2**31}, 400, "priority", "invalid_value"),
+        ({"priority": 1, "model": "echo"}, 400, "model", "unknown_parameter"),
+    ],
+)
+async def test_wrong_priorities(
+    server: MemoryServer, body: dict[str, Any], status: int, param: str | None, code: str
+) -> None:
+    response = await server.client.post("/v1/requests/nobody/priority", json=body)
+    error = check_envelope(response.json())
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code)
+
+
 def parse_ids(body: bytes) -> object:
     return prompts(parse_completion(body), vocab_size=258)
 

@@ -13,7 +13,7 @@ from starlette.types import Message, Scope
 
 from pagewood.engine.text import Tokenizer
 from pagewood.server.errors import unavailable
-from pagewood.server.testing import MemoryServer
+from pagewood.server.testing import NUM_ROWS, MemoryServer
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +87,48 @@ async def test_text_comes_before_the_end(server: MemoryServer) -> None:
     server.gate.open()
     async for _ in client.messages():
         pass
+
+
+async def test_a_request_that_waits_can_be_let_first(server: MemoryServer) -> None:
+    ended: list[str] = []
+
+    async def complete(name: str, max_tokens: int) -> None:
+        body = {"model": "echo", "prompt": name, "max_tokens": max_tokens, "ignore_eos": True}
+        response = await server.client.post("/v1/completions", json=body, headers={"X-Client-Request-Id": name})
+        assert response.status_code == 200
+        ended.append(name)
+
+    server.gate.close()
+    running = [asyncio.create_task(complete("running 0", 5))]
+    await server.until(lambda: server.gate.is_held)
+    running += [asyncio.create_task(complete(f"running {n}", 5 + 10 * n)) for n in range(1, NUM_ROWS)]
+    waiting = [asyncio.create_task(complete(name, 1)) for name in ("first", "second", "third/3")]
+    await server.until(lambda: server.frontend.live.num_live == NUM_ROWS + 3)
+    response = await server.client.post("/v1/requests/third/3/priority", json={"priority": 5})
+    assert (response.status_code, response.json()) == (200, {"id": "third/3", "object": "request", "priority": 5})
+    await server.until(lambda: server.num_untaken_commands == NUM_ROWS - 1 + 3 + 1)
+    server.gate.open()
+    await asyncio.gather(*running, *waiting)
+    assert [name for name in ended if not name.startswith("running")] == ["third/3", "first", "second"]
+
+
+async def test_a_request_that_streams_has_the_name_of_its_answers_until_it_ends(server: MemoryServer) -> None:
+    server.gate.allow(3)
+    client = Client(server, {**LONG, "stream": True})
+    path = ""
+    async for message in client.messages():
+        if message["type"] == "http.response.body":
+            first = message["body"].split(b"\n\n")[0].removeprefix(b"data: ")
+            path = f"/v1/requests/{json.loads(first)['id']}/priority"
+            break
+    assert (await server.client.post(path, json={"priority": -1})).status_code == 200
+    server.gate.open()
+    async for _ in client.messages():
+        pass
+    await client.served
+    response = await server.client.post(path, json={"priority": -1})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "request_not_found"
 
 
 async def test_too_many_requests_are_told_to_come_back(model_folder: Path, tokenizer: Tokenizer) -> None:

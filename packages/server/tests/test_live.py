@@ -26,8 +26,9 @@ class Recorder:
         self.messages.append(wire.to_tokenizer.decode(frame))
 
     def take(self) -> list[str]:
-        """Return `+id` for each request and `-id` for each cancellation since the last call."""
-        words = [("+" if isinstance(m, wire.Generate) else "-") + m.request_id for m in self.messages]
+        """Return what came since the last call: `+id` for a request, `-id` a cancellation, `^id` a priority."""
+        signs = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
+        words = [signs[type(m)] + m.request_id for m in self.messages]
         self.messages.clear()
         return words
 
@@ -79,6 +80,18 @@ def test_a_cancellation_follows_its_request() -> None:
     for group in groups:
         live.close(group)
     assert [sender.take() for sender in senders] == [["+a", "+c", "-a", "-c"], ["+b", "-b"]]
+
+
+def test_a_priority_follows_all_prompts_of_its_request() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=9)
+    live.submit([generate("a"), generate("b")], prompt_param="prompt", names=frozenset({"ab", "mine"}))
+    live.submit([generate("c")], prompt_param="prompt", names=frozenset({"c", "mine"}))
+    assert live.prioritize("ab", 3)
+    assert not live.prioritize("a", 3)  # no client knows this name
+    live.take(answer("a", finish=FinishReason.LENGTH, ended=True))
+    assert live.prioritize("mine", 4)
+    assert [sender.take() for sender in senders] == [["+a", "+c", "^a", "^c"], ["+b", "^b", "^b"]]
 
 
 def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:

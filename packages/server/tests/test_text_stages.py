@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagewood.engine.api import Abort, Delta, FinishReason, Refuse, SamplingParams, Submit
+from pagewood.engine.api import Abort, Delta, FinishReason, Refuse, SamplingParams, SetPriority, Submit
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
 from pagewood.server.detokenizing import TextStreams
@@ -24,6 +24,8 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     assert submit.priority == 3
     assert wire.text_options.decode(submit.carry) == wire.TextOptions(stop=("x",), prefix="héllo")
     assert command(tokenizer, wire.Cancel(request_id="a")) == Abort(request_id="a")
+    prioritize = wire.Prioritize(request_id="a", priority=-2)
+    assert command(tokenizer, prioritize) == SetPriority(request_id="a", priority=-2)
 
 
 def test_what_cannot_be_tokenized_is_refused(tokenizer: Tokenizer) -> None:

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 import pagewood.engine
 import pagewood.server
-from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SamplingParams, Submit
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    FinishReason,
+    Refusal,
+    Refuse,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
 from pagewood.server import wire
 
 TEXT = st.text(max_size=10)
@@ -29,7 +39,12 @@ REFUSAL = st.builds(Refusal, message=TEXT, param=st.none() | TEXT, code=st.none(
 SUBMIT = st.builds(
     Submit, request_id=TEXT, tokens=st.binary(), sampling=SAMPLING, priority=st.integers(-9, 9), carry=st.binary()
 )
-COMMAND = SUBMIT | st.builds(Abort, request_id=TEXT) | st.builds(Refuse, request_id=TEXT, refusal=REFUSAL)
+COMMAND = (
+    SUBMIT
+    | st.builds(Abort, request_id=TEXT)
+    | st.builds(SetPriority, request_id=TEXT, priority=st.integers(-9, 9))
+    | st.builds(Refuse, request_id=TEXT, refusal=REFUSAL)
+)
 DELTA = st.builds(
     Delta,
     request_id=TEXT,
@@ -64,8 +79,9 @@ def test_steps(deltas: list[Delta]) -> None:
 def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str, ...], echo: bool) -> None:
     generate = wire.Generate(request_id="a", prompt=prompt, sampling=sampling, stop=stop, echo=echo)
     cancel = wire.Cancel(request_id="a")
-    frames = [wire.encode(generate), wire.encode(cancel)]
-    assert list(wire.read(wire.to_tokenizer, frames)) == [generate, cancel]
+    prioritize = wire.Prioritize(request_id="a", priority=-3)
+    frames = [wire.encode(generate), wire.encode(prioritize), wire.encode(cancel)]
+    assert list(wire.read(wire.to_tokenizer, frames)) == [generate, prioritize, cancel]
 
 
 @pytest.mark.parametrize("decoder", [wire.to_tokenizer, wire.engine_commands, wire.from_engine, wire.to_http])

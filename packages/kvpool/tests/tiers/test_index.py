@@ -318,5 +318,7 @@ def test_what_does_not_fit_together_is_an_error() -> None:
         Engine(device=ArrayPages([[np.zeros((2, 8), np.uint8)]]))
     with pytest.raises(ValueError, match="min_uses must be >= 1, got 0"):
         Engine(min_uses=0)
+    with pytest.raises(ValueError, match="cache must have watches, got PlainCache"):
+        Engine().index.watch_group()
     with pytest.raises(ValueError, match=r"base_s must be >= 0, got -1"):
         PrefetchPolicy(base_s=-1)

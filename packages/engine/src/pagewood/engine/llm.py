@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -20,6 +20,8 @@ from pagewood.engine.text import ChatMessage, TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
+
+T = TypeVar("T", SamplingParams, int)
 
 _PROGRESS_AFTER_S = 2.0
 
@@ -69,6 +71,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
         """Complete prompts; a progress bar appears when it takes long.
 
@@ -76,16 +79,21 @@ class LLM:
             prompts: one, or several.
             sampling: for all, or one each; None: what the model's folder advises.
             stop: strings at which a text ends.
+            priority: for all, or one each; where not all can run at once, higher ones go first.
 
         Returns:
             One completion for each prompt, in order.
 
         Raises:
-            ValueError: there are not as many sampling parameters as prompts.
+            ValueError: there are not as many sampling parameters or priorities as prompts.
         """
         batch = _several(prompts)
-        samplings = _spread(self.default_sampling if sampling is None else sampling, len(batch))
-        ids = [self._submit(self._encode(prompt), one) for prompt, one in zip(batch, samplings, strict=True)]
+        samplings = _spread("sampling", self.default_sampling if sampling is None else sampling, len(batch))
+        priorities = _spread("priority", priority, len(batch))
+        ids = [
+            self._submit(self._encode(prompt), one, rank)
+            for prompt, one, rank in zip(batch, samplings, priorities, strict=True)
+        ]
         return self._complete(ids, stop)
 
     def chat(
@@ -94,12 +102,13 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
         """Answer conversations, lists of `{"role": ..., "content": ...}`, by the model's chat template."""
         if conversations and isinstance(conversations[0], dict):
             conversations = [conversations]  # pyright: ignore[reportAssignmentType]
         tokens = [self.tokenizer.encode_chat(messages).tolist() for messages in conversations]  # pyright: ignore[reportArgumentType]
-        return self.generate(tokens, sampling, stop=stop)
+        return self.generate(tokens, sampling, stop=stop, priority=priority)
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
@@ -159,10 +168,10 @@ class LLM:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt, "<i4")
         return tokens.astype("<i4").tobytes()
 
-    def _submit(self, tokens: bytes, sampling: SamplingParams) -> str:
+    def _submit(self, tokens: bytes, sampling: SamplingParams, priority: int = 0) -> str:
         self._num_submitted += 1
         request_id = str(self._num_submitted)
-        self._inbox.put(Submit(request_id=request_id, tokens=tokens, sampling=sampling))
+        self._inbox.put(Submit(request_id=request_id, tokens=tokens, sampling=sampling, priority=priority))
         return request_id
 
     def _step(self) -> Sequence[Delta]:
@@ -220,8 +229,9 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # pyright: ignore[reportReturnType]
 
 
-def _spread(sampling: SamplingParams | Sequence[SamplingParams], n: int) -> list[SamplingParams]:
-    samplings = [sampling] * n if isinstance(sampling, SamplingParams) else list(sampling)
-    if len(samplings) != n:
-        raise ValueError(f"sampling must have one entry for each of {n} prompts, got {len(samplings)}")
-    return samplings
+def _spread(name: str, values: T | Sequence[T], n: int) -> list[T]:
+    """Return one value for each of n prompts."""
+    spread: list[T] = list(values) if isinstance(values, Sequence) else [values] * n
+    if len(spread) != n:
+        raise ValueError(f"{name} must have one entry for each of {n} prompts, got {len(spread)}")
+    return spread

@@ -20,6 +20,7 @@ from pagewood.server.errors import ApiError, unavailable
 from pagewood.server.formats import Format
 from pagewood.server.live import LiveRequests, new_request_id
 from pagewood.server.openai_fields import GenerationFields
+from pagewood.server.priority import parse_priority
 from pagewood.server.respond import GroupResponse, error_response, json_response
 from pagewood.server.status import EngineState, EngineStatus
 
@@ -50,6 +51,7 @@ class Frontend:
             routes=[
                 Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/requests/{name:path}/priority", self.priority, methods=["POST"]),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self.model, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
@@ -67,15 +69,17 @@ class Frontend:
         """Answer a conversation."""
         chat = openai_chat.parse_chat(await self._body(request))
         model = self._model(chat.model)
+        answer_id = new_request_id("chatcmpl")
         return self._respond(
             chat,
             model,
+            names=_names(request, answer_id),
             prompts=[openai_chat.prompt(chat)],
             max_tokens=openai_chat.max_tokens(chat),
             prompt_param="messages",
             echo=False,
             format=openai_chat.ChatFormat(
-                id=new_request_id("chatcmpl"),
+                id=answer_id,
                 created=int(time.time()),
                 model=self.model_name,
                 include_usage=openai_fields.include_usage(chat),
@@ -86,20 +90,30 @@ class Frontend:
         """Continue one or more prompts."""
         completion = openai_completions.parse_completion(await self._body(request))
         model = self._model(completion.model)
+        answer_id = new_request_id("cmpl")
         return self._respond(
             completion,
             model,
+            names=_names(request, answer_id),
             prompts=openai_completions.prompts(completion, vocab_size=model.vocab_size),
             max_tokens=completion.max_tokens or openai_completions.DEFAULT_MAX_TOKENS,
             prompt_param="prompt",
             echo=bool(completion.echo),
             format=openai_completions.CompletionFormat(
-                id=new_request_id("cmpl"),
+                id=answer_id,
                 created=int(time.time()),
                 model=self.model_name,
                 include_usage=openai_fields.include_usage(completion),
             ),
         )
+
+    async def priority(self, request: Request) -> Response:
+        """Give a request that waits, runs or streams another priority."""
+        name: str = request.path_params["name"]
+        priority = parse_priority(await self._body(request))
+        if not self.live.prioritize(name, priority):
+            raise ApiError(f"No request '{name}' is waiting or running.", status=404, code="request_not_found")
+        return json_response(msgspec.json.encode({"id": name, "object": "request", "priority": priority}))
 
     async def models(self, request: Request) -> Response:
         """List the one model."""
@@ -135,6 +149,7 @@ class Frontend:
         fields: GenerationFields,
         model: wire.Model,
         *,
+        names: frozenset[str],
         prompts: Sequence[wire.Prompt],
         max_tokens: int | None,
         prompt_param: str,
@@ -156,6 +171,7 @@ class Frontend:
                 for prompt in prompts
             ],
             prompt_param=prompt_param,
+            names=names,
         )
         return GroupResponse(
             live=self.live,
@@ -205,6 +221,12 @@ class Frontend:
             "owned_by": "pagewood",
             "max_model_len": None if model is None else model.max_length,
         }
+
+
+def _names(request: Request, answer_id: str) -> frozenset[str]:
+    """Return what a client may call its request: the id of its answers, and the id that it sent itself."""
+    own_id = request.headers.get("x-client-request-id")
+    return frozenset({answer_id, own_id} if own_id else {answer_id})
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

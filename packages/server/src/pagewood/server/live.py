@@ -18,6 +18,8 @@ class LiveGroup:
 
     prompt_param: str
     """What its client calls the prompt."""
+    names: frozenset[str] = frozenset()
+    """What its client calls the request."""
     queue: asyncio.Queue[tuple[int, wire.Answer] | ApiError] = field(
         default_factory=asyncio.Queue[tuple[int, wire.Answer] | ApiError]
     )
@@ -51,8 +53,8 @@ class _LiveRequest:
 class LiveRequests:
     """Every request between its arrival and the end of it in the engine.
 
-    Invariant: the last that a client hears comes exactly once, whatever dies. A request keeps to one tokenizer, and a
-    cancellation follows it there, so the one cannot overtake the other.
+    Invariant: the last that a client hears comes exactly once, whatever dies. A request keeps to one tokenizer, and
+    cancellations and priorities follow it there, so none can overtake it.
 
     Args:
         tokenizers: the way into each tokenizer.
@@ -81,15 +83,22 @@ class LiveRequests:
         """Requests whose client does not wait any more, while the engine still has to confirm their end."""
         return len(self._ending)
 
-    def submit(self, prompts: Sequence[wire.Generate], *, prompt_param: str) -> LiveGroup:
+    def submit(
+        self, prompts: Sequence[wire.Generate], *, prompt_param: str, names: frozenset[str] = frozenset()
+    ) -> LiveGroup:
         """Send the prompts of one HTTP request on their way; the caller must `close` the group.
+
+        Args:
+            prompts: each a request of the engine.
+            prompt_param: what the client calls the prompt.
+            names: what the client calls the HTTP request.
 
         Raises:
             ApiError: there are too many requests already; none of these was sent.
         """
         if len(self._live) + len(self._ending) + len(prompts) > self._limit:
             raise overloaded(self._limit)
-        group = LiveGroup(prompt_param=prompt_param)
+        group = LiveGroup(prompt_param=prompt_param, names=names)
         for index, prompt in enumerate(prompts):
             tokenizer = self._next_tokenizer
             self._next_tokenizer = (tokenizer + 1) % len(self._tokenizers)
@@ -102,6 +111,14 @@ class LiveRequests:
         """The client has what it wanted, or is gone: cancel what is left of the group."""
         for request_id in tuple(group.open_ids):
             self._cancel(request_id, self._forget(request_id))
+
+    def prioritize(self, name: str, priority: int) -> bool:
+        """Give the HTTP requests of that name another priority; return whether there are any."""
+        named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
+        for request_id, request in named:
+            message = wire.Prioritize(request_id=request_id, priority=priority)
+            self._tokenizers[request.tokenizer].send(wire.encode(message))
+        return bool(named)
 
     def take(self, answers: wire.Answers) -> None:
         """Hand the answers of one step to their clients."""

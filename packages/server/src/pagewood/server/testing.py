@@ -170,6 +170,11 @@ class MemoryServer:
         """Whether a command waits before the engine, which is held by its gate."""
         return self.gate.is_held and self._to_engine.num_queued > 0
 
+    @property
+    def num_untaken_commands(self) -> int:
+        """Commands that wait before the engine."""
+        return self._to_engine.num_queued
+
     async def until_idle(self) -> None:
         """Wait until no request is left anywhere, and check that all memory is free or cached."""
         status, live = self.frontend.status, self.frontend.live

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import Abort, Command, Refusal, Refuse, Submit
+from pagewood.engine.api import Abort, Command, Refusal, Refuse, SetPriority, Submit
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
@@ -25,6 +25,8 @@ def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
     match message:
         case wire.Cancel():
             return Abort(request_id=message.request_id)
+        case wire.Prioritize():
+            return SetPriority(request_id=message.request_id, priority=message.priority)
         case wire.Generate():
             try:
                 return _submit(tokenizer, message)

@@ -13,7 +13,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SamplingParams, Submit
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    FinishReason,
+    Refusal,
+    Refuse,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
 
 T = TypeVar("T")
 
@@ -58,7 +68,14 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     request_id: str
 
 
-ToTokenizer = Generate | Cancel
+class Prioritize(msgspec.Struct, frozen=True, kw_only=True, tag="prioritize"):
+    """Give a request another priority, wherever it is."""
+
+    request_id: str
+    priority: int
+
+
+ToTokenizer = Generate | Cancel | Prioritize
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +98,19 @@ class AbortCommand(msgspec.Struct, frozen=True, tag="abort"):
     command: Abort
 
 
+class PriorityCommand(msgspec.Struct, frozen=True, tag="priority"):
+    """Holds a `SetPriority`."""
+
+    command: SetPriority
+
+
 class RefuseCommand(msgspec.Struct, frozen=True, tag="refuse"):
     """Holds a `Refuse`."""
 
     command: Refuse
 
 
-ToEngine = SubmitCommand | AbortCommand | RefuseCommand
+ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand
 
 
 def to_engine(command: Command) -> ToEngine:
@@ -97,6 +120,8 @@ def to_engine(command: Command) -> ToEngine:
             return SubmitCommand(command)
         case Abort():
             return AbortCommand(command)
+        case SetPriority():
+            return PriorityCommand(command)
         case Refuse():
             return RefuseCommand(command)
 

@@ -1,0 +1,27 @@
+"""The body that gives a live request another priority."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pagewood.server.openai_fields import INT32_MAX
+from pagewood.server.validation import parse
+
+
+class PriorityRequest(BaseModel):
+    """`{"priority": 5}`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
+
+
+def parse_priority(body: bytes) -> int:
+    """Return the priority that `body` asks for.
+
+    Raises:
+        ApiError: it is not what it should be.
+    """
+    return parse(PriorityRequest, body, neutral={}, ignored=frozenset()).priority
