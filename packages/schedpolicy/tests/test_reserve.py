@@ -117,6 +117,23 @@ def test_running_requests_reserve_the_pages_of_their_estimated_tokens(
     assert ratio.reserved_tokens(iter(running), page_size=page_size) == expected
 
 
+@given(st.floats(0.01, 1), st.lists(runners, max_size=4), st.lists(runners, max_size=4), st.integers(1, 32), st.data())
+def test_a_step_keeps_what_all_that_run_will_take_those_admitted_included(
+    init: float, running: list[Runner], candidates: list[Runner], page_size: int, data: st.DataObject
+):
+    ratio = NewTokenRatio(init=init)
+    lacking = [data.draw(st.integers(0, 3)) for _ in running]
+    step = ratio.open(iter(running), page_size=page_size, num_to_complete=sum(lacking))
+    for candidate in candidates:
+        expected = sum(lacking) + ratio.reserved_tokens([*running, candidate], page_size=page_size) // page_size
+        assert step.beside(candidate) == (expected if running else 0)
+        if data.draw(st.booleans()):
+            lacking.append(data.draw(st.integers(0, 3)))
+            step.admit(candidate, num_to_complete=lacking[-1])
+            running = [*running, candidate]
+    assert step.num_running == len(running)
+
+
 def test_what_is_reserved_per_request_is_clipped_at_4096():
     running = [Runner(num_generated=0, max_new_tokens=100_000), Runner(num_generated=90_000, max_new_tokens=100_000)]
     assert NewTokenRatio(init=0.5).reserved_tokens(running, page_size=1) == 2 * 2048

@@ -70,6 +70,18 @@ class Budget(Protocol):
         ...
 
 
+class StepReserve(Protocol):
+    """What is kept from those who are admitted in one step."""
+
+    def beside(self, candidate: Request) -> int:
+        """Return how many pages must be left when a waiting request has those of all its known tokens."""
+        ...
+
+    def admit(self, request: Request, *, num_to_complete: int) -> None:
+        """Take note that a request runs that still lacks so many pages for its known tokens."""
+        ...
+
+
 class Reserve(Protocol):
     """How much memory is kept for the outputs of running requests."""
 
@@ -81,8 +93,8 @@ class Reserve(Protocol):
         """A request had to give up its pages."""
         ...
 
-    def reserved_tokens(self, running: Iterable[Request], *, page_size: int) -> int:
-        """Estimate what these requests will need beyond the pages of their known tokens, in tokens of whole pages."""
+    def open(self, running: Iterable[Request], *, page_size: int, num_to_complete: int) -> StepReserve:
+        """Begin a step in which requests are admitted; the running ones lack so many pages for their known tokens."""
         ...
 
 
@@ -207,15 +219,17 @@ class Planner:
         for request in kv.changed():
             state.waiting.update(request)
         self._skip_ahead.begin_step(state.waiting)
+        reserve = self._open_reserve(state.running)
+        in_progress = PromptsInProgress(state.running, page_size=kv.page_size)
         admitted: list[Request] = []
         for request in islice(state.waiting.ordered(now_s), _MAX_EXAMINED):
             kv.probe(request)
             count = budget.offer_prefill(request.num_known - request.num_matched)
             if not count or not budget.can_admit or not kv.num_free_rows:
                 break
-            if self._defer_repeats and self._repeats_a_prompt_in_progress(request, state.running):
+            if self._defer_repeats and in_progress.are_repeated_by(request):
                 continue
-            num_reserved = self._reserved_pages(state.running, request)
+            num_reserved = reserve.beside(request)
             if kv.recall(request, num_reserved=num_reserved):
                 continue
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
@@ -225,6 +239,8 @@ class Planner:
                 break
             budget.take_prefill(count)
             budget.admit()
+            reserve.admit(request, num_to_complete=self._num_to_complete(request))
+            in_progress.add(request)
             self._skip_ahead.admitted(request)
             insort(state.running, request, key=deserving)
             admitted.append(request)
@@ -233,32 +249,54 @@ class Planner:
         for request in admitted:
             state.waiting.admit(request)
 
-    def _reserved_pages(self, running: Sequence[Request], candidate: Request) -> int:
-        """Pages that running requests and the candidate will probably need beyond the candidate's known tokens."""
-        if not running:
-            return 0
-        page_size = self._kv.page_size
-        to_complete = sum(max(0, -(-request.num_known // page_size) - request.num_pages) for request in running)
-        return to_complete + self._reserve.reserved_tokens([*running, candidate], page_size=page_size) // page_size
+    def _open_reserve(self, running: Sequence[Request]) -> StepReserve:
+        num_to_complete = sum(map(self._num_to_complete, running))
+        return self._reserve.open(running, page_size=self._kv.page_size, num_to_complete=num_to_complete)
 
-    def _repeats_a_prompt_in_progress(self, request: Request, running: Sequence[Request]) -> bool:
-        """Whether waiting for a running request's prompt to be published would save a good part of the prefill.
+    def _num_to_complete(self, request: Request) -> int:
+        """Pages that a running request lacks for its known tokens."""
+        return max(0, -(-request.num_known // self._kv.page_size) - request.num_pages)
 
-        Source: SGLang's in-batch prefix caching, which sorts such a request to the end of the queue.
-        """
-        page_size = self._kv.page_size
-        num_shared = request.num_matched + -(-_MIN_SHARED_TOKENS // page_size) * page_size
+
+class PromptsInProgress:
+    """The prompts that are being computed, to find those in the queue that repeat one.
+
+    Two prompts share so many tokens exactly if those prefixes are equal, so sets of prefixes answer, one for each
+    length that is asked for.
+
+    Source: SGLang's in-batch prefix caching, which sorts such a request to the end of the queue.
+    """
+
+    __slots__ = ("_min_shared", "_page_size", "_prefixes", "_running")
+
+    def __init__(self, running: Iterable[Request], *, page_size: int) -> None:
+        self._page_size = page_size
+        self._min_shared = -(-_MIN_SHARED_TOKENS // page_size) * page_size
+        self._running = [request for request in running if request.num_computed < request.num_prompt]
+        self._prefixes: dict[int, set[bytes]] = {}
+        """Of those that will be published, by length in tokens."""  # written by: add, are_repeated_by
+
+    def add(self, request: Request) -> None:
+        """Count a request in that has just been admitted, if its prompt is to be computed."""
+        if request.num_computed < request.num_prompt:
+            self._running.append(request)
+            for num_tokens, prefixes in self._prefixes.items():
+                if self._will_publish(request, num_tokens):
+                    prefixes.add(request.prefix(num_tokens))
+
+    def are_repeated_by(self, request: Request) -> bool:
+        """Whether waiting for one of them to be published would save a good part of the request's prefill."""
+        num_shared = request.num_matched + self._min_shared
         if num_shared >= request.num_known:
             return False
-        for other in running:
-            if (
-                other.num_computed < other.num_prompt
-                and other.num_published * page_size < num_shared <= other.num_prompt
-                and other.namespace == request.namespace
-                and (other.tokens[:num_shared] == request.tokens[:num_shared]).all()
-            ):
-                return True
-        return False
+        prefixes = self._prefixes.get(num_shared)
+        if prefixes is None:
+            prefixes = {r.prefix(num_shared) for r in self._running if self._will_publish(r, num_shared)}
+            self._prefixes[num_shared] = prefixes
+        return bool(prefixes) and request.prefix(num_shared) in prefixes
+
+    def _will_publish(self, running: Request, num_tokens: int) -> bool:
+        return running.num_published * self._page_size < num_tokens <= running.num_prompt
 
 
 class Shortage:

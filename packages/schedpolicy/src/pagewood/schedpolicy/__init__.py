@@ -34,7 +34,7 @@ from pagewood.schedpolicy.requests import (
     Running,
     Waiting,
 )
-from pagewood.schedpolicy.reserve import NewTokenRatio
+from pagewood.schedpolicy.reserve import NewTokenRatio, StepReserve
 from pagewood.schedpolicy.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.shares import ShareOrder, fair_share, weighted_round_robin
 from pagewood.schedpolicy.shuffled import ShuffledOrder
@@ -59,9 +59,9 @@ __all__ = [
     "Budget", "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove",
     "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasTag", "HasTenant", "HighestResponseRatio",
     "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder",
-    "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel", "StepSample", "Switch",
-    "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline",
-    "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack", "by_priority",
-    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "fair_share", "fits_until_all_end",
-    "order_named", "prefill_first", "weighted_round_robin", "worth_preempting",
+    "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel", "StepReserve", "StepSample",
+    "Switch", "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival",
+    "by_deadline", "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack",
+    "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "fair_share",
+    "fits_until_all_end", "order_named", "prefill_first", "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

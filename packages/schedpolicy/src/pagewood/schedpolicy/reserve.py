@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pagewood.schedpolicy.requests import Running, Waiting
 
@@ -82,7 +83,7 @@ class NewTokenRatio:
         self._ratio = max(self._ratio, min(1.0, num_expected / num_allowed))
         self._num_held = self.hold_steps
 
-    def reserved_tokens(self, running: Iterable[Running], *, page_size: int) -> int:
+    def reserved_tokens(self, running: Iterable[Running | Waiting], *, page_size: int) -> int:
         """Estimate what running requests still need beyond the pages that hold their `num_tokens`.
 
         Returns:
@@ -93,6 +94,20 @@ class NewTokenRatio:
             num_new = self._estimate(request.max_new_tokens - request.num_generated)
             num_pages += _pages(request.num_tokens + num_new, page_size) - _pages(request.num_tokens, page_size)
         return num_pages * page_size
+
+    def open(self, running: Iterable[Running], *, page_size: int, num_to_complete: int) -> "StepReserve":
+        """Return what is kept from those who are admitted in one step; it costs a look at each running request, once.
+
+        Args:
+            running: all that run when the step begins.
+            page_size: tokens of a page.
+            num_to_complete: pages that these still lack for the `num_tokens` that they have.
+        """
+        running = tuple(running)
+        num_to_come = self.reserved_tokens(running, page_size=page_size) // page_size
+        return StepReserve(
+            ratio=self, page_size=page_size, num_running=len(running), num_pages=num_to_complete + num_to_come
+        )
 
     def wanted_tokens(self, waiting: Waiting, *, page_size: int) -> int:
         """Estimate what a waiting request needs from admission to its end, beyond its cached prefix.
@@ -105,6 +120,38 @@ class NewTokenRatio:
 
     def _estimate(self, num_allowed: int) -> int:
         return math.ceil(self._ratio * min(max(num_allowed, 0), _MAX_RESERVED_TOKENS))
+
+
+@dataclass(slots=True, kw_only=True)
+class StepReserve:
+    """What is kept from those who are admitted in one step; made by `NewTokenRatio.open`.
+
+    Invariant: `num_pages` is what `NewTokenRatio.reserved_tokens` says of all that run, those admitted included, and
+    what completes their prompts; in pages. To admit costs the same, however many run.
+
+    Attributes:
+        ratio: Says what requests will generate.
+        page_size: Tokens of a page.
+        num_running: Requests that run.
+        num_pages: What they are expected to take of the memory that is available.
+    """
+
+    ratio: NewTokenRatio
+    page_size: int
+    num_running: int  # written by: admit
+    num_pages: int  # written by: admit
+
+    def beside(self, candidate: Running | Waiting) -> int:
+        """Return how many pages must be left when a request has those of all its `num_tokens`; 0 if it runs alone."""
+        return self.num_pages + self._to_come(candidate) if self.num_running else 0
+
+    def admit(self, request: Running | Waiting, *, num_to_complete: int) -> None:
+        """Take note that a request runs that still lacks so many pages for its `num_tokens`."""
+        self.num_running += 1
+        self.num_pages += num_to_complete + self._to_come(request)
+
+    def _to_come(self, request: Running | Waiting) -> int:
+        return self.ratio.reserved_tokens((request,), page_size=self.page_size) // self.page_size
 
 
 def _pages(num_tokens: int, page_size: int) -> int:

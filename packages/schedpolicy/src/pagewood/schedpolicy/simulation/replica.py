@@ -222,9 +222,14 @@ class Replica:
         """Start waiting requests while budget and memory last."""
         if not budget.can_admit:
             return
-        policies = self._policies
+        policies, memory = self._policies, self._memory
         passing = self._queue.ordered(now_s)
         policies.skip_ahead.begin_step(self._queue)
+        reserve = policies.reserve.open(
+            self._running.values(),
+            page_size=memory.page_size,
+            num_to_complete=sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling),
+        )
         full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
         for request in passing:
@@ -232,8 +237,9 @@ class Replica:
                 break
             if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
                 continue
-            num_tokens = self._fit(request, budget)
+            num_tokens = self._fit(request, budget, num_reserved=reserve.beside(request))
             if num_tokens:
+                reserve.admit(request, num_to_complete=memory.pages_of(request.num_tokens) - request.num_pages)
                 budget.take_prefill(num_tokens)
                 budget.admit()
                 policies.skip_ahead.admitted(request)
@@ -264,7 +270,7 @@ class Replica:
             full_tenants.add(request.tenant)
         return verdict.fits
 
-    def _fit(self, request: SimRequest, budget: StepBudget) -> int:
+    def _fit(self, request: SimRequest, budget: StepBudget, *, num_reserved: int) -> int:
         """Give a waiting request the pages of its first chunk, and return its tokens; 0 if it does not fit."""
         memory, known_matched = self._memory, request.num_matched
         num_matched = memory.matched_pages(request, memory.cache.match(request.keys))
@@ -272,22 +278,12 @@ class Replica:
         request.num_matched = num_matched * memory.page_size
         num_tokens = budget.offer_prefill(request.num_tokens - request.num_matched)
         to_complete = memory.pages_of(request.num_tokens) - num_matched
-        if not num_tokens or memory.num_available < to_complete + self._reserved_pages(request):
+        if not num_tokens or memory.num_available < to_complete + num_reserved:
             memory.unlease(request)
             request.num_matched = known_matched
             return 0
         memory.grow(request, request.num_matched + num_tokens)
         return num_tokens
-
-    def _reserved_pages(self, candidate: SimRequest) -> int:
-        """Return the pages that running requests and the candidate will probably need beyond the candidate's prompt."""
-        if not self._running:
-            return 0
-        memory = self._memory
-        to_complete = sum(memory.pages_of(request.num_tokens) - request.num_pages for request in self._prefilling)
-        reserve = self._policies.reserve
-        expected = reserve.reserved_tokens([*self._running.values(), candidate], page_size=memory.page_size)
-        return to_complete + expected // memory.page_size
 
     def _refusal(self, request: SimRequest, now_s: float) -> str:
         """Say why a request cannot be served; "" if it can."""
