@@ -11,13 +11,15 @@ from pagewood.schedpolicy.simulation.presets import H100_8B, H100_70B, preset_na
 EXACT = Machine(
     name="exact", source="test", model=StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)
 )
-# Prompt, output, output tokens/s: TensorRT-LLM 1.0's overview, 8B on an H100, 70B on an H200.
-LENGTHS = [
-    *((128, 128), (128, 2048), (128, 4096), (500, 2000), (1000, 1000)),
-    *((1000, 2000), (2048, 128), (2048, 2048), (5000, 500), (20000, 2000)),
+# Prompt, output, output tokens/s: TensorRT-LLM's overview, 1.0 for the 8B model and 0.20 for the 70B one.
+ON_H100_8B = [
+    *((128, 128, 28312), (128, 2048, 22714), (128, 4096, 14325), (500, 2000, 17660), (1000, 1000, 15220)),
+    *((1000, 2000, 13899), (2048, 128, 3450), (2048, 2048, 9305), (5000, 500, 3459), (20000, 2000, 1351)),
 ]
-ON_H100_8B = [28312, 22714, 14325, 17660, 15220, 13899, 3450, 9305, 3459, 1351]
-ON_H200_70B = [3803, 4336, 2872, 3666, 2909, 2994, 442, 2003, 566, 283]
+ON_H100_70B = [
+    *((128, 128, 3128.33), (128, 2048, 756.42), (1000, 1000, 742.14)),
+    *((1000, 2000, 533.74), (1024, 2048, 530.16), (5000, 500, 204.94)),
+]
 
 
 def test_many_decode_steps_are_the_sum_of_single_ones():
@@ -36,18 +38,21 @@ def test_the_fewest_steps_that_take_so_long(within_s: float):
 
 
 @pytest.mark.parametrize(
-    ("machine", "published", "bandwidth", "kv_tokens", "within"),
-    [(H100_8B, ON_H100_8B, 1.0, 60e9 / 65_536, 0.06), (H100_70B, ON_H200_70B, 4.8 / 3.35, 60e9 / 163_840, 0.105)],
+    ("machine", "published", "kv_tokens", "output_share", "within"),
+    [(H100_8B, ON_H100_8B, 60e9 / 65_536, 0.5, 0.06), (H100_70B, ON_H100_70B, H100_70B.kv_tokens, 1.0, 0.02)],
 )
 def test_presets_give_the_published_throughput(
-    machine: Machine, published: list[int], bandwidth: float, kv_tokens: float, within: float
+    machine: Machine,
+    published: list[tuple[int, int, float]],
+    kv_tokens: float,
+    output_share: float,  # of its output that a request holds memory for, over its life
+    within: float,
 ):
     model = machine.model
-    for (num_prompt, num_output), tokens_per_s in zip(LENGTHS, published, strict=True):
-        num_running = min(2048, kv_tokens / (num_prompt + num_output / 2))
-        per_request_s = model.prefill_s * num_prompt + num_output * (
-            model.decode_s + (model.kv_s * (num_prompt + num_output / 2) + model.base_s / num_running) / bandwidth
-        )
+    for num_prompt, num_output, tokens_per_s in published:
+        num_running = min(2048, kv_tokens / (num_prompt + output_share * num_output))
+        step_s = model.decode_s + model.kv_s * (num_prompt + num_output / 2) + model.base_s / num_running
+        per_request_s = model.prefill_s * num_prompt + num_output * step_s
         assert num_output / per_request_s == pytest.approx(tokens_per_s, rel=within)
 
 
