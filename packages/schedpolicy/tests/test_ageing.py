@@ -41,6 +41,27 @@ def test_the_bound_holds(every: int, after_s: float, burst: int, seed: int):
         assert all(left > 0 for left in bounds.values())
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_of_so_many_admissions_one_is_the_oldest_in_one_pass_or_in_many(every: int):
+    for per_pass in (1, 2, 20):
+        order = Ageing[FakeRequest](starving(), after_s=0.0, every=every)
+        for arrival in range(20):
+            order.add(FakeRequest(arrival=arrival, num_matched=arrival))
+        admitted: list[int] = []
+        while len(admitted) < 20:
+            for request in list(islice(order.ordered(0.0), per_pass)):
+                order.admit(request)
+                admitted.append(request.arrival)
+        left, expected = list(range(20)), list[int]()
+        while left:  # the oldest is the first that is left, the longest match the last
+            expected.append(left.pop(0 if len(expected) % every == every - 1 else -1))
+        assert admitted[: 20 - every] == expected[: 20 - every]  # at the end, the last may be the oldest
+
+
+def test_it_is_one_of_four_unless_it_is_said():
+    assert Ageing[Any](starving(), after_s=1.0).every == 4
+
+
 def test_nobody_starves_behind_a_policy_that_starves():
     def make(rng: Random, arrival: int, now_s: float) -> FakeRequest:
         return FakeRequest(arrival=arrival, arrived_s=now_s, num_matched=arrival)

@@ -59,7 +59,14 @@ def test_nothing_costs_less_than_nothing():
 
 
 def test_steps_that_do_not_tell_are_refused():
-    for found in ([], [StepSample(100, 1, 1, 0.1)] * 5, [StepSample(0, n, n, 0.1 * n) for n in range(9)]):
+    falling = [StepSample(n, 0, 0, 0.1 - n * 1e-4) for n in (0, 100, 200)]  # a prompt would save time
+    for found in (
+        [],
+        [StepSample(100, 1, 1, 0.1)],
+        [StepSample(100, 1, 1, 0.1)] * 5,
+        falling,
+        [StepSample(0, n, n, 0.1 * n) for n in range(9)],
+    ):
         with pytest.raises(ValueError, match=f"samples must have .* got {len(found)} samples"):
             StepModel.fitted(found)
 
@@ -67,6 +74,8 @@ def test_steps_that_do_not_tell_are_refused():
 def test_coefficients_are_checked():
     with pytest.raises(ValueError, match="kv_s must be >= 0 and finite, got -1"):
         StepModel(base_s=0.0, prefill_s=1.0, decode_s=0.0, kv_s=-1.0)
+    with pytest.raises(ValueError, match="base_s must be >= 0 and finite, got inf"):
+        StepModel(base_s=float("inf"), prefill_s=1.0, decode_s=0.0, kv_s=0.0)
     with pytest.raises(ValueError, match="prefill_s must be > 0, got 0"):
         StepModel(base_s=0.0, prefill_s=0.0, decode_s=0.0, kv_s=0.0)
 

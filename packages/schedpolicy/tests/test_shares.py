@@ -107,10 +107,56 @@ def test_arguments_are_checked():
     for weight in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"weights must be > 0 and finite, got {weight} for 'a'"):
             weighted_round_robin({"a": weight})
-    with pytest.raises(ValueError, match="output_cost must be >= 0 and finite, got -1"):
-        fair_share(output_cost=-1.0)
-    with pytest.raises(ValueError, match="prefill_cost must be >= 0 and finite, got -1"):
-        fair_share(prefill_cost=-1.0)
+    for cost in (-1.0, float("inf")):
+        with pytest.raises(ValueError, match=f"output_cost must be >= 0 and finite, got {cost}"):
+            fair_share(output_cost=cost)
+        with pytest.raises(ValueError, match=f"prefill_cost must be >= 0 and finite, got {cost}"):
+            fair_share(prefill_cost=cost)
+
+
+def test_prompts_or_output_may_be_free():
+    request = FakeRequest(arrival=0, tenant="a", num_tokens=100)
+    for order, service in ((fair_share(prefill_cost=0.5, output_cost=0.0), 50.0), (fair_share(prefill_cost=0.0), 8.0)):
+        order.add(request)
+        order.admit(request)
+        request.num_generated += 4
+        assert order.service("a") == service
+
+
+def test_a_stopped_request_is_charged_for_its_last_tokens():
+    order: ShareOrder[FakeRequest] = fair_share(prefill_cost=0.0, output_cost=0.25)
+    request = FakeRequest(arrival=0, tenant="a")
+    order.add(request)
+    order.admit(request)
+    request.num_generated = 7
+    order.stop(request)
+    assert order.service("a") == 1.75
+
+
+def test_classes_take_turns_by_weight_and_output_costs_nothing():
+    order: ShareOrder[FakeRequest] = weighted_round_robin({"gold": 2.0})
+    for arrival in range(12):
+        order.add(FakeRequest(arrival=arrival, service_class="gold" if arrival < 6 else "iron"))
+    classes = [request.service_class for request in order.ordered(0.0)]
+    assert classes == ["gold", "iron", "gold", "gold", "iron", "gold", "gold", "iron", "gold", "iron", "iron", "iron"]
+    first = next(order.ordered(0.0))
+    order.admit(first)
+    assert (order.service("gold"), order.service("iron")) == (0.5, 0.0)
+    first.num_generated = 5
+    assert order.service("gold") == 0.5
+
+
+def test_a_request_may_change_its_group_while_it_waits():
+    order: ShareOrder[FakeRequest] = weighted_round_robin({})
+    requests = [FakeRequest(arrival=arrival, service_class="gold") for arrival in range(3)]
+    for request in requests:
+        order.add(request)
+    requests[2].service_class = "iron"
+    order.update(requests[2])
+    assert [request.arrival for request in order.ordered(0.0)] == [0, 2, 1]
+    requests[1].priority = 1
+    order.update(requests[1])
+    assert [request.arrival for request in order.ordered(0.0)] == [1, 2, 0]
 
 
 def p99_wait(*, flood: int, shared: bool) -> float:
