@@ -9,6 +9,7 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -22,7 +23,7 @@ from pagewood.engine.runner.attention_cpu import CPUAttention
 from pagewood.engine.runner.compiled.kernel import Kernel
 from pagewood.engine.runner.compiled.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.sampling import choices_of, draw
-from pagewood.engine.runner.tape import Buffer, Program, Rows, Tape
+from pagewood.engine.runner.tape import Buffer, Program, Rows, StepTables, Tape
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
@@ -45,13 +46,27 @@ class StepHandle:
         return self._tokens.result()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A batch, made ready for the worker."""
+
+    batch: Batch
+    token_rows: Int32
+    """[T] row of each token."""
+    positions: Int32
+    """[T] where it stands in its row."""
+    inputs: tuple[NDArray[np.generic], ...]
+    """What the program is given besides the tokens: cosines, sines, wanted tokens, choices."""
+    tables: StepTables
+
+
 class CPURunner:
     """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
 
     The model is written down on a tape once, for steps of up to so many tokens; a step only fills in its numbers.
 
-    Invariant: everything of a step happens on the worker, in the order of the launches, so a step may read tokens that
-    the one before it samples.
+    Invariant: what a step computes and keeps happens on the worker, in the order of the launches, so a step may read
+    tokens that the one before it samples. Call it from one thread.
     """
 
     __slots__ = (
@@ -87,69 +102,79 @@ class CPURunner:
         num_pages = -(-(max_length + 1) // page_size)
         self._page_table: Int32 = np.zeros((max_rows, num_pages), np.int32)  # written by: the worker
         self._attention = CPUAttention(storage, self._page_table, num_heads=config.num_heads, windows=config.windows)
-        self._cosines: Float32 = np.empty((0, config.head_dim // 2), np.float32)  # written by: the worker
-        self._sines: Float32 = self._cosines  # written by: the worker
+        self._cosines: Float32 = np.empty((0, config.head_dim // 2), np.float32)  # written by: the caller
+        self._sines: Float32 = self._cosines  # written by: the caller
         self._program = self._write_down(1, 1)  # written by: the worker
         self._worker = ThreadPoolExecutor(1, "runner", _set_threads, (self._num_threads,))
 
     def launch(self, batch: Batch) -> StepHandle:
         """Queue a step and return at once."""
-        return StepHandle(self._worker.submit(self._step, batch))
+        ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
+        last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
+        return StepHandle(self._worker.submit(self._step, self._prepare(batch, last, choices_of(batch, ends)), ends))
 
     def forward(self, batch: Batch) -> Float32:
         """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
-        return self._worker.submit(self._all_logits, batch).result()
+        wanted = np.arange(batch.num_tokens, dtype=np.int32)
+        choices = np.zeros((len(wanted), NUM_CHOICE_COLUMNS), np.float32)
+        return self._worker.submit(self._all_logits, self._prepare(batch, wanted, choices)).result()
 
     def close(self) -> None:
         """Finish what has been launched and end the worker; a second call does nothing."""
         self._worker.shutdown()
 
-    def _step(self, batch: Batch) -> Int32:
-        ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
-        last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
-        _, tokens = self._compute(batch, last, choices_of(batch, ends))
-        if (tokens < 0).any():
-            raise ValueError("logits must be numbers, got NaN")
-        self._tokens[batch.rows[batch.sampled], ends] = tokens
-        return tokens.copy()
-
-    def _all_logits(self, batch: Batch) -> Float32:
-        wanted = np.arange(batch.num_tokens, dtype=np.int32)
-        logits, _ = self._compute(batch, wanted, np.zeros((len(wanted), NUM_CHOICE_COLUMNS), np.float32))
-        return logits.copy()
-
-    def _compute(self, batch: Batch, wanted: Int32, choices: Float32) -> tuple[Float32, Int32]:
-        """Compute a step.
+    def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
+        """Work out all that does not depend on the steps before, here and not between two steps on the worker.
 
         Args:
             batch: what to compute.
             wanted: `[W]` tokens of the step whose logits are wanted.
             choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token that follows each.
+        """
+        rows, starts, counts = batch.rows.copy(), batch.starts.copy(), batch.counts.copy()  # kernels may not read others
+        positions = np.arange(counts.sum(), dtype=np.int32)
+        positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
+        return _Step(
+            batch=batch,
+            token_rows=np.repeat(rows, counts),
+            positions=positions,
+            inputs=(*self._rotations(positions), wanted[:, None], choices),
+            tables=self._attention.plan(rows, starts, counts),
+        )
 
-        Returns:
-            `[W, V]` logits and `[W]` tokens, which the next step overwrites.
+    def _step(self, step: _Step, ends: Int32) -> Int32:
+        _, tokens = self._compute(step)
+        if (tokens < 0).any():
+            raise ValueError("logits must be numbers, got NaN")
+        batch = step.batch
+        self._tokens[batch.rows[batch.sampled], ends] = tokens
+        return tokens.copy()
+
+    def _all_logits(self, step: _Step) -> Float32:
+        return self._compute(step)[0].copy()
+
+    def _compute(self, step: _Step) -> tuple[Float32, Int32]:
+        """Return `[W, V]` logits and `[W]` tokens, which the next step overwrites.
 
         Raises:
             IndexError: a token is not in the vocabulary.
         """
+        batch = step.batch
         self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-        rows, starts, counts = batch.rows.copy(), batch.starts.copy(), batch.counts.copy()
-        positions = np.arange(counts.sum(), dtype=np.int32)
-        positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
-        tokens = self._tokens[np.repeat(rows, counts), positions]
+        tokens = self._tokens[step.token_rows, step.positions]
         vocab_size = self._model.config.vocab_size
         if not 0 <= tokens.min() <= tokens.max() < vocab_size:
             raise IndexError(f"tokens must be in [0, {vocab_size}), got {tokens.tolist()}")
-        sizes = (len(positions), len(wanted))
+        num_wanted = len(step.inputs[-1])
+        sizes = (len(tokens), num_wanted)
         if any(size > most for size, most in zip(sizes, self._program.capacity, strict=True)):
             self._program = self._write_down(*(max(pair) for pair in zip(sizes, self._program.capacity, strict=True)))
-        inputs = (tokens[:, None], *self._rotations(positions), wanted[:, None], choices)
-        for target, source in zip(self._program.inputs, inputs, strict=True):
+        for target, source in zip(self._program.inputs, (tokens[:, None], *step.inputs), strict=True):
             target.view(source.dtype)[: len(source)] = source
-        self._program.run(sizes, self._attention.plan(rows, starts, counts), num_threads=self._num_threads)
+        self._program.run(sizes, step.tables, num_threads=self._num_threads)
         logits, drawn = self._program.outputs
-        return logits[: len(wanted)], drawn.view(np.int32)[: len(wanted), 0]
+        return logits[:num_wanted], drawn.view(np.int32)[:num_wanted, 0]
 
     def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
         """Return the model as a program for steps of up to so many tokens, rounded up to a power of two."""
