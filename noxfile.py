@@ -101,16 +101,8 @@ def gallery(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Change the scheduling arithmetic one operator or number at a time; fails where no test notices (minutes)."""
     session.install("-c", "constraints.txt", "-e", "packages/schedpolicy", *TEST_TOOLS)
-    modules = session.posargs or [
-        "admission",
-        "budget",
-        "deadlines",
-        "latency",
-        "quotas",
-        "reserve",
-        "skip_ahead",
-        "victim",
-    ]
+    arithmetic = "admission ageing budget deadlines latency quotas reserve shares skip_ahead victim"
+    modules = session.posargs or arithmetic.split()
     session.run("python", "tools/mutate.py", "packages/schedpolicy", *modules)
 
 

@@ -35,11 +35,17 @@ SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Or: (ast.And,),
 }
 EQUIVALENT = {
-    "a[i][i] < 1e-09 * len(rows)",  # latency: a pivot is exactly nothing, or far above
-    "solution[worst] > 0",  # latency: fitting again without a column that is worth nothing changes nothing
-    "again[0] <= active[num_begun]",  # shares: two entries are never equal, because each group is in one of them
+    # A pivot is exactly nothing, or far above.
+    ("if a[i][i] <= 1e-9 * len(rows):", "a[i][i] < 1e-09 * len(rows)"),
+    # Fitting again without a column that is worth nothing changes nothing.
+    ("if solution[worst] >= 0:", "solution[worst] > 0"),
+    # Any scale will do.
+    ("scale = [max(abs(row[i]) for row, _ in rows) or 1.0 for i in range(n)]", "2.0"),
+    ("scale = [max(abs(row[i]) for row, _ in rows) or 1.0 for i in range(n)]", "min"),
+    # Two entries are never equal, because each group is in one of them.
+    ("if again and (num_begun == len(active) or again[0] < active[num_begun]):", "again[0] <= active[num_begun]"),
 }
-"""Changes that change nothing, as what they become."""
+"""Changes that change nothing: the line, and what a part of it becomes."""
 RENAMED = {"min": "max", "max": "min"}
 
 
@@ -70,12 +76,12 @@ def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
 
 def mutants(source: str) -> Iterator[tuple[int, str, str]]:
     """Yield (line, what it becomes, source) for every change."""
-    tree = ast.parse(source)
+    tree, lines = ast.parse(source), source.splitlines()
     for node, field, value in list(places(tree)):
-        before = getattr(node, field)
+        before, line = getattr(node, field), getattr(node, "lineno", 1)
         setattr(node, field, value)
-        if ast.unparse(node) not in EQUIVALENT:
-            yield getattr(node, "lineno", 0), ast.unparse(node), ast.unparse(tree)
+        if (lines[line - 1].strip(), ast.unparse(node)) not in EQUIVALENT:
+            yield line, ast.unparse(node), ast.unparse(tree)
         setattr(node, field, before)
 
 

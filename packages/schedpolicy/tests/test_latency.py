@@ -51,6 +51,17 @@ def test_what_never_differs_costs_nothing():
     assert (fitted.decode_s, fitted.kv_s) == (0.0, 0.0)
 
 
+def test_what_the_others_explain_costs_nothing():
+    for seed in range(50):
+        rng = Random(seed)
+        shapes = [(rng.randint(0, 50), rng.randint(1, 60)) for _ in range(8)]
+        found = [StepSample(n, d, 3 * n + 7 * d + 5, 0.01 + n * 1e-4 + d * 3e-4) for n, d in shapes]
+        fitted = StepModel.fitted(found)
+        for s in found:
+            expected_s = fitted.step_s(num_prefill=s.num_prefill, num_decode=s.num_decode, num_kv=s.num_kv)
+            assert expected_s == pytest.approx(s.seconds)
+
+
 def test_nothing_costs_less_than_nothing():
     found = [StepSample(n, d, 0, 0.01 + n * 1e-4 - d * 1e-5) for n in (0, 100, 200) for d in (0, 10, 20)]
     fitted = StepModel.fitted(found)

@@ -116,7 +116,8 @@ def test_arguments_are_checked():
 
 def test_prompts_or_output_may_be_free():
     request = FakeRequest(arrival=0, tenant="a", num_tokens=100)
-    for order, service in ((fair_share(prefill_cost=0.5, output_cost=0.0), 50.0), (fair_share(prefill_cost=0.0), 8.0)):
+    for costs, service in (({"prefill_cost": 0.5, "output_cost": 0.0}, 50.0), ({"prefill_cost": 0.0}, 8.0)):
+        order: ShareOrder[FakeRequest] = fair_share(**costs)
         order.add(request)
         order.admit(request)
         request.num_generated += 4
