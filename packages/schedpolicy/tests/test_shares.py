@@ -114,14 +114,14 @@ def test_arguments_are_checked():
             fair_share(prefill_cost=cost)
 
 
-def test_prompts_or_output_may_be_free():
+@pytest.mark.parametrize(("prefill_cost", "output_cost", "service"), [(0.5, 0.0, 50.0), (0.0, 2.0, 8.0)])
+def test_prompts_or_output_may_be_free(prefill_cost: float, output_cost: float, service: float):
+    order: ShareOrder[FakeRequest] = fair_share(prefill_cost=prefill_cost, output_cost=output_cost)
     request = FakeRequest(arrival=0, tenant="a", num_tokens=100)
-    for costs, service in (({"prefill_cost": 0.5, "output_cost": 0.0}, 50.0), ({"prefill_cost": 0.0}, 8.0)):
-        order: ShareOrder[FakeRequest] = fair_share(**costs)
-        order.add(request)
-        order.admit(request)
-        request.num_generated += 4
-        assert order.service("a") == service
+    order.add(request)
+    order.admit(request)
+    request.num_generated = 4
+    assert order.service("a") == service
 
 
 def test_a_stopped_request_is_charged_for_its_last_tokens():
