@@ -1,6 +1,6 @@
 """Runs Pagewood and `transformers` side by side on this CPU, beside what the CPU allows.
 
-python benchmarks/cpu_end_to_end.py            # prints the tables; about ten minutes on two cores
+python benchmarks/cpu_end_to_end.py            # prints the tables; about fifteen minutes on two cores
 python benchmarks/cpu_end_to_end.py --record   # and keeps them in benchmarks/results
 python benchmarks/cpu_end_to_end.py --quick    # a tiny model: only to see that the script works
 """
@@ -38,6 +38,7 @@ def main() -> None:
             tied=arguments.tied,
             num_threads=arguments.threads,
             num_repeats=arguments.repeat,
+            num_pairs=arguments.pairs,
         )
     print(markdown(record))
     if arguments.record is not None:
@@ -52,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tied", action="store_true", help="a model whose head is its embedding table")
     parser.add_argument("--threads", type=int, default=min(2, cores), help="threads of every system (default 2)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions of everything (default 3)")
+    parser.add_argument(
+        "--pairs", type=int, default=4, help="runs of our two loops side by side, in each repetition (default 4)"
+    )
     parser.add_argument(
         "--record", type=Path, nargs="?", const=RESULTS, metavar="FOLDER", help="keep JSON and Markdown in FOLDER"
     )

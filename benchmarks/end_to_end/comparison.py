@@ -19,7 +19,7 @@ _STREAM_BYTES, _QUICK_STREAM_BYTES = 1 << 29, 1 << 26
 
 
 def compare(
-    folder: Path, cases: Sequence[Case], *, quick: bool, tied: bool, num_threads: int, num_repeats: int
+    folder: Path, cases: Sequence[Case], *, quick: bool, tied: bool, num_threads: int, num_repeats: int, num_pairs: int
 ) -> Record:
     """Build the model in `folder` and run every system on every case; `quick` takes a tiny model."""
     shape = replace(model.QUICK if quick else model.FULL, tied=tied)
@@ -35,14 +35,22 @@ def compare(
             stack.enter_context(closing(system))
         linears = Linears((*shape.linears(), shape.head()), num_threads=num_threads)
         stream = Stream(_QUICK_STREAM_BYTES if quick else _STREAM_BYTES, num_threads=num_threads)
-        samples, machine_samples = measure(
-            cases, systems, static, linears, stream, vocab_size=shape.vocab_size, num_repeats=num_repeats
+        samples, pairs, machine_samples = measure(
+            cases,
+            systems,
+            static,
+            linears,
+            stream,
+            vocab_size=shape.vocab_size,
+            num_repeats=num_repeats,
+            num_pairs=num_pairs,
         )
     return make_record(
         describe_machine(num_threads),
         shape,
         cases,
         samples,
+        pairs,
         machine_samples,
         num_parameters=num_parameters,
         num_repeats=num_repeats,

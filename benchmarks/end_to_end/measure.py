@@ -62,6 +62,14 @@ class MachineSamples:
         return sum(map(median, by_shape.values()))
 
 
+@dataclass(slots=True, kw_only=True)
+class Pairs:
+    """How many times as fast one of our loops is as the other, run beside run: what slows the machine slows both."""
+
+    case: str
+    ratios: list[float] = field(default_factory=list[float])  # written by: measure
+
+
 def measure(
     cases: Sequence[Case],
     systems: Sequence[System],
@@ -71,10 +79,15 @@ def measure(
     *,
     vocab_size: int,
     num_repeats: int,
-) -> tuple[list[Samples], MachineSamples]:
-    """Run everything `num_repeats` times; what a repetition asks is new, so that no cache knows it."""
+    num_pairs: int,
+) -> tuple[list[Samples], list[Pairs], MachineSamples]:
+    """Run everything `num_repeats` times; what a repetition asks is new, so that no cache knows it.
+
+    The first two systems are then compared by `num_pairs` more pairs of runs of each case in every repetition.
+    """
     machine = MachineSamples()
     samples = {(c.name, s.name): Samples(case=c.name, system=s.name) for c in cases for s in systems}
+    pairs = {case.name: Pairs(case=case.name) for case in cases}
     row_counts = sorted({case.num_requests for case in cases} | {CHUNK})
     for system in systems:
         _try(system, _WARM_UP, draw_prompts(_WARM_UP, vocab_size=vocab_size, seed=-1))
@@ -97,7 +110,24 @@ def measure(
                 _add(samples[case.name, name], run)
                 if reference.name in runs:
                     _compare(samples[case.name, name], run, runs[reference.name], prompts, reference)
-    return list(samples.values()), machine
+            print(f"  {repeat + 1}/{num_repeats} {case.name}: both loops ...", file=sys.stderr, flush=True)
+            seeds = range(num_repeats + repeat * num_pairs, num_repeats + (repeat + 1) * num_pairs)
+            pairs[case.name].ratios += [
+                _ratio(
+                    systems[0], systems[1], case, draw_prompts(case, vocab_size=vocab_size, seed=seed), swap=seed % 2
+                )
+                for seed in seeds
+            ]
+    return list(samples.values()), list(pairs.values()), machine
+
+
+def _ratio(one: System, other: System, case: Case, prompts: Prompts, *, swap: int) -> float:
+    """Return how many times as many tokens per second `one` answers as `other`, which goes first if `swap`."""
+    rates: dict[str, float] = {}
+    for system in (other, one) if swap else (one, other):
+        sleep(_SETTLE_S)
+        rates[system.name] = system.run(case, prompts).tokens_per_s
+    return rates[one.name] / rates[other.name]
 
 
 def _try(system: System, case: Case, prompts: Prompts) -> Run | str:

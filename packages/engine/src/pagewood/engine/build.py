@@ -99,6 +99,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
     )
 
     storage = KVStorage(layout, num_pages)
+    storage.memory.touch()
     make_cache: Callable[[], PrefixCache] | None = None
     if config.host_cache_gb is not None:
         fingerprint = model_fingerprint(folder)

@@ -10,6 +10,9 @@ from pagewood.kvpool.hybrid import ALIGNMENT_BYTES, HybridLayout
 from pagewood.kvpool.layout import PageLayout
 from pagewood.kvpool.scatter import ScatteredRows, index_pages
 
+_SYSTEM_PAGE_BYTES = 4096
+"""No system has smaller pages."""
+
 
 class PageMemory:
     """The arrays of a layout for every page of a pool, on one device; made by `allocate` or `allocate_groups`.
@@ -87,6 +90,18 @@ class PageMemory:
         for rows in self._rows:
             rows.zero(index)
 
+    def touch(self) -> None:
+        """Have the system provide all of the memory now, its contents unchanged; on a GPU it is there already.
+
+        A CPU's memory is otherwise provided where it is first written, and whoever writes waits: several milliseconds
+        for a huge page of a virtual machine, in the middle of a step.
+        """
+        if self.device.type != "cpu":
+            return
+        for layer in self._blocks:
+            for block in layer:
+                block[:, ::_SYSTEM_PAGE_BYTES] |= 0
+
     def checksum(self, page: int) -> int:
         """Return the CRC-32 of a page's bytes, layer by layer, for tests: it waits for the device."""
         value = 0
@@ -100,7 +115,7 @@ def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device =
     """Allocate `num_pages * layout.bytes_per_page` bytes, each array of each layer in one piece, aligned to 64 bytes.
 
     Memory starts as zeros, so that a kernel which multiplies masked positions by zero meets no NaN; on a CPU the system
-    provides these zeros at the first touch, so that a pool costs memory only as it fills.
+    provides these zeros at the first touch, so that a pool costs memory only as it fills, unless `touch` is called.
 
     Raises:
         ValueError: `num_pages` is less than 1.

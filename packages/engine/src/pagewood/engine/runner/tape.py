@@ -99,7 +99,6 @@ class Tape:
             capacity=tuple(capacity),
             instructions=instructions,
             numbers=np.array([line.number for line in self._lines]),
-            counters=np.zeros(len(self._lines) * COUNTER_STRIDE, np.int64),
             inputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in inputs),
             outputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in outputs),
             kept=[x for line in self._lines for x in line.operands if isinstance(x, np.ndarray)],
@@ -137,7 +136,7 @@ class StepTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Instructions whose matrices have memory. Invariant: one run at a time."""
+    """Instructions whose matrices have memory. Invariant: one run is done before the next is worked on."""
 
     kernel: Kernel
     capacity: tuple[int, ...]
@@ -146,8 +145,6 @@ class Program:
     """[N, NUM_COLUMNS]"""
     numbers: NDArray[np.float64]
     """[N], an operand of each that is not whole."""
-    counters: Int64
-    """[N * COUNTER_STRIDE], zeros between runs."""
     inputs: tuple[Float32, ...]
     """[capacity, size] of each, to be filled."""
     outputs: tuple[Float32, ...]
@@ -155,14 +152,29 @@ class Program:
     kept: Sequence[NDArray[np.generic]]
     """What the instructions name by address."""
 
-    def run(self, counts: Sequence[int], tables: StepTables, *, num_threads: int) -> None:
-        """Do all instructions for so many rows, by `Rows`, each at most `capacity`."""
-        self.counters.fill(0)
-        self.kernel(
-            self.instructions, self.numbers, np.array(counts, np.int64), self.counters,
-            tables.page_table, tables.rows, tables.starts, tables.offsets, tables.items,
-            tables.memory_size, num_threads,
+    def start(self, counts: Sequence[int], tables: StepTables) -> Run:
+        """Return a run for so many rows, by `Rows`, each at most `capacity`; nothing is computed before `Run.work`."""
+        return Run(
+            kernel=self.kernel,
+            arguments=(
+                self.instructions, self.numbers, np.array(counts, np.int64),
+                np.zeros(len(self.instructions) * COUNTER_STRIDE, np.int64),
+                tables.page_table, tables.rows, tables.starts, tables.offsets, tables.items, tables.memory_size,
+            ),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a program, open to any number of threads at any time."""
+
+    kernel: Kernel
+    arguments: tuple[object, ...]
+    """Of the kernel; the counters by which threads share the work among them."""
+
+    def work(self) -> None:
+        """Compute until all is done, whoever did it. A thread that comes late, or after the end, is welcome."""
+        self.kernel(*self.arguments)
 
 
 def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tuple[dict[Buffer, int], int]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ def write_down(
     tape, num_rows = Tape(), len(arrays[0])
     buffers = [tape.buffer(Rows.TOKENS, array.shape[1]) for array in arrays]
     program = tape.program(kernel, (num_rows, 1), inputs=buffers, outputs=[operation(*buffers)])
+    crew = ThreadPoolExecutor(max(1, num_threads - 1))
     empty = np.zeros(1, np.int32)
     tables = tables or StepTables(
         page_table=empty[None], rows=empty, starts=empty, offsets=empty, items=np.zeros((0, 4), np.int32), memory_size=0
@@ -43,7 +45,11 @@ def write_down(
     def run() -> Float32:
         for target, array in zip(program.inputs, arrays, strict=True):
             target.view(array.dtype)[:] = array
-        program.run((num_rows, 0), tables, num_threads=num_threads)
+        started = program.start((num_rows, 0), tables)
+        helpers = [crew.submit(started.work) for _ in range(num_threads - 1)]
+        started.work()
+        for helper in helpers:
+            helper.result()
         return program.outputs[0][:num_rows]
 
     return run

@@ -64,13 +64,11 @@ class Kernel:
 
     __slots__ = ("_dispatcher", "_is_compiled", "_signature", "_variant", "name")
 
-    def __init__(self, function: Callable[..., Any], signature: str, *, parallel: bool, variant: int) -> None:
+    def __init__(self, function: Callable[..., Any], signature: str, *, variant: int) -> None:
         self.name = function.__name__
         self._variant = variant
         self._signature = signature
-        self._dispatcher: Any = numba.njit(
-            nogil=True, parallel=parallel, fastmath=set(REASSOCIATE), error_model="numpy"
-        )(function)
+        self._dispatcher: Any = numba.njit(nogil=True, fastmath=set(REASSOCIATE), error_model="numpy")(function)
         self._is_compiled = False  # written by: compile
 
     def compile(self) -> None:
@@ -100,15 +98,14 @@ class Kernel:
         return self._dispatcher(*args)
 
 
-def kernel(signature: str, *, parallel: bool = False, variant: int = 0) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(signature: str, *, variant: int = 0) -> Callable[[Callable[..., Any]], Kernel]:
     """Make a function a `Kernel`; nothing is compiled before `Kernel.compile`.
 
     Args:
         signature: the types of its arguments.
-        parallel: whether its `prange` loops are shared by threads.
         variant: tells functions apart that one source makes, and that enclose different values.
     """
-    return lambda function: Kernel(function, signature, parallel=parallel, variant=variant)
+    return lambda function: Kernel(function, signature, variant=variant)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:

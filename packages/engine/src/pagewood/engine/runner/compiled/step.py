@@ -1,8 +1,8 @@
 """A whole step in one compiled function: threads go through a list of instructions, and share the parts of each.
 
-A thread claims parts of an instruction until none is left, then waits until all of them are done, and goes on to the
-next. So threads meet without a call of the operating system, a thread that is held up delays the others by two parts
-at most, and any number of threads, late ones too, compute the same.
+Each thread that calls it claims parts of an instruction until none is left, then waits until all of them are done, and
+goes on to the next. So threads meet without a call of the operating system, a thread that is held up delays the others
+by two parts at most, and any number of threads, whenever they come, compute the same.
 
 Legend: T tokens of the step, W wanted tokens, N instructions.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-import numba
 import numpy as np
 
 from pagewood.engine.runner.compiled import matmul, rows
@@ -112,69 +111,56 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
             )  # fmt: skip
 
     def step(instructions: Any, numbers: Any, counts: Any, counters: Any, page_table: Any, grant_rows: Any,
-             starts: Any, offsets: Any, items: Any, memory_size: Any, num_threads: Any) -> None:  # fmt: skip
-        for _ in numba.prange(num_threads):
-            margin = np.empty(TALL * WIDTH, np.float32)
-            for i in range(instructions.shape[0]):
-                one = instructions[i]
-                op, num_rows = one[0], counts[one[1]]
-                num_parts = _num_parts(op, one, num_rows, items)
-                num_done = 0
-                part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
-                while part < num_parts:
-                    num_done += 1
-                    following = part
-                    if op == Operation.MULTIPLY:  # claimed one ahead, so that its weights can be asked for
-                        following = fetch_add(counters, i * COUNTER_STRIDE, 1)
-                    first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
-                    if op == Operation.MULTIPLY:
-                        depth, size = one[7], one[8]
-                        padded = (size + WIDTH - 1) // WIDTH * WIDTH
-                        matmul.multiply(
-                            vector(one[2] if num_rows == 1 else one[3], num_rows * depth),
-                            vector(one[4], padded * depth), vector(one[5], padded), floats(one[6], num_rows, size),
-                            depth, part, following, margin,
-                        )  # fmt: skip
-                    elif op == Operation.PACK:
-                        matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
-                    elif op == Operation.ATTEND:
-                        q_size = one[5]
-                        attend(
-                            numbers_at(one[3], memory_size),
-                            vector(one[9], memory_size // dim if one[9] != 0 else 0),
-                            floats(one[2], num_rows, q_size),
-                            floats(one[4], num_rows, q_size),
-                            page_table,
-                            grant_rows,
-                            starts,
-                            offsets,
-                            items,
-                            part,
-                            one[6],
-                            one[7],
-                            one[8],
-                            numbers[i],
-                        )  # fmt: skipp
-                    elif op == Operation.STORE:
-                        k_size = one[5]
-                        put(numbers_at(one[4], memory_size), vector(one[8], memory_size // dim if one[8] != 0 else 0),
-                            floats(one[2], num_rows, k_size), floats(one[3], num_rows, k_size), page_table, grant_rows,
-                            starts, offsets, one[6], one[7], first, last)  # fmt: skip
-                    elif op == Operation.DRAW:
-                        at = one[3] + part * NUM_CHOICE_COLUMNS * 4
-                        draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
-                             integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
-                    elif op <= Operation.TAKE:
-                        move(op, one, first, last)
-                    else:
-                        change(op, one, numbers[i], num_rows, first, last)
-                    part = following if op == Operation.MULTIPLY else fetch_add(counters, i * COUNTER_STRIDE, 1)
-                if num_done > 0:
-                    fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
-                wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
+             starts: Any, offsets: Any, items: Any, memory_size: Any) -> None:  # fmt: skip
+        margin = np.empty(TALL * WIDTH, np.float32)
+        for i in range(instructions.shape[0]):
+            one = instructions[i]
+            op, num_rows = one[0], counts[one[1]]
+            num_parts = _num_parts(op, one, num_rows, items)
+            num_done = 0
+            part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
+            while part < num_parts:
+                num_done += 1
+                following = part
+                if op == Operation.MULTIPLY:  # claimed one ahead, so that its weights can be asked for
+                    following = fetch_add(counters, i * COUNTER_STRIDE, 1)
+                first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
+                if op == Operation.MULTIPLY:
+                    depth, size = one[7], one[8]
+                    padded = (size + WIDTH - 1) // WIDTH * WIDTH
+                    matmul.multiply(
+                        vector(one[2] if num_rows == 1 else one[3], num_rows * depth),
+                        vector(one[4], padded * depth), vector(one[5], padded), floats(one[6], num_rows, size),
+                        depth, part, following, margin,
+                    )  # fmt: skip
+                elif op == Operation.PACK:
+                    matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
+                elif op == Operation.ATTEND:
+                    q_size = one[5]
+                    attend(
+                        numbers_at(one[3], memory_size), vector(one[9], memory_size // dim if one[9] != 0 else 0),
+                        floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size), page_table, grant_rows,
+                        starts, offsets, items, part, one[6], one[7], one[8], numbers[i],
+                    )  # fmt: skip
+                elif op == Operation.STORE:
+                    k_size = one[5]
+                    put(numbers_at(one[4], memory_size), vector(one[8], memory_size // dim if one[8] != 0 else 0),
+                        floats(one[2], num_rows, k_size), floats(one[3], num_rows, k_size), page_table, grant_rows,
+                        starts, offsets, one[6], one[7], first, last)  # fmt: skip
+                elif op == Operation.DRAW:
+                    at = one[3] + part * NUM_CHOICE_COLUMNS * 4
+                    draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
+                         integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+                elif op <= Operation.TAKE:
+                    move(op, one, first, last)
+                else:
+                    change(op, one, numbers[i], num_rows, first, last)
+                part = following if op == Operation.MULTIPLY else fetch_add(counters, i * COUNTER_STRIDE, 1)
+            if num_done > 0:
+                fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
+            wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
 
     return kernel(
-        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i8, i8)",
-        parallel=True,
+        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i8)",
         variant=2 * dim + int8,
     )(step)
