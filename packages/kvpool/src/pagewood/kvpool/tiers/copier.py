@@ -66,9 +66,11 @@ class PageCopier:
                     is_whole[index] = is_there and checksum(place.key, pages[index]) == place.checksum
 
         helper = self._helpers.submit(work) if len(runs) > 1 else None
-        work()
-        if helper is not None:
-            helper.result()
+        try:
+            work()
+        finally:
+            if helper is not None:
+                helper.result()
         return is_whole
 
     def write(self, file: int, offset: int, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bytes]:
