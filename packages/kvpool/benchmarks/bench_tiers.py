@@ -54,6 +54,13 @@ def beside(
         benchmark.extra_info["of_plain"] = round(rest_s / copy_s, 2)
 
 
+def ones(num_rows: int, row_bytes: int) -> Any:
+    """Return memory that has been touched, and is aligned as that of a pool and of a host tier is."""
+    memory = HostTier(page_bytes=row_bytes, num_pages=num_rows).memory
+    memory.fill(1)
+    return memory
+
+
 def scattered(n: int) -> list[int]:
     return np.random.default_rng(0).permutation(n)[:BATCH].tolist()
 
@@ -64,12 +71,11 @@ def scattered(n: int) -> list[int]:
 def test_copy_of_pages(
     benchmark: BenchmarkFixture, num_layers: int, layer_bytes: int, is_out: bool, is_scattered: bool
 ):
-    device = ArrayPages([[np.ones((POOL, layer_bytes), np.uint8)] for _ in range(num_layers)])
-    host = HostTier(page_bytes=device.page_bytes, num_pages=BATCH)
-    host.memory.fill(1)
+    device = ArrayPages([[ones(POOL, layer_bytes)] for _ in range(num_layers)])
+    host = HostTier(page_bytes=device.page_bytes, num_pages=BATCH, memory=ones(BATCH, device.page_bytes))
     pages = scattered(POOL) if is_scattered else list(range(100, 100 + BATCH))
     slots = list(range(BATCH))
-    target = np.ones_like(host.memory)
+    target = ones(BATCH, device.page_bytes)
 
     def copy_in() -> None:
         for layer in range(num_layers):
