@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_runner(folder: Path, *, dtype: str = "float32") -> CPURunner:
+def make_runner(folder: Path, *, dtype: str = "float32", num_threads: int = 2) -> CPURunner:
     model = load_model(folder, CPUOps())
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=16, page_size=4, dtype=dtype, order="HND")
     kernel = warm_up(16, int8=dtype == "int8")
-    return CPURunner(model, KVStorage(layout, 64), kernel, max_rows=8, max_length=64, num_threads=2)
+    return CPURunner(model, KVStorage(layout, 64), kernel, max_rows=8, max_length=64, num_threads=num_threads)
 
 
 @pytest.fixture
@@ -80,6 +81,29 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
     told = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
     driver.generate([told], num_tokens=1, chunk=64)
     assert told.output == plain.output[-1:]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_any_number_of_threads_computes_the_same_whenever_they_come(
+    folder: Path, runner: CPURunner, num_threads: int
+) -> None:
+    driver = driver_of(runner)
+    expected = [driver.add([3, 1, i]) for i in range(6)]
+    driver.generate(expected, num_tokens=10, chunk=8)
+
+    other = make_runner(folder, num_threads=num_threads)
+    driver = driver_of(other)
+    sequences = [driver.add([3, 1, i]) for i in range(6)]
+    handles = []
+    for step in range(10):
+        handles.append(other.launch(driver.batch([(sequence, 8) for sequence in sequences])))
+        for sequence in sequences:
+            sequence.tokens.append(-1)
+        time.sleep(0.001 * (step % 3))  # who waits may come before, during or after the work
+    outputs = [handle.wait().tolist() for handle in handles]
+    assert outputs == [list(tokens) for tokens in zip(*(one.output for one in expected), strict=True)]
+    assert handles[0].wait().tolist() == outputs[0]
+    other.close()
 
 
 def test_seeded_tokens_do_not_depend_on_the_batch(runner: CPURunner) -> None:
