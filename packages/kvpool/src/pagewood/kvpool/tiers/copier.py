@@ -15,6 +15,8 @@ _RUN_BYTES = 2**20
 _MAX_ROWS = 1024
 """Buffers that one system call takes."""
 _PROBE_BYTES = 4096
+_DO_NOT_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
+"""Only Linux has it; elsewhere a probe waits, and every batch passes for cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ def _is_cached(place: Place, page: Bytes) -> bool:
     probe = page[-_PROBE_BYTES:]
     offset = place.offset + page.nbytes - probe.nbytes
     try:
-        return os.preadv(place.file, [probe.data], offset, os.RWF_NOWAIT) == probe.nbytes
+        return os.preadv(place.file, [probe.data], offset, _DO_NOT_WAIT) == probe.nbytes
     except OSError:  # it would have to wait, or the file system cannot say
         return False
 
