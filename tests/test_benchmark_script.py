@@ -12,7 +12,6 @@ import pytest
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "cpu_end_to_end.py"
 SYSTEMS = {
     "pagewood",
-    "pagewood, plain loop",
     "transformers, static batch",
     "transformers, continuous batching",
 }

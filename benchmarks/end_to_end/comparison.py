@@ -26,11 +26,8 @@ def compare(
     num_parameters = model.write_model(shape, folder, seed=0)
     with ExitStack() as stack:
         static = StaticBatch(load(folder), num_threads=num_threads)
-        systems = [
-            *(PagewoodSystem(folder, cases, overlap=overlap, num_threads=num_threads) for overlap in (True, False)),
-            static,
-            ContinuousBatching(load(folder), num_threads=num_threads),
-        ]
+        ours = PagewoodSystem(folder, cases, num_threads=num_threads)
+        systems = [ours, static, ContinuousBatching(load(folder), num_threads=num_threads)]
         for system in systems:
             stack.enter_context(closing(system))
         linears = Linears((*shape.linears(), shape.head()), num_threads=num_threads)
@@ -38,6 +35,7 @@ def compare(
         samples, pairs, machine_samples = measure(
             cases,
             systems,
+            ours,
             static,
             linears,
             stream,

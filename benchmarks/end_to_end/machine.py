@@ -27,6 +27,7 @@ from pagewood.engine.testing.tapes import write_down
 _STREAM_PASSES = 6
 _MIN_MEASURE_S = 0.02
 _MIN_REPEATS = 3
+_MAX_ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,26 +113,32 @@ class Linears:
         times: list[LinearTime] = []
         for shape, linears, weights in zip(self._shapes, self._linears, self._weights, strict=True):
             x = torch.randn(num_rows, shape.num_in)
-            gflops, walk_ms = {}, {}
             with torch.inference_mode():
-                for form, one, walk in (
-                    ("engine", self._engine(linears[:1], x), self._engine(linears, x)),
-                    ("torch", _torch(weights[:1], x), _torch(weights, x)),
-                ):
-                    gflops[form] = 2e-9 * num_rows * shape.num_out * shape.num_in / _seconds(one)
-                    walk_ms[form] = 1e3 * _seconds(walk)
+                seconds = {
+                    "engine": (self._engine_s(linears[:1], x), self._engine_s(linears, x)),
+                    "torch": (_torch_s(weights[:1], x), _torch_s(weights, x)),
+                }
+            flops = 2 * num_rows * shape.num_out * shape.num_in
+            gflops = {form: 1e-9 * flops / one for form, (one, _) in seconds.items()}
+            walk_ms = {form: 1e3 * walk for form, (_, walk) in seconds.items()}
             times.append(LinearTime(shape=shape.name, num_rows=num_rows, gflops=gflops, walk_ms=walk_ms))
         return times
 
-    def _engine(self, linears: Sequence[Linear[Buffer]], x: Tensor) -> Callable[[], object]:
+    def _engine_s(self, linears: Sequence[Linear[Buffer]], x: Tensor) -> float:
+        """Return the seconds of one pass over `linears`; so many follow each other that starting threads is cheap."""
+        once_s = _seconds(self._engine(linears, x, rounds=1))
+        rounds = min(_MAX_ROUNDS, 1 + round(_MIN_MEASURE_S / once_s))
+        return _seconds(self._engine(linears, x, rounds=rounds)) / rounds
+
+    def _engine(self, linears: Sequence[Linear[Buffer]], x: Tensor, *, rounds: int) -> Callable[[], object]:
         def one_after_the_other(x: Buffer) -> Buffer:
-            return [linear(x) for linear in linears][-1]
+            return [linear(x) for _ in range(rounds) for linear in linears][-1]
 
         return write_down(one_after_the_other, x.numpy(), kernel=self._kernel, num_threads=self._num_threads)
 
 
-def _torch(weights: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
-    return lambda: [functional.linear(x, weight) for weight in weights]
+def _torch_s(weights: Sequence[Tensor], x: Tensor) -> float:
+    return _seconds(lambda: [functional.linear(x, weight) for weight in weights])
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -10,6 +10,7 @@ from time import sleep
 
 from end_to_end.cases import Case, Prompts, draw_prompts
 from end_to_end.machine import Linears, LinearTime, Stream
+from end_to_end.pagewood_system import PagewoodSystem
 from end_to_end.roofline import CHUNK, Rates
 from end_to_end.run import Run, System
 from end_to_end.transformers_systems import StaticBatch
@@ -64,15 +65,24 @@ class MachineSamples:
 
 @dataclass(slots=True, kw_only=True)
 class Pairs:
-    """How many times as fast one of our loops is as the other, run beside run: what slows the machine slows both."""
+    """Output tokens per second of our two loops, run beside run on one engine.
+
+    So both have the same memory, which is not everywhere equally fast, and what slows the machine slows both.
+    """
 
     case: str
-    ratios: list[float] = field(default_factory=list[float])  # written by: measure
+    overlapped: list[float] = field(default_factory=list[float])  # written by: measure
+    plain: list[float] = field(default_factory=list[float])  # written by: measure
+
+    def ratios(self) -> list[float]:
+        """Return how many times as fast the overlapped loop is, pair by pair."""
+        return [one / other for one, other in zip(self.overlapped, self.plain, strict=True)]
 
 
 def measure(
     cases: Sequence[Case],
     systems: Sequence[System],
+    ours: PagewoodSystem,
     reference: StaticBatch,
     linears: Linears,
     stream: Stream,
@@ -83,7 +93,7 @@ def measure(
 ) -> tuple[list[Samples], list[Pairs], MachineSamples]:
     """Run everything `num_repeats` times; what a repetition asks is new, so that no cache knows it.
 
-    The first two systems are then compared by `num_pairs` more pairs of runs of each case in every repetition.
+    The two loops of `ours` are compared by `num_pairs` more pairs of runs of each case in every repetition.
     """
     machine = MachineSamples()
     samples = {(c.name, s.name): Samples(case=c.name, system=s.name) for c in cases for s in systems}
@@ -111,23 +121,18 @@ def measure(
                 if reference.name in runs:
                     _compare(samples[case.name, name], run, runs[reference.name], prompts, reference)
             print(f"  {repeat + 1}/{num_repeats} {case.name}: both loops ...", file=sys.stderr, flush=True)
-            seeds = range(num_repeats + repeat * num_pairs, num_repeats + (repeat + 1) * num_pairs)
-            pairs[case.name].ratios += [
-                _ratio(
-                    systems[0], systems[1], case, draw_prompts(case, vocab_size=vocab_size, seed=seed), swap=seed % 2
-                )
-                for seed in seeds
-            ]
+            for seed in range(2 * num_pairs * repeat, 2 * num_pairs * (repeat + 1), 2):
+                both = [draw_prompts(case, vocab_size=vocab_size, seed=num_repeats + seed + i) for i in range(2)]
+                _run_pair(ours, case, both, pairs[case.name], plain_first=seed % 4 == 0)
     return list(samples.values()), list(pairs.values()), machine
 
 
-def _ratio(one: System, other: System, case: Case, prompts: Prompts, *, swap: int) -> float:
-    """Return how many times as many tokens per second `one` answers as `other`, which goes first if `swap`."""
-    rates: dict[str, float] = {}
-    for system in (other, one) if swap else (one, other):
+def _run_pair(ours: PagewoodSystem, case: Case, prompts: Sequence[Prompts], pairs: Pairs, *, plain_first: bool) -> None:
+    """Run both loops, each on prompts of its own, because they share a prefix cache."""
+    loops = [(ours.run, pairs.overlapped), (ours.run_plain, pairs.plain)]
+    for (run, rates), its_prompts in zip(reversed(loops) if plain_first else loops, prompts, strict=True):
         sleep(_SETTLE_S)
-        rates[system.name] = system.run(case, prompts).tokens_per_s
-    return rates[one.name] / rates[other.name]
+        rates.append(run(case, its_prompts).tokens_per_s)
 
 
 def _try(system: System, case: Case, prompts: Prompts) -> Run | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -15,12 +15,16 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.loop import Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 
+Advance = Callable[[Pending | None], Pending | None]
+"""Does one step; gets what it returned the last time."""
+
 
 class PagewoodSystem:
-    """An engine with one of its two loops; its prefix cache lives as long as it does."""
+    """An engine, driven by either of its loops; its prefix cache lives as long as it does."""
 
-    def __init__(self, folder: Path, cases: Sequence[Case], *, overlap: bool, num_threads: int) -> None:
-        self.name = "pagewood" if overlap else "pagewood, plain loop"
+    name = "pagewood"
+
+    def __init__(self, folder: Path, cases: Sequence[Case], *, num_threads: int) -> None:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(
             EngineConfig(
@@ -28,30 +32,37 @@ class PagewoodSystem:
                 num_threads=num_threads,
                 max_total_tokens=max(64 + case.num_requests * (case.length + 16) for case in cases),
                 max_running=max(case.num_requests for case in cases),
-                overlap=overlap,
             ),
             inbox=self._inbox,
             outbox=self._outbox,
         )
 
     def run(self, case: Case, prompts: Prompts) -> Run:
+        """Answer by the overlapped loop."""
+        return self._run(case, prompts, self._engine.step_overlapped)
+
+    def run_plain(self, case: Case, prompts: Prompts) -> Run:
+        """Answer by the plain loop."""
+        return self._run(case, prompts, lambda last: self._engine.step())
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _run(self, case: Case, prompts: Prompts, advance: Advance) -> Run:
         sampling = SamplingParams(max_tokens=case.num_output, temperature=0.0, ignore_eos=True)
         tokens: list[list[int]] = [[] for _ in prompts]
         times: list[list[float]] = [[] for _ in prompts]
         start = perf_counter()
         for index, prompt in enumerate(prompts):
             self._inbox.put(Submit(request_id=str(index), tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
-        self._answer(tokens, times)
+        self._answer(advance, tokens, times)
         return Run(submitted_s=start, tokens=tuple(map(tuple, tokens)), times_s=tuple(map(tuple, times)))
 
-    def close(self) -> None:
-        self._engine.close()
-
-    def _answer(self, tokens: list[list[int]], times: list[list[float]]) -> None:
+    def _answer(self, advance: Advance, tokens: list[list[int]], times: list[list[float]]) -> None:
         pending: Pending | None = None
         num_open = len(tokens)
         while num_open or pending is not None:
-            pending = self._engine.advance(pending)
+            pending = advance(pending)
             now = perf_counter()
             for delta in self._outbox.take():
                 if delta.refusal is not None:

@@ -130,15 +130,18 @@ def test_random_traffic_over_tiers_gives_the_oracles_tokens(seed: int, overlap: 
     run_scenario(replace(scenario, config=config), make_caches=make_caches)
 
 
-def test_healing_keeps_what_the_host_has() -> None:
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_healing_keeps_what_the_other_memories_have(has_disk: bool, tmp_path: Path) -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
     memory = KVStorage(layout, 16).memory
-    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
+    disk: dict[str, Any] = {"disk_cache_path": str(tmp_path), "disk_cache_gb": 0.001} if has_disk else {}
+    caches = TieredCaches(EngineConfig(host_cache_gb=0.001, **disk), memory=memory, page_size=4, fingerprint=b"")
     kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
     first = make_request(list(range(12)))
     assert kv.admit(first, max_tokens=100, num_reserved=0) == 12
     first.num_computed = 12
     kv.release(first)
+    kv.poll()
     kv.heal()
     assert (kv.num_free, kv.num_cached, kv.violation(())) == (16, 0, None)
     again = make_request(list(range(12)), arrival=1)

@@ -112,6 +112,27 @@ def test_zero_pages_leaves_the_others(layout: PageLayout, make):
 
 @pytest.mark.parametrize("make", [allocate, shared])
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_touching_changes_nothing(layout: PageLayout, make):
+    memory = make(layout, 4)
+    before = fill(memory)
+    memory.touch()
+    assert all(torch.equal(old, new) for old, new in zip(before, contents(memory), strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read the resident memory from")
+def test_memory_is_resident_once_it_is_touched():
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=64, page_size=16)
+    memory = allocate(layout, (64 << 20) // layout.bytes_per_page)
+    before = resident_bytes()
+    memory.touch()
+    assert resident_bytes() - before > 60 << 20
+
+
+@pytest.mark.parametrize("make", [allocate, shared])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_checksum_is_of_every_byte_and_of_that_page_only(layout: PageLayout, make):
     memory = make(layout, 3)
     fill(memory)

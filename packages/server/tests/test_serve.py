@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,42 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         assert own_server.children()[module] != pid
         counters = own_server.until_idle()
         assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
+
+
+def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Path) -> None:
+    """With write-back, nothing is on the disk before the server is told to stop."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = [
+        "--tokenizer-workers", "1", "--host-cache-gb", "0.2", "--cache-write-policy", "write_back",
+        "--disk-cache-path", str(tmp_path / "kv"), "--disk-cache-gb", "0.2",
+    ]  # fmt: skip
+    question = "Remember these words: " + "stone river cloud " * 30
+    messages: Any = [{"role": "user", "content": question}]
+
+    def say(to: Server) -> Any:
+        create: Any = to.openai.chat.completions.create
+        return create(model=MODEL, messages=messages, max_tokens=20, extra_body={"ignore_eos": True})
+
+    first.mkdir()
+    with closing(Server(first, *options)) as before:
+        asked = say(before)
+        before.process.terminate()
+        assert before.process.wait(LIMIT_S) == 0
+        assert "Traceback" not in before.stderr()
+    assert say(server).choices[0].message.content == asked.choices[0].message.content
+
+    messages = [
+        *messages,
+        {"role": "assistant", "content": asked.choices[0].message.content},
+        {"role": "user", "content": QUESTION},
+    ]
+    second.mkdir()
+    with closing(Server(second, *options)) as after:
+        resumed = say(after)
+        num_cached = resumed.usage.prompt_tokens_details.cached_tokens
+        assert num_cached >= asked.usage.prompt_tokens // 16 * 16
+        assert after.until_idle()["num_tokens"] == resumed.usage.prompt_tokens - num_cached + 20 - 1
+    assert resumed.choices[0].message.content == say(server).choices[0].message.content
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

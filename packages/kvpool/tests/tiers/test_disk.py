@@ -155,7 +155,7 @@ def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytes
     disk = opened(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", lambda file, buffers, offset: write(file, [buffers[0][:777]], offset))  # pyright: ignore
-        patch.setattr(os, "preadv", lambda file, buffers, offset: read(file, [buffers[0][:777]], offset))  # pyright: ignore
+        patch.setattr(os, "preadv", lambda file, buffers, offset, *_: read(file, [buffers[0][:777]], offset))  # pyright: ignore
         put(disk, 1, 2, 3)
         assert held(disk, 1, 2, 3) == [True] * 3
     disk.close()

@@ -23,7 +23,7 @@ def page(index: int) -> Bytes:
 
 
 def opened(folder: Path, num_pages: int = 64, fingerprint: bytes = b"x") -> SharedFolder:
-    return SharedFolder(folder, page_bytes=PAGE, num_bytes=num_pages * (PAGE + 16), fingerprint=fingerprint)
+    return SharedFolder(folder, page_bytes=PAGE, num_bytes=num_pages * PAGE, fingerprint=fingerprint)
 
 
 def files(folder: Path) -> list[Path]:
@@ -31,7 +31,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def store_of(page_bytes: int) -> SharedFolder:
-    return SharedFolder(tempfile.mkdtemp(), page_bytes=page_bytes, num_bytes=64 * (page_bytes + 16))
+    return SharedFolder(tempfile.mkdtemp(), page_bytes=page_bytes, num_bytes=64 * page_bytes)
 
 
 FolderConformance = store_conformance(store_of)
@@ -48,28 +48,88 @@ def test_what_one_puts_the_other_gets_unless_it_is_of_another_model(tmp_path: Pa
     assert other.get([key(1)], [memory]) == [False]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_torn_file_is_absent_and_deleted(tmp_path: Path, damage: str) -> None:
-    store = opened(tmp_path)
-    store.put([key(1)], [page(1)])
-    (path,) = files(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[50] ^= 1
-    path.write_bytes({"cut": path.read_bytes()[:-1], "flip": bytes(content), "empty": b""}[damage])
-    assert store.get([key(1)], [page(0)]) == [False]
-    assert files(tmp_path) == []
-    store.put([key(1)], [page(1)])
+def test_what_was_kept_after_it_was_looked_for_is_found(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    for index in range(3):
+        assert two.exists([key(index)]) == [False]
+        changed_ns = folder.stat().st_mtime_ns
+        one.put([key(index)], [page(index)])
+        os.utime(folder, ns=(changed_ns, changed_ns))  # the clock of the file system has not ticked
+        assert two.exists([key(index)]) == [True]
+
+
+def test_a_page_in_two_segments_outlives_one_of_them(tmp_path: Path) -> None:
+    store, elsewhere = opened(tmp_path / "here"), opened(tmp_path / "elsewhere")
+    store.put([key(1), key(2)], [page(1), page(2)])
+    (first,) = files(tmp_path / "here")
+    elsewhere.put([key(1), key(3)], [page(1), page(3)])
+    (second,) = files(tmp_path / "elsewhere")
+    second.rename(first.with_name(second.name))
+    assert store.exists([key(1), key(2), key(3)]) == [True] * 3
+    first.unlink()
+    assert store.exists([key(1), key(2), key(3), key(4)]) == [True, False, True, False]
     assert store.get([key(1)], [page(0)]) == [True]
+
+
+def test_processes_that_keep_the_same_pages_keep_them_once(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    for store in (one, two):
+        store.put([key(1), key(2)], [page(1), page(2)])
+    assert len(files(tmp_path)) == 1
+    two.put([key(2), key(3)], [page(2), page(3)])
+    assert sorted(path.stat().st_size // PAGE for path in files(tmp_path)) == [1, 3]  # with their tables
+    memory = np.zeros((3, PAGE), np.uint8)
+    assert one.get([key(3), key(1), key(2)], list(memory)) == [True] * 3
+    assert memory[:, 0].tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "zeros", "other table"])
+def test_a_torn_segment_is_absent_and_deleted(tmp_path: Path, damage: str) -> None:
+    store = opened(tmp_path)
+    store.put([key(1), key(2)], [page(1), page(2)])
+    (path,) = files(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut": content[:-1],
+            "flip": content[:50] + b"x" + content[51:],
+            "empty": b"",
+            "zeros": bytes(len(content)),
+            "other table": content[: 2 * PAGE + 32] + bytes(16) + content[2 * PAGE + 48 :],
+        }[damage]
+    )
+    memory = np.zeros((2, PAGE), np.uint8)
+    restarted = opened(tmp_path)
+    assert restarted.get([key(1), key(2)], list(memory))[0] is False
+    assert files(tmp_path) == []
+    store.get([key(1)], [memory[0]])  # notices that the segment is gone
+    store.put([key(1), key(2)], [page(1), page(2)])
+    assert store.get([key(1), key(2)], list(memory)) == [True, True]
+    assert restarted.get([key(1), key(2)], list(memory)) == [True, True]
+
+
+def test_a_segment_that_was_deleted_by_another_is_absent(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    one.put([key(1)], [page(1)])
+    assert two.exists([key(1)]) == [True]
+    files(tmp_path)[0].unlink()
+    assert one.get([key(1)], [page(0)]) == [False]
+    assert one.exists([key(1)]) == [False]
+    assert two.exists([key(1), key(2)]) == [False, False]
+    one.put([key(1)], [page(1)])
+    assert two.get([key(1)], [page(0)]) == [True]
 
 
 def test_the_budget_is_kept_at_the_cost_of_what_was_used_longest_ago(tmp_path: Path) -> None:
     store = opened(tmp_path, num_pages=32)
     for index in range(32):
         store.put([key(index)], [page(index)])
-        os.utime(tmp_path / f"pages-{b'x'.hex()}-{PAGE}" / key(index).hex()[:2] / key(index).hex(), (0, index))
+        newest = max(files(tmp_path), key=lambda path: path.stat().st_mtime)
+        os.utime(newest, (0, index))
     assert store.get([key(0)], [page(99)]) == [True]  # touched
     store.put([key(index) for index in range(32, 48)], [page(index) for index in range(32, 48)])
-    assert len(files(tmp_path)) <= 32
+    assert len(files(tmp_path)) <= 16 + 8  # the 16 new ones are in segments of two, a sixteenth of the budget
     there = store.exists([key(index) for index in range(48)])
     assert there[0]
     assert not any(there[1:17])

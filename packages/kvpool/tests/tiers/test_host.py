@@ -43,3 +43,11 @@ def test_wrong_sizes_are_errors() -> None:
         HostTier(page_bytes=-1, num_pages=1)
     with pytest.raises(ValueError, match=r"memory must be uint8 of shape \(2, 8\), got uint8 of shape \(3, 8\)"):
         HostTier(page_bytes=8, num_pages=2, memory=np.zeros((3, 8), np.uint8))
+
+
+def test_its_memory_is_aligned_and_empty() -> None:
+    for page_bytes, num_pages in ((1, 1), (100, 7), (2**20 + 1, 10)):
+        memory = HostTier(page_bytes=page_bytes, num_pages=num_pages).memory
+        assert memory.shape == (num_pages, page_bytes)
+        assert memory.ctypes.data % 4096 == 0
+        assert not memory.any()

@@ -81,6 +81,43 @@ class Engine:
         return self.layers[1][pages, 0].tolist()
 
 
+def test_a_forward_pass_may_start_before_a_load_ends() -> None:
+    class SlowDevice:
+        """A device whose second layer comes when it is told to."""
+
+        def __init__(self, device: ArrayPages) -> None:
+            self.num_layers, self.page_bytes, self.read = device.num_layers, device.page_bytes, device.read
+            self.may_go_on = Event()
+            self._device = device
+
+        def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+            if layer == 1:
+                assert self.may_go_on.wait(10)
+            self._device.write(layer, pages, memory, slots)
+
+    layers = [np.zeros((8, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
+    device = SlowDevice(ArrayPages([[layer] for layer in layers]))
+    engine = Engine(device=device, lanes=thread_lanes())
+    engine.layers = layers
+    engine.compute(TOKENS)
+    engine.evict()
+    recall = engine.index.recall(TOKENS)
+    assert recall is not None
+    while recall.load is None:
+        assert engine.index.advance(recall, engine.allocator.alloc)
+    load = recall.load
+    assert load.wait_layer(0, 10)
+    assert layers[0][recall.pages, 0].tolist() == [1, 3, 5, 7]  # what a forward pass reads first
+    assert not load.wait_layer(1, 0.0)
+    assert layers[1][recall.pages, 0].tolist() == [0xEE] * 4
+    device.may_go_on.set()
+    assert load.wait_layer(1, 10)
+    assert layers[1][recall.pages, 0].tolist() == [1, 3, 5, 7]
+    engine.finish(recall)
+    assert engine.contents(TOKENS) == [1, 3, 5, 7]
+    engine.index.close()
+
+
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 def test_what_was_evicted_comes_back(policy: WritePolicy) -> None:
     engine = Engine(write_policy=policy)
@@ -322,3 +359,16 @@ def test_what_does_not_fit_together_is_an_error() -> None:
         Engine().index.watch_group()
     with pytest.raises(ValueError, match=r"base_s must be >= 0, got -1"):
         PrefetchPolicy(base_s=-1)
+
+
+def test_an_index_that_is_replaced_copies_nothing_more_out_of_the_device(tmp_path: Path) -> None:
+    """It is replaced because the pages of the device are not to be trusted."""
+    disk = DiskTier(tmp_path / "pages", **SIZES)
+    engine = Engine(disk=disk, write_policy=WritePolicy.WRITE_BACK)
+    engine.compute(TOKENS[:4])
+    engine.evict()
+    engine.compute(TOKENS)
+    engine.index.close(keep_stores=True)
+    assert (engine.host.num_held, engine.host.num_pinned, disk.num_held) == (2, 0, 2)
+    engine.host.take(32)  # whatever it had is free to go
+    disk.close()

@@ -37,6 +37,7 @@ def test_pages_of_any_dtype_go_out_and_come_back(dtype: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_pages_of_a_gpu_go_out_and_come_back(dtype: str) -> None:
     layout = MultiHeadLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, dtype=dtype)

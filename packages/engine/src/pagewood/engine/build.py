@@ -13,6 +13,7 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
 from pagewood.engine.build_cuda import build_cuda_runner, open_cuda
 from pagewood.engine.folder import model_folder, model_name
+from pagewood.engine.host_memory import available_memory_bytes
 from pagewood.engine.intake import Intake
 from pagewood.engine.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.load import load_model
@@ -231,7 +232,7 @@ def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -
         num_pages = config.max_total_tokens // config.page_size
     else:
         most_useful = config.max_running * -(-longest // config.page_size)
-        num_pages = min(most_useful, layout.pages_for(int(_free_memory_bytes() * _MEMORY_SHARE)))
+        num_pages = min(most_useful, layout.pages_for(int(available_memory_bytes() * _MEMORY_SHARE)))
     max_length = min(longest, num_pages * config.page_size)
     if max_length < 2:
         raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
@@ -253,7 +254,3 @@ def _num_cores() -> int:
     except OSError:
         per_core = 1
     return max(1, usable // per_core)
-
-
-def _free_memory_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

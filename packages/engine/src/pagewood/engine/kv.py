@@ -223,7 +223,7 @@ class KVSpace:
     held by exactly the requests with a row, and covers their published pages.
 
     Args:
-        make_cache: makes an empty cache, where computed pages are kept for others.
+        make_cache: makes an empty cache, where computed pages are kept for others, and ends the one it made before.
         allocator: where fresh pages come from.
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.

@@ -18,6 +18,7 @@ from pagewood.engine.api import EngineConfig
 from pagewood.server.links import ZmqReceiver, ZmqSender, address
 
 STOP_GRACE_S = 4.0
+"""What a process that has nothing to write down may take to end."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,19 +33,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: str
     incarnation: int
     """How often this stage was started before."""
+    stop_grace_s: float = STOP_GRACE_S
+    """How long the child may take to end."""
     engine: EngineConfig
 
 
 class ParentWatch:
     """Whether the parent has closed our standard input: it wants us to stop, or is no more.
 
-    A child that does not stop within `STOP_GRACE_S` (a kernel that is being compiled cannot be interrupted) is ended.
+    A child that does not stop within its grace (a kernel that is being compiled cannot be interrupted) is ended.
+
+    Args:
+        folder: of the sockets; removed if the child has to be ended.
+        grace_s: how long the child may take to end, seconds.
     """
 
-    __slots__ = ("_folder", "_read_end", "_stopped", "_write_end")
+    __slots__ = ("_folder", "_grace_s", "_read_end", "_stopped", "_write_end")
 
-    def __init__(self, *, folder: str) -> None:
+    def __init__(self, *, folder: str, grace_s: float) -> None:
         self._folder = folder
+        self._grace_s = grace_s
         self._stopped = threading.Event()
         self._read_end, self._write_end = os.pipe()
         threading.Thread(target=self._watch, name="parent-watch", daemon=True).start()
@@ -62,7 +70,7 @@ class ParentWatch:
             pass
         self._stopped.set()
         os.close(self._write_end)
-        time.sleep(STOP_GRACE_S)
+        time.sleep(self._grace_s)
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(1)
 
@@ -74,7 +82,7 @@ def run_child(serve: Serve) -> None:
     """Read the settings, connect, `serve` until the parent ends it, and leave no socket behind."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
     settings = msgspec.json.decode(_first_line(), type=Settings)
-    watch = ParentWatch(folder=settings.folder)
+    watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
     folder = Path(settings.folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = ZmqReceiver(context, address(folder, settings.listen), stopping=watch)

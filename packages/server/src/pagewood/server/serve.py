@@ -22,7 +22,7 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import default_sampling
 from pagewood.server import wire
 from pagewood.server.app import Frontend
-from pagewood.server.child import Settings
+from pagewood.server.child import STOP_GRACE_S, Settings
 from pagewood.server.config import ServeConfig
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
@@ -36,6 +36,8 @@ LAST_ANSWERS_S = 2
 """How long requests may go on when the server is to stop."""
 LAST_WORDS_S = 2
 """How long a client may then take to be told that its request failed."""
+FLUSH_GRACE_S = 20
+"""How long the engine may then write KV to its disk; what it has not written by then is computed again."""
 STOP_POLL_S = 0.1
 BACKLOG = 2048
 
@@ -137,12 +139,14 @@ def _tokenizer_stage(index: int) -> Stage:
 
 def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int) -> Settings:
     send_to = {ENGINE.name: DETOKENIZER.name, DETOKENIZER.name: HTTP}.get(stage.name, ENGINE.name)
+    is_flushing = stage is ENGINE and config.engine.disk_cache_path is not None
     return Settings(
         folder=str(folder),
         listen=stage.name,
         send_to=send_to,
         model_folder=str(config.model_folder),
         incarnation=incarnation,
+        stop_grace_s=FLUSH_GRACE_S if is_flushing else STOP_GRACE_S,
         engine=config.engine,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pagewood.server.child import STOP_GRACE_S, Settings
+from pagewood.server.child import Settings
 
 QUICK_DEATH_S = 10.0
 FIRST_DELAY_S = 0.1
@@ -63,7 +63,8 @@ class Supervisor:
         self._was_ready = was_ready
         self._on_death = on_death
         self._on_failure = on_failure
-        self._processes: dict[str, Process] = {}  # written by: _start
+        self._processes: dict[str, tuple[Process, float]] = {}
+        """Of each stage, and how long it may take to end, seconds."""  # written by: _start
         self._keepers: list[asyncio.Task[None]] = []  # written by: start
         self._stopping = False  # written by: stop
 
@@ -77,7 +78,7 @@ class Supervisor:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*[_end(process) for process in self._processes.values()])
+        await asyncio.gather(*[_end(process, grace_s) for process, grace_s in self._processes.values()])
 
     async def _keep(self, stage: Stage) -> None:
         loop = asyncio.get_running_loop()
@@ -104,7 +105,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     async def _start(self, stage: Stage, incarnation: int) -> Process:
-        settings = msgspec.json.encode(self._settings(stage, incarnation)) + b"\n"
+        settings = self._settings(stage, incarnation)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -113,17 +114,17 @@ class Supervisor:
             env={**os.environ, **_ENVIRONMENT, **({} if stage.computes else _ONE_THREAD)},
             start_new_session=True,  # the terminal's Ctrl-C is for the parent
         )
-        self._processes[stage.name] = process
+        self._processes[stage.name] = (process, settings.stop_grace_s)
         assert process.stdin is not None
-        process.stdin.write(settings)
+        process.stdin.write(msgspec.json.encode(settings) + b"\n")
         return process
 
 
-async def _end(process: Process) -> None:
+async def _end(process: Process, grace_s: float) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), STOP_GRACE_S + 2)
+        await asyncio.wait_for(process.wait(), grace_s + 2)
     except TimeoutError:
         process.kill()
         await process.wait()

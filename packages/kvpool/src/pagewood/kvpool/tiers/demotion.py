@@ -88,7 +88,7 @@ class Demotion:
         self._dirty: dict[int, int] = {}
         """Uses of each page that the host lacks."""  # written by: adopt, use, release, _begin_copies, _finish_copies
         self._wanted: dict[int, None] = {}
-        """Dirty pages that the policy wants copied now."""  # written by: adopt, use, release, flush, _begin_copies
+        """Dirty pages that the policy wants copied now."""  # written by: _want, release, flush, abandon, _begin_copies
         self._copying: dict[int, Transfer] = {}
         """What reads each page."""  # written by: _begin_copies, _finish_copies
         self._out: list[_CopyOut] = []  # written by: _begin_copies, _finish_copies
@@ -157,6 +157,14 @@ class Demotion:
     def flush(self) -> None:
         """Copy out everything that is worth it, and wait until the stores have it or have failed."""
         self._wanted.update(dict.fromkeys(page for page, uses in self._dirty.items() if uses >= self._min_uses))
+        self._drain()
+
+    def abandon(self) -> None:
+        """Copy nothing more out of the device, and wait until the stores have what is on the host or have failed."""
+        self._wanted.clear()
+        self._drain()
+
+    def _drain(self) -> None:
         while True:
             self.poll()
             if self._storing:

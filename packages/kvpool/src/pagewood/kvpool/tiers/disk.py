@@ -3,18 +3,14 @@
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import checksum
+from pagewood.kvpool.tiers.copier import PageCopier, Place
 from pagewood.kvpool.tiers.page_file import ENTRY, PageFile
-
-NUM_READERS = 2
-"""Threads that read and verify: one alone would verify while the disk waits. More were not faster."""
 
 
 class DiskTier:
@@ -37,7 +33,7 @@ class DiskTier:
         ValueError: `num_bytes` is less than one page, `fingerprint` is too long, or the file cannot be had.
     """
 
-    __slots__ = ("_file", "_free", "_held", "_lock", "_num_reads", "_readers", "_sequence")
+    __slots__ = ("_copier", "_file", "_free", "_held", "_lock", "_num_reads", "_sequence")
 
     def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
         if page_bytes < 1:
@@ -49,10 +45,11 @@ class DiskTier:
         num_slots = num_bytes // page_bytes
         self._file = PageFile(Path(path), page_bytes=page_bytes, num_slots=num_slots, fingerprint=fingerprint)
         self._lock = Lock()
-        self._readers = ThreadPoolExecutor(NUM_READERS, "kv-disk")
+        self._copier = PageCopier("kv-disk")
         self._held: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
-        """Slot and checksum by key, least recently used first."""  # written by: _load, _take, _put_run, get
-        self._num_reads: dict[int, int] = {}  # by slot that is being read; written by: get
+        """Slot and checksum by key, least recently used first."""
+        # _held is written by: _take, _put_run, _begin_read, _end_read
+        self._num_reads: dict[int, int] = {}  # by slot that is being read; written by: _begin_read, _end_read
         entries = self._file.entries()
         self._sequence = int(entries["sequence"].max())  # written by: _put_run
         for slot in np.argsort(entries["sequence"], kind="stable").tolist():
@@ -61,7 +58,7 @@ class DiskTier:
                 self._held[key] = (slot, entries["checksum"][slot].tobytes())
         in_use = {slot for slot, _ in self._held.values()}
         self._free = [slot for slot in range(num_slots - 1, -1, -1) if slot not in in_use]
-        # _free is written by: _take, _put_run, get
+        # _free is written by: put, _take, _put_run, _end_read
 
     @property
     def num_pages(self) -> int:
@@ -98,7 +95,15 @@ class DiskTier:
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
         """Read and verify pages; a page that is torn or cannot be read is forgotten."""
-        return list(self._readers.map(self._get, keys, pages))
+        with self._lock:
+            reads = [(index, *read) for index, key in enumerate(keys) if (read := self._begin_read(key)) is not None]
+        is_whole = self._copier.read([place for _, _, place in reads], [pages[index] for index, _, _ in reads])
+        answer = [False] * len(keys)
+        with self._lock:
+            for (index, slot, place), is_good in zip(reads, is_whole, strict=True):
+                self._end_read(slot, place, is_whole=is_good)
+                answer[index] = is_good
+        return answer
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which pages it has, without reading them."""
@@ -106,29 +111,27 @@ class DiskTier:
 
     def close(self) -> None:
         """Close the file; it can be opened again, here or in another process."""
-        self._readers.shutdown()
+        self._copier.close()
         self._file.close()
 
-    def _get(self, key: bytes, page: Bytes) -> bool:
-        with self._lock:
-            found = self._held.get(key)
-            if found is None:
-                return False
-            self._held.move_to_end(key)
-            slot, expected = found
-            self._num_reads[slot] = self._num_reads.get(slot, 0) + 1
-        try:
-            is_whole = self._file.read(slot, page) and checksum(key, page) == expected
-        except OSError:
-            is_whole = False
-        with self._lock:
-            self._num_reads[slot] -= 1
-            if not self._num_reads[slot]:
-                del self._num_reads[slot]
-            if not is_whole and self._held.get(key) == found:
-                del self._held[key]
-                self._free.append(slot)
-        return is_whole
+    def _begin_read(self, key: bytes) -> tuple[int, Place] | None:
+        """Keep a page's slot from being written, and return it and the place; the lock is held."""
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        slot, expected = found
+        self._num_reads[slot] = self._num_reads.get(slot, 0) + 1
+        return slot, Place(file=self._file.descriptor, offset=self._file.offset(slot), key=key, checksum=expected)
+
+    def _end_read(self, slot: int, place: Place, *, is_whole: bool) -> None:
+        """Take note that a slot was read, and forget its page if it is torn; the lock is held."""
+        self._num_reads[slot] -= 1
+        if not self._num_reads[slot]:
+            del self._num_reads[slot]
+        if not is_whole and self._held.get(place.key) == (slot, place.checksum):
+            del self._held[place.key]
+            self._free.append(slot)
 
     def _take(self, n: int) -> list[int]:
         """Take up to n slots to write to, ascending; the lock is held."""
@@ -144,14 +147,14 @@ class DiskTier:
 
     def _put_run(self, slot: int, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
         """Write pages to consecutive taken slots, then hold them."""
+        checksums = self._copier.write(self._file.descriptor, self._file.offset(slot), keys, pages)
         entries = np.zeros(len(keys), ENTRY)
         entries["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32)
-        checksums = [checksum(key, page) for key, page in zip(keys, pages, strict=True)]
         entries["checksum"] = np.frombuffer(b"".join(checksums), np.uint8).reshape(-1, 16)
         with self._lock:
             entries["sequence"] = np.arange(self._sequence + 1, self._sequence + 1 + len(keys))
             self._sequence += len(keys)
-        self._file.write(slot, pages, entries)
+        self._file.write_entries(slot, entries)
         with self._lock:
             for index, key in enumerate(keys):
                 if key in self._held:  # another thread was faster

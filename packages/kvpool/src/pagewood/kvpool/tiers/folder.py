@@ -1,24 +1,22 @@
-"""A remote tier without a service: pages as files in a folder that several processes or machines see."""
+"""A remote tier without a service: pages in files of a folder that several processes or machines see."""
 
 import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
-import numpy as np
-
 from pagewood.kvpool.tiers.arrays import Bytes
-from pagewood.kvpool.tiers.checksum import CHECKSUM_BYTES, checksum
+from pagewood.kvpool.tiers.copier import PageCopier, Place
+from pagewood.kvpool.tiers.segments import SUFFIX, Segments, num_pages_in, segment_name, write_segment
 
-_NUM_READERS = 4
-"""Threads that read and verify: each waits for a file of its own."""
 _TRIM_SHARE = 1 / 16
 """Part of the budget that is written between two looks at the whole folder, and then kept free."""
 _TOUCH_S = 60.0
-"""A page's time of use is only as exact as this, so that reading seldom writes."""
+"""A segment's time of use is only as exact as this, so that reading seldom writes."""
+_UNFINISHED = ".tmp"
 _ABANDONED_S = 3600.0
 """A file that is still being written after this long belongs to a process that died."""
 
@@ -26,24 +24,28 @@ _ABANDONED_S = 3600.0
 class SharedFolder:
     """A `PageStore` that any number of processes may use at once, on a local disk, in memory (tmpfs), or on NFS.
 
-    Invariant: a file under its final name never changes, and holds its checksum and one page; a file that does not is
-    absent, and deleted when it is noticed.
+    Invariant: a segment, a file of pages that were kept together, never changes under its final name; one that is torn
+    is absent, and deleted when it is noticed.
 
-    There are no locks and there is no index to agree on: names are content hashes, a page appears by an atomic rename,
-    and one that is deleted while it is read is read to its end. Thread-safe.
+    There are no locks and there is no index to agree on: each process reads the tables of the segments that it has not
+    seen yet. A segment appears by an atomic rename, and one that is deleted while it is read is read to its end. What
+    was kept together is forgotten together, when it has not been used for longest. Thread-safe.
 
     Args:
         path: of the folder; made if it is not there.
         page_bytes: of a page image.
         num_bytes: how large the pages of this fingerprint may be together; kept by all users of the folder, within a
-            sixteenth for each of them.
+            sixteenth for each of them. A segment holds a sixteenth at most.
         fingerprint: says what the pages are of: model, dtype, layout. Pages of different ones do not meet.
 
     Raises:
         ValueError: `num_bytes` is less than one page, or the folder cannot be made or written.
     """
 
-    __slots__ = ("_folder", "_lock", "_names", "_num_bytes", "_num_untrimmed", "_page_bytes", "_readers")
+    __slots__ = (
+        "_copier", "_folder", "_lock", "_max_pages", "_names", "_num_bytes", "_num_untrimmed", "_page_bytes",
+        "_segments",
+    )  # fmt: skip
 
     def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
         if page_bytes < 1:
@@ -54,13 +56,13 @@ class SharedFolder:
         self._page_bytes = page_bytes
         self._num_bytes = num_bytes
         self._lock = Lock()
-        self._readers = ThreadPoolExecutor(_NUM_READERS, "kv-folder")
-        self._num_untrimmed = num_bytes  # bytes written since the last look; written by: put, _trim_if_due
+        self._max_pages = max(1, int(num_bytes * _TRIM_SHARE) // page_bytes)
+        self._copier = PageCopier("kv-folder")
+        self._segments = Segments(self._folder, page_bytes=page_bytes)
+        self._num_untrimmed = num_bytes  # bytes written since the last look; written by: _put_segment, _trim_if_due
         self._names = itertools.count()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for first in range(256):
-                (self._folder / f"{first:02x}").mkdir(exist_ok=True)
             probe = self._temporary()
             probe.touch()
             probe.unlink()
@@ -69,68 +71,77 @@ class SharedFolder:
         self._trim_if_due()
 
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        """Write pages that are not there.
+        """Write pages that are not there, together.
 
         Raises:
             OSError: the file system is full or failed.
             ValueError: a page has another size.
         """
-        for key, page in zip(keys, pages, strict=True):
+        for page in pages:
             if page.nbytes != self._page_bytes:
                 raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
-            path = self._path(key)
-            if path.exists():
-                continue
-            temporary = self._temporary()
-            try:
-                with temporary.open("wb") as file:
-                    file.write(checksum(key, page))
-                    file.write(page.data)
-                temporary.replace(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
-            with self._lock:
-                self._num_untrimmed += page.nbytes
+        lacking = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
+        for start in range(0, len(lacking), self._max_pages):
+            indices = lacking[start : start + self._max_pages]
+            self._put_segment([keys[index] for index in indices], [pages[index] for index in indices])
         self._trim_if_due()
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
-        """Read and verify pages; a file that is torn is deleted."""
-        return list(self._readers.map(self._get, keys, pages))
+        """Read and verify pages; a segment with a torn one is deleted."""
+        found = self._segments.find(keys)
+        with ExitStack() as stack:
+            files = {name: self._open(name, stack) for name in {page.name for page in found if page is not None}}
+            places = [
+                (index, Place(file=file, offset=page.offset, key=key, checksum=page.checksum))
+                for index, (key, page) in enumerate(zip(keys, found, strict=True))
+                if page is not None and (file := files[page.name]) is not None
+            ]
+            is_whole = self._copier.read([place for _, place in places], [pages[index] for index, _ in places])
+        answer = [False] * len(keys)
+        for (index, _), is_good in zip(places, is_whole, strict=True):
+            answer[index] = is_good
+            page = found[index]
+            if page is not None and not is_good:
+                self._segments.drop(page.name)
+                (self._folder / page.name).unlink(missing_ok=True)
+        return answer
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which pages have a file."""
-        return [self._path(key).exists() for key in keys]
+        """Return which pages are in a segment."""
+        return [page is not None for page in self._segments.find(keys)]
 
     def close(self) -> None:
-        """End the readers; no file stays open."""
-        self._readers.shutdown()
+        """End the threads; no file stays open."""
+        self._copier.close()
 
-    def _get(self, key: bytes, page: Bytes) -> bool:
-        path = self._path(key)
-        head = np.empty(CHECKSUM_BYTES, np.uint8)
+    def _open(self, name: str, stack: ExitStack) -> int | None:
+        """Open a segment until the stack is closed, and count it as used; None: it is gone or not ours to read."""
         try:
-            with path.open("rb", buffering=0) as file:
-                num_read = os.preadv(file.fileno(), [head.data, page.data], 0)
-                used_s = os.fstat(file.fileno()).st_mtime
-        except FileNotFoundError:
-            return False
-        if num_read != head.nbytes + page.nbytes or checksum(key, page) != head.tobytes():
-            path.unlink(missing_ok=True)
-            return False
-        if time.time() - used_s > _TOUCH_S:
-            try:
-                os.utime(path)
-            except OSError:  # deleted meanwhile, or not ours to touch
-                return True
-        return True
+            file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._segments.drop(name)
+            return None
+        stack.callback(os.close, file)
+        if time.time() - os.fstat(file).st_mtime > _TOUCH_S:
+            with suppress(OSError):  # not ours to touch
+                os.utime(file)
+        return file
 
-    def _path(self, key: bytes) -> Path:
-        name = key.hex()
-        return self._folder / name[:2] / name
+    def _put_segment(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        name, temporary = segment_name(keys), self._temporary()
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                checksums = write_segment(file.fileno(), self._copier, keys, pages)
+            temporary.replace(self._folder / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._segments.add(name, keys, checksums)
+        with self._lock:
+            self._num_untrimmed += len(keys) * self._page_bytes
 
     def _temporary(self) -> Path:
-        return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}.tmp"
+        return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{_UNFINISHED}"
 
     def _trim_if_due(self) -> None:
         """Delete the least recently used pages if enough has been written since the last time."""
@@ -139,28 +150,30 @@ class SharedFolder:
                 return
             self._num_untrimmed = 0
         now_s = time.time()
-        for path, used_s, _ in _files(self._folder):
-            if path.endswith(".tmp") and now_s - used_s > _ABANDONED_S:
-                Path(path).unlink(missing_ok=True)
-        files = [file for first in range(256) for file in _files(self._folder / f"{first:02x}")]
-        excess = sum(size for _, _, size in files) - self._num_bytes
+        segments: list[tuple[float, str, int]] = []
+        for entry, status in _files(self._folder):
+            if entry.name.endswith(SUFFIX):
+                num_bytes = num_pages_in(status.st_size, self._page_bytes) * self._page_bytes
+                segments.append((status.st_mtime, entry.name, num_bytes))
+            elif entry.name.endswith(_UNFINISHED) and now_s - status.st_mtime > _ABANDONED_S:
+                Path(entry).unlink(missing_ok=True)
+        excess = sum(num_bytes for _, _, num_bytes in segments) - self._num_bytes
         if excess <= 0:
             return
         excess += int(self._num_bytes * _TRIM_SHARE)
-        for path, _, size in sorted(files, key=lambda file: file[1]):
+        for _, name, num_bytes in sorted(segments):
             if excess <= 0:
                 return
-            Path(path).unlink(missing_ok=True)
-            excess -= size
+            self._segments.drop(name)
+            (self._folder / name).unlink(missing_ok=True)
+            excess -= num_bytes
 
 
-def _files(folder: Path) -> Iterator[tuple[str, float, int]]:
-    """Yield path, time of use and bytes of the files in a folder."""
+def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """Yield the files in a folder, with their sizes and times."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
-                status = entry.stat()
+                yield entry, entry.stat()
             except FileNotFoundError:  # another process trims too
                 continue
-            if entry.is_file():
-                yield entry.path, status.st_mtime, status.st_size

@@ -256,10 +256,17 @@ class TieredIndex:
         self._demotion.flush()
 
     def close(self, *, keep_stores: bool = False) -> None:
-        """Call recalls off, flush if there is a store to flush to, end the lanes, and close the stores or keep them."""
+        """Call recalls off, flush if there is a store to flush to, end the lanes, and close the stores.
+
+        Args:
+            keep_stores: keep them, for an index that takes the place of this one with the same host and stores. That
+                is done when the device's pages are not to be trusted, so nothing more is copied out of them.
+        """
         self._recalls.cancel_all()
         stores = [store for store in self._stores if store is not None]
-        if stores:
+        if keep_stores:
+            self._demotion.abandon()
+        elif stores:
             self._demotion.flush()
         self._lanes.close()
         self._demotion.settle()

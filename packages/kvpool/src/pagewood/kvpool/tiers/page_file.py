@@ -14,13 +14,12 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.copier import read_rows, write_rows
 
 ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8"), ("unused", "<u8")])
 """One slot of the table; sequence 0: the slot has never held a page."""
@@ -28,8 +27,6 @@ ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8")
 _MAGIC = b"pagewood pages 1"
 _HEAD = struct.Struct("<16sQQ32s")
 _BLOCK_BYTES = 4096
-_MAX_ROWS = 1024
-"""Buffers that one system call takes."""
 
 
 class PageFile:
@@ -47,7 +44,7 @@ class PageFile:
         ValueError: the file cannot be made or written, is somebody else's, or the disk has no room for it.
     """
 
-    __slots__ = ("_file", "_start", "num_slots", "page_bytes", "path")
+    __slots__ = ("_start", "descriptor", "num_slots", "page_bytes", "path")
 
     def __init__(self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes) -> None:
         self.path = path
@@ -57,53 +54,46 @@ class PageFile:
         self._start = _BLOCK_BYTES + table_bytes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ValueError(f"path must be a file that can be made and written, got {path}: {error}") from error
         try:
             self._claim(_HEAD.pack(_MAGIC, page_bytes, num_slots, fingerprint.ljust(32, b"\0")))
         except BaseException:
-            os.close(self._file)
+            os.close(self.descriptor)
             raise
 
     def entries(self) -> NDArray[np.void]:
         """Read the whole table, `[num_slots] ENTRY`."""
         table = np.zeros(self.num_slots, ENTRY)
-        _read(self._file, [table.view(np.uint8)], _BLOCK_BYTES)
+        read_rows(self.descriptor, [table.view(np.uint8)], _BLOCK_BYTES)
         return table
 
-    def read(self, slot: int, page: Bytes) -> bool:
-        """Read one page; False: the file ends before it does.
+    def offset(self, slot: int) -> int:
+        """Return where a slot's page begins."""
+        return self._start + slot * self.page_bytes
 
-        Raises:
-            OSError: the disk failed.
-        """
-        return _read(self._file, [page], self._start + slot * self.page_bytes)
-
-    def write(self, slot: int, pages: Sequence[Bytes], entries: NDArray[np.void]) -> None:
-        """Write pages and their entries to consecutive slots from `slot` on.
+    def write_entries(self, slot: int, entries: NDArray[np.void]) -> None:
+        """Write the entries of consecutive slots from `slot` on.
 
         Raises:
             OSError: the disk is full or failed; any part may have been written.
         """
-        for start in range(0, len(pages), _MAX_ROWS):
-            rows = pages[start : start + _MAX_ROWS]
-            _write(self._file, rows, self._start + (slot + start) * self.page_bytes)
-        _write(self._file, [entries.view(np.uint8)], _BLOCK_BYTES + slot * ENTRY.itemsize)
+        write_rows(self.descriptor, [entries.view(np.uint8)], _BLOCK_BYTES + slot * ENTRY.itemsize)
 
     def close(self) -> None:
         """Close the file, which unlocks it."""
-        os.close(self._file)
+        os.close(self.descriptor)
 
     def _claim(self, head: bytes) -> None:
         """Lock the file, and make it one of this geometry if it is not."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
                 f"path must not be in use, got {self.path}, which another process holds (a SharedFolder can be shared)"
             ) from error
-        found = os.pread(self._file, _HEAD.size, 0)
+        found = os.pread(self.descriptor, _HEAD.size, 0)
         if found == head:
             return
         if found and not found.startswith(_MAGIC):
@@ -114,39 +104,9 @@ class PageFile:
                 "delete it, or choose another"
             )
         needed = self._start + self.num_slots * self.page_bytes
-        os.ftruncate(self._file, 0)
+        os.ftruncate(self.descriptor, 0)
         available = shutil.disk_usage(self.path.parent).free
         if needed > available:
             raise ValueError(f"the disk of {self.path} must have {needed} bytes free, got {available}")
-        os.ftruncate(self._file, needed)
-        os.pwrite(self._file, head, 0)
-
-
-def _read(file: int, rows: Sequence[Bytes], offset: int) -> bool:
-    """Fill the rows from the file; False: it is too short."""
-    buffers = [row.data for row in rows]
-    while buffers:
-        n = os.preadv(file, buffers, offset)
-        if not n:
-            return False
-        offset += n
-        buffers = _after(buffers, n)
-    return True
-
-
-def _write(file: int, rows: Sequence[Bytes], offset: int) -> None:
-    """Write the rows to the file."""
-    buffers = [row.data for row in rows]
-    while buffers:
-        n = os.pwritev(file, buffers, offset)
-        offset += n
-        buffers = _after(buffers, n)
-
-
-def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
-    """Return what is left of the buffers after n bytes."""
-    for index, buffer in enumerate(buffers):
-        if n < buffer.nbytes:
-            return [buffer[n:], *buffers[index + 1 :]]
-        n -= buffer.nbytes
-    return []
+        os.ftruncate(self.descriptor, needed)
+        os.pwrite(self.descriptor, head, 0)

@@ -1,0 +1,144 @@
+"""Segments: the files of a shared folder, and what of them this process knows.
+
+A segment holds pages that were kept together. It is written once, under another name, and never changed.
+
+| part | bytes | holds |
+|---|---|---|
+| pages | page_bytes each | page images |
+| table | 48 each | key (32), checksum (16) |
+| mark | 16 | "pagewood segment" |
+
+Nothing is ever synced: what a crash leaves behind has no mark at its end, or pages that are not what their checksums
+say. The file's name hashes its keys, so that processes that keep the same pages at the same time write the same file.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.copier import PageCopier, write_rows
+
+SUFFIX = ".pages"
+_MARK = b"pagewood segment"
+_ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16)])
+_SETTLED_NS = 2_000_000_000
+"""A folder's time of change tells nothing of changes that follow within the same tick of its clock."""
+
+
+def num_pages_in(num_bytes: int, page_bytes: int) -> int:
+    """Return how many pages a segment of so many bytes holds."""
+    return max(0, num_bytes - len(_MARK)) // (page_bytes + _ENTRY.itemsize)
+
+
+def segment_name(keys: Sequence[bytes]) -> str:
+    """Return what the segment of these pages is called."""
+    return blake2b(b"".join(keys), digest_size=32).hexdigest() + SUFFIX
+
+
+def write_segment(file: int, copier: PageCopier, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bytes]:
+    """Write a segment to an empty file; return the checksums of its pages.
+
+    Raises:
+        OSError: the file system is full or failed.
+    """
+    checksums = copier.write(file, 0, keys, pages)
+    entries = b"".join(part for entry in zip(keys, checksums, strict=True) for part in entry)
+    write_rows(file, [np.frombuffer(entries + _MARK, np.uint8)], sum(page.nbytes for page in pages))
+    return checksums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageInSegment:
+    """Where a page lies in a folder."""
+
+    name: str
+    offset: int
+    checksum: bytes
+
+
+class Segments:
+    """Which pages lie in which segment of a folder, as far as this process has looked.
+
+    Invariant: every page that it knows is in a segment that it knows; what others have deleted since it looked is found
+    out when it is opened. Thread-safe.
+
+    Args:
+        folder: of the segments.
+        page_bytes: of a page image.
+    """
+
+    __slots__ = ("_folder", "_keys", "_lock", "_looked_ns", "_page_bytes", "_pages")
+
+    def __init__(self, folder: Path, *, page_bytes: int) -> None:
+        self._folder = folder
+        self._page_bytes = page_bytes
+        self._lock = Lock()
+        self._pages: dict[bytes, PageInSegment] = {}  # written by: _add, _drop
+        self._keys: dict[str, list[bytes]] = {}
+        """Of each segment."""  # written by: _add, _drop
+        self._looked_ns = 0
+        """The folder's time of change when it was listed; 0: it may have changed unseen."""  # written by: _look
+
+    def find(self, keys: Sequence[bytes]) -> list[PageInSegment | None]:
+        """Say where pages lie; None: nowhere. Looks at the folder if one is not known and the folder has changed."""
+        with self._lock:
+            if any(key not in self._pages for key in keys):
+                self._look()
+            return [self._pages.get(key) for key in keys]
+
+    def add(self, name: str, keys: Sequence[bytes], checksums: Sequence[bytes]) -> None:
+        """Take note of a segment that is complete."""
+        with self._lock:
+            self._add(name, keys, checksums)
+
+    def drop(self, name: str) -> None:
+        """Forget a segment that is gone or torn."""
+        with self._lock:
+            self._drop(name)
+
+    def _look(self) -> None:
+        """List the folder if it has changed: forget segments that are gone, and read the tables of new ones."""
+        changed_ns = self._folder.stat().st_mtime_ns
+        if changed_ns == self._looked_ns:
+            return
+        names = {entry.name for entry in os.scandir(self._folder) if entry.name.endswith(SUFFIX)}
+        for name in self._keys.keys() - names:
+            self._drop(name)
+        for name in names - self._keys.keys():
+            table = _read_table(self._folder / name, self._page_bytes)
+            if table is not None:
+                self._add(name, *table)
+        self._looked_ns = changed_ns if time.time_ns() - changed_ns > _SETTLED_NS else 0
+
+    def _add(self, name: str, keys: Sequence[bytes], checksums: Sequence[bytes]) -> None:
+        self._keys[name] = list(keys)
+        for index, (key, checksum) in enumerate(zip(keys, checksums, strict=True)):
+            self._pages[key] = PageInSegment(name=name, offset=index * self._page_bytes, checksum=checksum)
+
+    def _drop(self, name: str) -> None:
+        for key in self._keys.pop(name, ()):
+            if key in self._pages and self._pages[key].name == name:
+                del self._pages[key]
+
+
+def _read_table(path: Path, page_bytes: int) -> tuple[list[bytes], list[bytes]] | None:
+    """Return the keys and checksums of a segment; None: it cannot be read, or is torn, and then it is deleted."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            n = num_pages_in(size, page_bytes)
+            tail = os.pread(file.fileno(), size - n * page_bytes, n * page_bytes)
+        if len(tail) != n * _ENTRY.itemsize + len(_MARK) or not tail.endswith(_MARK):
+            path.unlink()
+            return None
+    except OSError:
+        return None
+    table = np.frombuffer(tail, _ENTRY, n)
+    return [key.tobytes() for key in table["key"]], [checksum.tobytes() for checksum in table["checksum"]]

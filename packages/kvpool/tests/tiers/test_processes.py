@@ -1,0 +1,90 @@
+"""Real processes that share a folder, or are killed while they write."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagewood.kvpool.tiers import DiskTier, PageStore, SharedFolder
+from pagewood.kvpool.tiers.arrays import Bytes
+
+PAGE_BYTES = 50_000
+NUM_KEYS = 200
+
+
+def key(index: int) -> bytes:
+    return index.to_bytes(32, "big")
+
+
+def page(index: int) -> Bytes:
+    return np.random.default_rng(index).integers(0, 256, PAGE_BYTES, np.uint8)
+
+
+def store(kind: str, folder: Path) -> PageStore:
+    """Open one with room for half of the pages."""
+    make = {"disk": DiskTier, "folder": SharedFolder}[kind]
+    return make(folder / "store", page_bytes=PAGE_BYTES, num_bytes=PAGE_BYTES * NUM_KEYS // 2)
+
+
+def check(pages: PageStore, indices: list[int]) -> int:
+    """Fetch pages, fail if one is wrong, and return how many are there."""
+    rows = np.zeros((len(indices), PAGE_BYTES), np.uint8)
+    found = pages.get([key(index) for index in indices], list(rows))
+    for index, row, is_there in zip(indices, rows, found, strict=True):
+        assert not is_there or np.array_equal(row, page(index)), f"page {index} is another"
+    return sum(found)
+
+
+def use(kind: str, folder: Path, *, seed: int, seconds: float) -> None:
+    """Keep and fetch pages at random, as a process of its own."""
+    rng = random.Random(seed)
+    pages = store(kind, folder)
+    pages.put([key(0)], [page(0)])
+    print("open", flush=True)
+    end_s, num_found = time.monotonic() + seconds, 0
+    while time.monotonic() < end_s:
+        indices = rng.sample(range(NUM_KEYS), rng.randint(1, 20))
+        pages.put([key(index) for index in indices], [page(index) for index in indices])
+        num_found += check(pages, rng.sample(range(NUM_KEYS), 20))
+    pages.close()
+    print(num_found, flush=True)
+
+
+def start(kind: str, folder: Path, *, seed: int, seconds: float) -> "subprocess.Popen[str]":
+    code = f"import test_processes as t; t.use({kind!r}, t.Path({str(folder)!r}), seed={seed}, seconds={seconds})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"  # and something is kept
+    return process
+
+
+def test_processes_share_a_folder_and_one_of_them_is_killed(tmp_path: Path) -> None:
+    victim = start("folder", tmp_path, seed=1, seconds=100)
+    others = [start("folder", tmp_path, seed=seed, seconds=1.0) for seed in (2, 3)]
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    for process in others:
+        num_found, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert int(num_found) > 0
+    pages = store("folder", tmp_path)
+    assert check(pages, list(range(NUM_KEYS))) > 0
+    pages.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_killed_process_leaves_on_its_disk_is_right_or_absent(tmp_path: Path, seed: int) -> None:
+    process = start("disk", tmp_path, seed=seed, seconds=100)
+    time.sleep(0.1 + 0.05 * seed)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    pages = store("disk", tmp_path)
+    assert check(pages, list(range(NUM_KEYS))) > 0
+    pages.close()
