@@ -40,14 +40,15 @@ def build(device: RecordingDevice, **options: Any) -> tuple[Engine, MemoryInbox,
     return build_on(device, flashinfer_torch, config, inbox=inbox, outbox=outbox), inbox, outbox
 
 
-def test_a_conversation_is_that_of_the_cpu() -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_conversation_is_that_of_the_cpu(batch_invariant: bool) -> None:
     questions = ["What is 12 + 7?", "Reverse: stone", "Sort: pear, apple, fig"]
     with LLM(max_running=4, max_total_tokens=1024) as llm:
         prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
         completions = llm.generate([p.tolist() for p in prompts], SamplingParams(temperature=0, max_tokens=12), stop=())
         expected = [completion.tokens for completion in completions]
     device = RecordingDevice()
-    engine, inbox, outbox = build(device, max_total_tokens=1024)
+    engine, inbox, outbox = build(device, max_total_tokens=1024, batch_invariant=batch_invariant)
     device.waits.clear()
     sampling = SamplingParams(temperature=0, max_tokens=12)
     for i, prompt in enumerate(prompts):

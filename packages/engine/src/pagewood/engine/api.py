@@ -155,6 +155,9 @@ class EngineConfig:
     """Whether decode steps are captured as CUDA graphs."""
     cuda_graph_max_batch: int | None = None
     """Requests in the largest captured step; None: max_running."""
+    batch_invariant: bool = False
+    """Whether the tokens of a request must not depend on the other requests of its steps on CUDA, to the last bit: it
+    costs speed. On a CPU they never do."""
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""
     max_total_tokens: int | None = None

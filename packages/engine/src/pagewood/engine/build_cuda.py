@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.batch import Batch
@@ -25,7 +26,8 @@ from pagewood.engine.runner.cuda import CUDARunner
 from pagewood.engine.runner.device import CUDADevice, Device
 from pagewood.engine.runner.flashinfer_api import FlashInfer
 from pagewood.engine.runner.graphs import graph_sizes
-from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.runner.invariance import linear_by_row
+from pagewood.engine.runner.ops_cuda import CUDAOps, Multiply
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
@@ -74,10 +76,15 @@ def build_cuda_runner(
         FileNotFoundError: the folder lacks a file.
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    multiply = _multiply_of(config, device)
     free_before = device.free_bytes()
     try:
         model = load_model(
-            folder, CUDAOps(flashinfer), dtype=getattr(torch, dtype), device=device.torch_device, progress=progress
+            folder,
+            CUDAOps(flashinfer, multiply),
+            dtype=getattr(torch, dtype),
+            device=device.torch_device,
+            progress=progress,
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
@@ -114,10 +121,22 @@ def build_cuda_runner(
         device,
         max_rows=config.max_running,
         max_length=max_length,
+        batch_invariant=config.batch_invariant,
         graph_sizes=sizes,
         progress=progress,
     )
     return BuiltRunner(runner=runner, model=model.config, num_pages=num_pages, max_length=max_length)
+
+
+def _multiply_of(config: EngineConfig, device: Device) -> Multiply:
+    if not config.batch_invariant:
+        return functional.linear
+    if device.torch_device.type == "cpu":
+        return linear_by_row
+    try:
+        return importlib.import_module("pagewood.engine.runner.linear_triton").linear
+    except ImportError as error:
+        raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +207,15 @@ def _activation_bytes(
 
     def work() -> None:
         storage = KVStorage(layout, num_pages, device=device.torch_device)
-        runner = CUDARunner(model, storage, flashinfer, device, max_rows=config.max_running, max_length=longest)
+        runner = CUDARunner(
+            model,
+            storage,
+            flashinfer,
+            device,
+            max_rows=config.max_running,
+            max_length=longest,
+            batch_invariant=config.batch_invariant,
+        )
         try:
             runner.launch(batch).wait()
         except torch.OutOfMemoryError as error:

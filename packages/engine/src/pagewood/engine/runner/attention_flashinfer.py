@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pagewood.engine.arrays import Int32
 from pagewood.engine.runner.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.invariance import num_empty_grants
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
@@ -57,8 +58,10 @@ def offsets_of(counts: Int32) -> Int32:
 class HostArrays:
     """What a step is planned from, in pinned memory; all int32."""
 
-    qo_indptr: Tensor | None
-    """[G + 1], first token of each grant; None: every grant has one token."""
+    is_decode: bool
+    """Whether every grant has one token."""
+    qo_indptr: Tensor
+    """[G + 1], first token of each grant."""
     kv_indptr: Tensor
     """[G + 1]"""
     last_page_len: Tensor
@@ -157,24 +160,42 @@ class DecodeKernels:
 class PrefillKernels:
     """The wrappers for any number of tokens, of all windows. Invariant: as of the decode wrappers."""
 
-    __slots__ = ("_layout", "_shape", "by_window")
+    __slots__ = ("_batch_invariant", "_layout", "_shape", "by_window")
 
     def __init__(
-        self, flashinfer: FlashInfer, layout: MultiHeadLayout, shape: AttentionShape, workspace: Tensor
+        self,
+        flashinfer: FlashInfer,
+        layout: MultiHeadLayout,
+        shape: AttentionShape,
+        workspace: Tensor,
+        graph: Places | None,
+        *,
+        batch_invariant: bool,
     ) -> None:
+        """Make a wrapper for each window; those of a graph take steps of single tokens only, as those for decoding."""
         self._layout = layout
         self._shape = shape
+        self._batch_invariant = batch_invariant
         self.by_window: dict[int, PrefillWrapper] = {
-            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace) for window in shape.all_windows_left
+            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                workspace,
+                use_cuda_graph=graph is not None,
+                qo_indptr_buf=torch.zeros_like(graph.kv_indptr) if graph else None,
+                paged_kv_indptr_buf=graph.kv_indptr if graph else None,
+                paged_kv_indices_buf=graph.kv_indices if graph else None,
+                paged_kv_last_page_len_buf=graph.last_page_len if graph else None,
+                backend="fa2" if batch_invariant else "auto",
+            )
+            for window in shape.all_windows_left
         }
 
-    def plan(self, host: HostArrays, qo_indptr: Tensor, kv_indices: Tensor, staging: Staging) -> None:
-        """Plan a step."""
+    def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
+        """Plan a step; a graph's wrappers copy the arrays to its memory."""
         layout, dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
             wrapper.plan(
-                qo_indptr,
+                host.qo_indptr,
                 host.kv_indptr,
                 kv_indices,
                 host.last_page_len,
@@ -187,7 +208,11 @@ class PrefillKernels:
                 logits_soft_cap=self._shape.logits_soft_cap,
                 q_data_type=dtype,
                 kv_data_type=dtype,
+                disable_split_kv=self._batch_invariant,
             )
+
+
+Kernels = DecodeKernels | PrefillKernels
 
 
 class PlannedAttention:
@@ -229,7 +254,7 @@ class FlashInferAttention:
     they may not share is the pinned memory that a plan is copied from, so each step lends its own.
     """
 
-    __slots__ = ("_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
+    __slots__ = ("_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
 
     def __init__(
         self,
@@ -237,6 +262,7 @@ class FlashInferAttention:
         storage: KVStorage,
         shape: AttentionShape,
         *,
+        batch_invariant: bool = False,
         workspace_bytes: int | None = None,
     ) -> None:
         """Attend over `storage`, whose layout must have the order NHD.
@@ -245,6 +271,7 @@ class FlashInferAttention:
             flashinfer: the module, or a stand-in.
             storage: the KV memory.
             shape: of the model.
+            batch_invariant: whether all steps go through the same kernels, see `invariance`.
             workspace_bytes: of the partial results of split grants; None: `WORKSPACE_BYTES`.
 
         Raises:
@@ -259,22 +286,35 @@ class FlashInferAttention:
         self._workspace = torch.zeros(
             WORKSPACE_BYTES if workspace_bytes is None else workspace_bytes, dtype=torch.uint8, device=storage.device
         )
-        self._decode = DecodeKernels(flashinfer, layout, shape, self._workspace, None)
-        self._prefill = PrefillKernels(flashinfer, layout, shape, self._workspace)
+        self._batch_invariant = batch_invariant
+        self._prefill = PrefillKernels(
+            flashinfer, layout, shape, self._workspace, None, batch_invariant=batch_invariant
+        )
+        self._decode: Kernels = (
+            self._prefill if batch_invariant else DecodeKernels(flashinfer, layout, shape, self._workspace, None)
+        )
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step: by the decode kernels where every grant has one token, else by those for any number."""
-        if host.qo_indptr is None:
-            self._decode.plan(host, places.kv_indices, staging)
-            return self.over(self._decode, places)
-        self._prefill.plan(host, host.qo_indptr, places.kv_indices, staging)
-        return self.over(self._prefill, places)
+        kernels = self._decode if host.is_decode else self._prefill
+        kernels.plan(host, places.kv_indices, staging)
+        return self.over(kernels, places)
 
-    def kernels_of_graph(self, memory: Places) -> DecodeKernels:
-        """Return kernels for steps of exactly as many grants as `memory` has room for, which they read it from."""
+    def kernels_of_graph(self, memory: Places) -> Kernels:
+        """Return kernels for steps of exactly as many grants as `memory` has room for, each of one token."""
+        if self._batch_invariant:
+            return PrefillKernels(
+                self._flashinfer, self._storage.layout, self.shape, self._workspace, memory, batch_invariant=True
+            )
         return DecodeKernels(self._flashinfer, self._storage.layout, self.shape, self._workspace, memory)
 
-    def over(self, kernels: DecodeKernels | PrefillKernels, places: Places) -> PlannedAttention:
+    def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
+        """Return how many empty grants a step without a graph must have."""
+        if not self._batch_invariant:
+            return 0
+        return num_empty_grants(num_tokens, num_grants, self.shape.num_heads // self._storage.layout.num_kv_heads)
+
+    def over(self, kernels: Kernels, places: Places) -> PlannedAttention:
         """Return what a model calls: `kernels` over tokens that stand at `places`."""
         return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
 

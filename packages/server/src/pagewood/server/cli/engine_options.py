@@ -107,6 +107,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests in the largest captured step (default: as many as may run)",
     )
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="on CUDA, compute every token so that its numbers do not depend on the other requests of a step, to the "
+        "last bit; it costs speed (on a CPU they never do)",
+    )
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument(
         "--schedule-policy",
@@ -165,6 +171,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         mem_fraction=options.mem_fraction,
         cuda_graph=not options.disable_cuda_graph,
         cuda_graph_max_batch=options.cuda_graph_max_batch,
+        batch_invariant=options.batch_invariant,
         num_threads=options.threads,
         max_total_tokens=options.max_total_tokens,
         max_length=options.max_length,
