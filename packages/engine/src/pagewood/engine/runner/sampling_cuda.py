@@ -147,18 +147,19 @@ def _draw(masses: Tensor, uniform: Tensor) -> Tensor:
 def _uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Return `[S] float64` in [0, 1): the same numbers as `compiled.sampling.uniform`, in 64 signed bits."""
     golden = _signed(_GOLDEN)
-    bits = _mix(_mix(seeds + golden) + positions.long() * golden)
-    return _shift(bits, 11).double() * 2.0**-53
+    bits = mix(mix(seeds + golden) + positions.long() * golden)
+    return shift_right(bits, 11).double() * 2.0**-53
 
 
-def _mix(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_2)
-    return bits ^ _shift(bits, 31)
+def mix(bits: Tensor) -> Tensor:
+    """Scramble int64 words. Source: the finaliser of SplitMix64."""
+    bits = (bits ^ shift_right(bits, 30)) * _signed(_MIX_1)
+    bits = (bits ^ shift_right(bits, 27)) * _signed(_MIX_2)
+    return bits ^ shift_right(bits, 31)
 
 
-def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift to the right and fill with zeros."""
+def shift_right(bits: Tensor, count: int) -> Tensor:
+    """Shift int64 words to the right and fill with zeros."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
