@@ -27,7 +27,13 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("radixcache", "kvpool", "schedpolicy", "engine", "server")
-SHIPPED = ("tools/gpu_host/unpack.py", "tools/gpu_check.py", "benchmarks/gpu.py")
+SHIPPED = (
+    "tools/gpu_host/unpack.py",
+    "tools/gpu_check.py",
+    "tools/gpu_checks",
+    "benchmarks/gpu.py",
+    "benchmarks/on_gpu",
+)
 FLASHINFER = "flashinfer-python"
 FLASHINFER_NEEDS = (
     "apache-tvm-ffi", "click", "einops", "filelock", "jinja2", "ninja", "numpy", "nvidia-ml-py", "packaging",
@@ -58,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flashinfer = next(wheels.glob("flashinfer_python-*.whl"))
     pack_wheel(flashinfer, options.out / "flashinfer.tar.xz")
     flashinfer.unlink()
-    for path in SHIPPED:
-        shutil.copy(ROOT / path, options.out)
+    for path in map(ROOT.joinpath, SHIPPED):
+        if path.is_dir():
+            shutil.copytree(path, options.out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, options.out)
     size = report(options.out)
     if size > options.limit_mib * MIB:
         print(f"the pack must have at most {options.limit_mib:.0f} MiB, got {size / MIB:.1f}", file=sys.stderr)

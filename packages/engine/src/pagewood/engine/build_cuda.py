@@ -25,6 +25,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cuda import CUDARunner
 from pagewood.engine.runner.device import CUDADevice, Device
 from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.flashinfer_compile import KernelNeeds
 from pagewood.engine.runner.graphs import graph_sizes
 from pagewood.engine.runner.invariance import linear_by_row
 from pagewood.engine.runner.ops_cuda import CUDAOps, Multiply
@@ -66,6 +67,17 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     return CUDADevice(), flashinfer
 
 
+def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
+    """Return which attention kernels the engine of a model runs."""
+    return KernelNeeds(
+        dtype=_dtype_of(config),
+        head_dim=model.head_dim,
+        group=model.num_heads // model.num_kv_heads,
+        has_windows=tuple(sorted({window is not None for window in model.windows})),
+        batch_invariant=config.batch_invariant,
+    )
+
+
 def build_cuda_runner(
     device: Device, flashinfer: FlashInfer, config: EngineConfig, folder: Path, *, progress: Progress | None
 ) -> BuiltRunner:
@@ -75,7 +87,7 @@ def build_cuda_runner(
         ValueError: the model is not supported, or does not fit; the message says what to change, and by how much.
         FileNotFoundError: the folder lacks a file.
     """
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    dtype = _dtype_of(config)
     multiply = _multiply_of(config, device)
     free_before = device.free_bytes()
     try:
@@ -126,6 +138,10 @@ def build_cuda_runner(
         progress=progress,
     )
     return BuiltRunner(runner=runner, model=model.config, num_pages=num_pages, max_length=max_length)
+
+
+def _dtype_of(config: EngineConfig) -> str:
+    return "bfloat16" if config.dtype == "auto" else config.dtype
 
 
 def _multiply_of(config: EngineConfig, device: Device) -> Multiply:

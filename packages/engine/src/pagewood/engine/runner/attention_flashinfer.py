@@ -25,7 +25,7 @@ WORKSPACE_BYTES = 256 << 20
 """Of the buffer in which partial results of a split grant are kept; one is enough for all wrappers of a stream."""
 STAGING_BYTES = 8 << 20
 """Of the pinned buffer through which a plan goes to the device: as many as FlashInfer allocates itself."""
-_TENSOR_CORE_GROUP = 4  # query heads of a KV head from which on tensor cores pay for a single token
+TENSOR_CORE_GROUP = 4  # query heads of a KV head from which on tensor cores pay for a single token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class DecodeKernels:
             window: flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                 workspace,
                 use_cuda_graph=graph is not None,
-                use_tensor_cores=shape.num_heads >= _TENSOR_CORE_GROUP * layout.num_kv_heads,
+                use_tensor_cores=shape.num_heads >= TENSOR_CORE_GROUP * layout.num_kv_heads,
                 paged_kv_indptr_buffer=graph.kv_indptr if graph else None,
                 paged_kv_indices_buffer=graph.kv_indices if graph else None,
                 paged_kv_last_page_len_buffer=graph.last_page_len if graph else None,
