@@ -149,7 +149,8 @@ def attend(flashinfer: FlashInfer, where: torch.device, path: Path) -> Tensor:
     size = len(positions)
     q, k, v = random(size, 2 * path.group * HEAD_DIM), random(size, 2 * HEAD_DIM), random(size, 2 * HEAD_DIM)
     qkv = torch.cat([q, k, v], -1)  # parts of one row, as the runner has them
-    result = planned.run(*qkv.split([q.shape[1], k.shape[1], v.shape[1]], -1), 0)
+    q, k, v = qkv.split([q.shape[1], k.shape[1], v.shape[1]], -1)
+    result = planned.run(q, k, v, 0)
     if where.type == "cuda":
         torch.cuda.synchronize()  # what was allocated here must outlive what is queued
     return result
