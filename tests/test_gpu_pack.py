@@ -1,6 +1,6 @@
 """The tools that pack a GPU host: what it has, what it lacks, and which headers a source reaches."""
 
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 # tools are scripts, which are imported by path.
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from gpu_checks.engine import check_answers, check_invariance, check_logits, check_seeds, check_waiting
+from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
 from gpu_checks.host import Host, Skipped, open_host
 from gpu_checks.numerics import KERNELS, check_attention, check_operations
 from gpu_checks.scenarios import check_echo
@@ -60,6 +60,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "attention": check_attention,
     "logits": check_logits,
     "answers": check_answers,
+    "fp8": check_fp8,
     "waiting": check_waiting,
     "seeds": check_seeds,
     "invariance": check_invariance,

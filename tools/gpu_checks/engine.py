@@ -78,6 +78,17 @@ def check_answers(host: Host) -> str:
     return f"{len(CONFIGURATIONS)} configurations"
 
 
+def check_fp8(host: Host) -> str:
+    """With keys and values in fp8, most greedy answers are still the CPU runner's."""
+    with LLM(max_running=6, max_total_tokens=4096) as llm:
+        expected = [list(c.tokens) for c in llm.generate([p.tolist() for p in prompts()], GREEDY)]
+    got = answers(host, GREEDY, kv_cache_dtype="fp8_e4m3")
+    num_alike = sum(mine == theirs for mine, theirs in zip(got, expected, strict=True))
+    if 2 * num_alike < len(expected):
+        raise Failed(f"{num_alike} of {len(expected)} alike: {got} instead of {expected}")
+    return f"{num_alike} of {len(expected)} alike"
+
+
 def check_waiting(host: Host) -> str:
     """Between two results the host never waits for the device, with and without graphs and filters."""
     filtered = [SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.05, seed=1, max_tokens=16)]

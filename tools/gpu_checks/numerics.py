@@ -35,6 +35,9 @@ KERNELS = [
     KernelNeeds(dtype=dtype, head_dim=HEAD_DIM, group=group, has_windows=(special,), has_soft_cap=special)
     for dtype, special in (("float16", False), ("bfloat16", False), ("float16", True))
     for group in (1, 4)
+] + [
+    KernelNeeds(dtype="float16", head_dim=HEAD_DIM, group=group, has_windows=(False,), kv_dtype="float8_e4m3fn")
+    for group in (1, 4)
 ]
 """Few, because each takes minutes to compile: a window and a soft cap are checked together."""
 STEPS = {
@@ -69,7 +72,7 @@ class Path:
 
     def __str__(self) -> str:
         """Name the path."""
-        special = " with window and soft cap" if self.needs.has_soft_cap else ""
+        special = " with window and soft cap" if self.needs.has_soft_cap else " over fp8" if self.needs.kv_dtype else ""
         mode = " batch-invariant" if self.batch_invariant else ""
         return f"{self.needs.dtype}{mode} {self.step}{special}, group {self.group}, pages of {self.page_size}"
 
@@ -98,18 +101,25 @@ def attend(flashinfer: FlashInfer, where: torch.device, path: Path) -> Tensor:
     step, page_size = STEPS[path.step], path.page_size
     special = path.needs.has_soft_cap
     shape = AttentionShape(
-        num_heads=2 * path.group, windows=[50 if special else None], logits_soft_cap=20.0 if special else None
+        num_heads=2 * path.group,
+        windows=[50 if special else None],
+        logits_soft_cap=20.0 if special else None,
+        dtype=path.needs.dtype,
     )
     starts, counts = (np.array(column, np.int32) for column in zip(*step, strict=True))
     pages = PageArrays.of(starts + counts, page_size=page_size)
     layout = MultiHeadLayout(
-        num_layers=1, num_kv_heads=2, head_dim=HEAD_DIM, page_size=page_size, dtype=path.needs.dtype
+        num_layers=1,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        page_size=page_size,
+        dtype=path.needs.kv_dtype or path.needs.dtype,
     )
     storage = KVStorage(layout, int(pages.kv_indptr[-1]), device=where)
     generator = torch.Generator().manual_seed(1)
 
     def random(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator).to(storage.layer(0))
+        return torch.randn(*size, generator=generator).to(where, getattr(torch, path.needs.dtype))
 
     storage.layer(0).copy_(random(*storage.layer(0).shape))
     positions = np.concatenate([np.arange(start, start + count, dtype=np.int32) for start, count in step])

@@ -131,8 +131,6 @@ def build_on(
     progress: Progress | None = None,
 ) -> Engine:
     """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
-    if config.kv_cache_dtype != "float32":
-        raise ValueError(f"kv_cache_dtype must be left out on CUDA, where dtype says it, got {config.kv_cache_dtype!r}")
     if config.host_cache_gb is not None:
         raise ValueError(
             f"host_cache_gb must be left out on CUDA, which has no host cache yet, got {config.host_cache_gb}"

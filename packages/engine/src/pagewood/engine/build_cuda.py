@@ -75,6 +75,7 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         group=model.num_heads // model.num_kv_heads,
         has_windows=tuple(sorted({window is not None for window in model.windows})),
         batch_invariant=config.batch_invariant,
+        kv_dtype=_kv_dtype_of(config),
     )
 
 
@@ -110,7 +111,7 @@ def build_cuda_runner(
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         page_size=config.page_size,
-        dtype=dtype,
+        dtype=_kv_dtype_of(config),
     )
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     budget = _Budget(
@@ -118,7 +119,7 @@ def build_cuda_runner(
         mem_fraction=config.mem_fraction,
         weight_bytes=free_before - device.free_bytes(),
         activation_bytes=_activation_bytes(device, flashinfer, model, layout, config, longest),
-        graph_bytes=_graph_bytes(sizes, model.config, layout, longest),
+        graph_bytes=_graph_bytes(sizes, model.config, page_size=config.page_size, dtype=dtype, longest=longest),
         page_bytes=layout.bytes_per_page,
     )
     num_pages = budget.num_pages(config)
@@ -133,6 +134,7 @@ def build_cuda_runner(
         device,
         max_rows=config.max_running,
         max_length=max_length,
+        dtype=dtype,
         batch_invariant=config.batch_invariant,
         graph_sizes=sizes,
         progress=progress,
@@ -142,6 +144,10 @@ def build_cuda_runner(
 
 def _dtype_of(config: EngineConfig) -> str:
     return "bfloat16" if config.dtype == "auto" else config.dtype
+
+
+def _kv_dtype_of(config: EngineConfig) -> str:
+    return "float8_e4m3fn" if config.kv_cache_dtype == "fp8_e4m3" else _dtype_of(config)
 
 
 def _multiply_of(config: EngineConfig, device: Device) -> Multiply:
@@ -198,13 +204,13 @@ class _Budget:
         )
 
 
-def _graph_bytes(sizes: Sequence[int], model: ModelConfig, layout: MultiHeadLayout, longest: int) -> int:
+def _graph_bytes(sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int) -> int:
     """Return what graphs take beside the activations of the largest, which the others share."""
-    item_bytes = layout.bytes_per_page // (layout.num_layers * 2 * layout.page_size * model.kv_size)
+    item_bytes = getattr(torch, dtype).itemsize
     wrappers = len(sizes) * len(set(model.windows)) * _WRAPPER_BYTES
     logits = sum(sizes) * model.vocab_size * item_bytes
     activations = max(sizes, default=0) * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
-    indices = max(sizes, default=0) * (longest // layout.page_size + 1) * 4
+    indices = max(sizes, default=0) * (longest // page_size + 1) * 4
     return wrappers + logits + activations + indices + len(sizes) * _GRAPH_BYTES
 
 
@@ -230,6 +236,7 @@ def _activation_bytes(
             device,
             max_rows=config.max_running,
             max_length=longest,
+            dtype=_dtype_of(config),
             batch_invariant=config.batch_invariant,
         )
         try:

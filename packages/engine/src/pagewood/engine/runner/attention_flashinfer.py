@@ -19,6 +19,7 @@ from pagewood.engine.arrays import Int32
 from pagewood.engine.runner.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
 from pagewood.engine.runner.invariance import num_empty_grants
 from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
 
 WORKSPACE_BYTES = 256 << 20
@@ -92,6 +93,13 @@ class AttentionShape:
     windows: Sequence[int | None]
     """Per layer, see `ModelConfig.windows`."""
     logits_soft_cap: float | None = None
+    dtype: str | None = None
+    """Of queries and results; None: as of the KV memory."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype as torch's."""
+        return None if self.dtype is None else getattr(torch, self.dtype)
 
     @property
     def windows_left(self) -> list[int]:
@@ -139,7 +147,7 @@ class DecodeKernels:
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
         """Plan a step in which every grant has one token; a graph's wrappers copy the arrays to its memory."""
-        layout, dtype = self._layout, getattr(torch, self._layout.dtype)
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
             wrapper.plan(
@@ -152,8 +160,8 @@ class DecodeKernels:
                 layout.page_size,
                 window_left=window,
                 logits_soft_cap=self._shape.logits_soft_cap,
-                q_data_type=dtype,
-                kv_data_type=dtype,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
             )
 
 
@@ -191,7 +199,7 @@ class PrefillKernels:
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
         """Plan a step; a graph's wrappers copy the arrays to its memory."""
-        layout, dtype = self._layout, getattr(torch, self._layout.dtype)
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
             wrapper.plan(
@@ -206,8 +214,8 @@ class PrefillKernels:
                 causal=True,
                 window_left=window,
                 logits_soft_cap=self._shape.logits_soft_cap,
-                q_data_type=dtype,
-                kv_data_type=dtype,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
                 disable_split_kv=self._batch_invariant,
             )
 
@@ -239,6 +247,8 @@ class PlannedAttention:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return `[T, H * D]`, what `q` attends to."""
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
+        if k.dtype != memory.dtype:
+            k, v = encode(k, memory.dtype), encode(v, memory.dtype)
         self._flashinfer.append_paged_kv_cache(
             k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
             places.kv_indices, places.kv_indptr, places.last_page_len,

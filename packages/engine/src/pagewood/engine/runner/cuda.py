@@ -93,6 +93,7 @@ class CUDARunner:
         *,
         max_rows: int,
         max_length: int,
+        dtype: str | None = None,
         batch_invariant: bool = False,
         graph_sizes: Sequence[int] = (),
         progress: Progress | None = None,
@@ -106,6 +107,7 @@ class CUDARunner:
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
+            dtype: of activations; None: as of the KV memory.
             batch_invariant: whether a token's numbers must not depend on the batch, see `invariance`; the projections
                 of `model` must not depend on it either.
             graph_sizes: the decode steps that are captured; one that fits none is computed without a graph.
@@ -133,7 +135,8 @@ class CUDARunner:
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = torch.cat(model.rope(points), -1)
             """[max_length + 1, head_dim] float32, the table of `CUDAOps`."""
-            shape = AttentionShape(num_heads=config.num_heads, windows=config.windows)
+            dtype = dtype or storage.layout.dtype
+            shape = AttentionShape(num_heads=config.num_heads, windows=config.windows, dtype=dtype)
             self._attention = FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant)
             self._staging = StagingPool(device, windows=shape.all_windows_left, max_rows=max_rows)
             slot = self._staging.take()

@@ -35,6 +35,7 @@ class _Plan:
     soft_cap: float | None
     causal: bool
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     piece: int
     """Positions whose values are added up together."""
 
@@ -86,8 +87,9 @@ class _Wrapper:
         """Attend as planned."""
         plan = self._plan
         assert plan is not None
-        if q.dtype != plan.dtype:
-            raise ValueError(f"q must be planned with its dtype, got {q.dtype} and {plan.dtype}")
+        for name, got, planned in (("q", q.dtype, plan.dtype), ("KV", paged_kv_cache.dtype, plan.kv_dtype)):
+            if got != planned:
+                raise ValueError(f"{name} must be planned with its dtype, got {got} and {planned}")
         if len(q) != plan.offsets[-1]:
             raise ValueError(f"q must have the {plan.offsets[-1]} tokens of the plan, got {len(q)}")
         grants = [grant for grant in range(len(plan.lengths)) if plan.offsets[grant] < plan.offsets[grant + 1]]
@@ -188,7 +190,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._take(
             torch.arange(len(indptr), dtype=torch.int32), indptr, indices, last_page_len, page_size=page_size,
             window_left=window_left, soft_cap=logits_soft_cap, causal=False, dtype=q_data_type,
-            piece=_piece(len(last_page_len), tile=16),
+            kv_dtype=kv_data_type or q_data_type, piece=_piece(len(last_page_len), tile=16),
         )  # fmt: skip
 
 
@@ -250,7 +252,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._take(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size=page_size,
             window_left=window_left, soft_cap=logits_soft_cap, causal=causal, dtype=q_data_type,
-            piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
+            kv_dtype=kv_data_type or q_data_type, piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
         )  # fmt: skip
 
 
@@ -299,6 +301,8 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
 ) -> None:
     """Write keys and values to their positions."""
+    if append_key.dtype != paged_kv_cache.dtype:
+        raise ValueError(f"keys must be of the dtype of the memory, got {append_key.dtype} and {paged_kv_cache.dtype}")
     page_size = paged_kv_cache.shape[2]
     first = kv_indptr.index_select(0, batch_indices)
     pages = kv_indices.index_select(0, first + positions // page_size).long()
