@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gpu_checks.host import QUESTIONS, Failed, Host, difference, prompts
+from gpu_checks.numerics import FP8_KERNELS, compare_paths
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_on
@@ -21,6 +22,7 @@ from pagewood.engine.folder import model_folder
 from pagewood.engine.load import load_model
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu import CPURunner
+from pagewood.engine.runner.flashinfer_compile import compile_kernels
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.testing.driver import RowDriver
@@ -79,14 +81,17 @@ def check_answers(host: Host) -> str:
 
 
 def check_fp8(host: Host) -> str:
-    """With keys and values in fp8, most greedy answers are still the CPU runner's."""
+    """With keys and values in fp8, attention agrees, and most greedy answers are still the CPU runner's."""
+    if host.is_gpu:
+        compile_kernels(FP8_KERNELS)
+    paths = compare_paths(host, FP8_KERNELS)
     with LLM(max_running=6, max_total_tokens=4096) as llm:
         expected = [list(c.tokens) for c in llm.generate([p.tolist() for p in prompts()], GREEDY)]
     got = answers(host, GREEDY, kv_cache_dtype="fp8_e4m3")
     num_alike = sum(mine == theirs for mine, theirs in zip(got, expected, strict=True))
     if 2 * num_alike < len(expected):
         raise Failed(f"{num_alike} of {len(expected)} alike: {got} instead of {expected}")
-    return f"{num_alike} of {len(expected)} alike"
+    return f"{paths}; {num_alike} of {len(expected)} answers alike"
 
 
 def check_waiting(host: Host) -> str:

@@ -33,13 +33,19 @@ from pagewood.kvpool.storage import KVStorage
 HEAD_DIM = 64
 KERNELS = [
     KernelNeeds(dtype=dtype, head_dim=HEAD_DIM, group=group, has_windows=(special,), has_soft_cap=special)
-    for dtype, special in (("float16", False), ("bfloat16", False), ("float16", True))
-    for group in (1, 4)
-] + [
+    for dtype, special, group in (
+        ("float16", False, 1),
+        ("float16", False, 4),
+        ("float16", True, 1),
+        ("float16", True, 4),
+        ("bfloat16", False, 4),
+    )
+]
+"""Few, because each takes minutes to compile: a window and a soft cap are checked together."""
+FP8_KERNELS = [
     KernelNeeds(dtype="float16", head_dim=HEAD_DIM, group=group, has_windows=(False,), kv_dtype="float8_e4m3fn")
     for group in (1, 4)
 ]
-"""Few, because each takes minutes to compile: a window and a soft cap are checked together."""
 STEPS = {
     "decode": [(0, 1), (63, 1), (64, 1), (700, 1)],
     "prefill": [(0, 70), (0, 5), (0, 129)],
@@ -79,9 +85,14 @@ class Path:
 
 def check_attention(host: Host) -> str:
     """Decode, prefill and mixed steps, with and without tensor cores, pages of 1, 16 and 64, window and soft cap."""
+    return compare_paths(host, KERNELS)
+
+
+def compare_paths(host: Host, kernels: Sequence[KernelNeeds]) -> str:
+    """Attend on every path that some kernels serve, on the device and in plain torch."""
     paths = [
         Path(needs=needs, group=group, page_size=page_size, step=step, batch_invariant=batch_invariant)
-        for needs, page_size, step, batch_invariant in itertools.product(KERNELS, (1, 16, 64), STEPS, (False, True))
+        for needs, page_size, step, batch_invariant in itertools.product(kernels, (1, 16, 64), STEPS, (False, True))
         for group in ((1, 3) if needs.group == 1 else (4, 8))
     ]
     found: list[str] = []
