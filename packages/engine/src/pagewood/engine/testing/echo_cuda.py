@@ -203,14 +203,23 @@ class WatchedCUDARunner:
             max_length=max_length,
             graph_sizes=graph_sizes(num_rows) if with_graphs else (),
         )
-        self.num_in_flight = 0
+        self._num_open = 0
         self.num_launched_ahead = 0
 
     def launch(self, batch: Batch) -> _WatchedStep:
         """Queue a step."""
-        self.num_launched_ahead += self.num_in_flight > 0
-        self.num_in_flight += 1
+        self.num_launched_ahead += self._num_open > 0
+        self._num_open += 1
         return _WatchedStep(self, self._runner.launch(batch).wait)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps that were not waited for."""
+        return self._num_open
+
+    def close_step(self) -> None:
+        """Count a step as waited for."""
+        self._num_open -= 1
 
     def catch_up(self) -> None:
         """Do nothing: a device works by itself."""
@@ -229,5 +238,5 @@ class _WatchedStep:
 
     def wait(self) -> Int32:
         """Return the sampled tokens."""
-        self._runner.num_in_flight -= 1
+        self._runner.close_step()
         return self._wait()

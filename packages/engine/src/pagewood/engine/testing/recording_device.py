@@ -29,8 +29,7 @@ class RecordingEvent:
         self._number = number
 
     def synchronize(self) -> None:
-        """Write down that somebody waits, and do the copies that were queued before."""
-        self._device.waits.append("event.synchronize")
+        """Do the copies that were queued before."""
         self._device.pass_mark(self._number)
 
 
@@ -66,8 +65,8 @@ class RecordingDevice:
         self.num_replayed = 0
         """Calls of captured work."""
         self._pinned: list[Tensor] = []
-        self._queued: list[_Read | _Write] = []  # written by: upload, download, pass_mark
-        self._num_passed = 0  # written by: pass_mark
+        self._queued: list[_Read | _Write] = []  # written by: recording_device
+        self._num_passed = 0  # written by: recording_device
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
         """Return memory that counts as pinned."""
@@ -104,10 +103,14 @@ class RecordingDevice:
     def finish(self) -> None:
         """Write down that somebody waits, and do all copies."""
         self.waits.append("device.finish")
-        self.pass_mark(self._num_passed + len(self._queued))
+        self._copy_until(self._num_passed + len(self._queued))
 
     def pass_mark(self, number: int) -> None:
-        """Do the first `number` of all copies that were ever queued, as far as they are not done."""
+        """Write down that somebody waits; do the first `number` of all copies that were ever queued."""
+        self.waits.append("event.synchronize")
+        self._copy_until(number)
+
+    def _copy_until(self, number: int) -> None:
         while self._num_passed < number:
             copy = self._queued.pop(0)
             self._num_passed += 1
