@@ -47,6 +47,7 @@ class Problem:
     page_size: int
     window: int | None
     soft_cap: float | None
+    batch_invariant: bool
     seed: int
 
 
@@ -62,6 +63,7 @@ def problems(draw: st.DrawFn) -> Problem:
         page_size=draw(st.sampled_from([1, 16, 64])),
         window=draw(st.one_of(st.none(), st.integers(1, 100))),
         soft_cap=draw(st.sampled_from([None, None, 2.0])),
+        batch_invariant=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -117,14 +119,18 @@ class Bench:
         shape = AttentionShape(
             num_heads=problem.num_heads, windows=[None, problem.window], logits_soft_cap=problem.soft_cap
         )
-        attention = FlashInferAttention(flashinfer_torch, storage, shape)
+        attention = FlashInferAttention(flashinfer_torch, storage, shape, batch_invariant=problem.batch_invariant)
         positions = np.concatenate(
             [np.arange(a, b, dtype=np.int32) for a, b in zip(self.starts, self.ends, strict=True)]
         )
-        qo_indptr = None if (self.counts == 1).all() else torch.from_numpy(offsets_of(self.counts))
         kv_indptr, last = torch.from_numpy(arrays.kv_indptr), torch.from_numpy(arrays.last_page_len)
         planned = attention.plan(
-            HostArrays(qo_indptr=qo_indptr, kv_indptr=kv_indptr, last_page_len=last),
+            HostArrays(
+                is_decode=bool((self.counts == 1).all()),
+                qo_indptr=torch.from_numpy(offsets_of(self.counts)),
+                kv_indptr=kv_indptr,
+                last_page_len=last,
+            ),
             Places(
                 grants=torch.from_numpy(np.repeat(np.arange(num_grants, dtype=np.int32), self.counts)),
                 positions=torch.from_numpy(positions),
@@ -161,7 +167,8 @@ def test_each_plan_goes_through_the_memory_that_it_is_lent() -> None:
     places = Places(grants=zero, positions=zero, kv_indptr=one, kv_indices=zero, last_page_len=zero + 1)
     kernels = attention.kernels_of_graph(places)
     for staging in (torch.empty(1), torch.empty(2)):
-        kernels.plan(HostArrays(qo_indptr=None, kv_indptr=one, last_page_len=zero + 1), zero, {-1: staging})
+        host = HostArrays(is_decode=True, qo_indptr=one, kv_indptr=one, last_page_len=zero + 1)
+        kernels.plan(host, zero, {-1: staging})
         wrapper = kernels.by_window[-1]
         assert isinstance(wrapper, flashinfer_torch.BatchDecodeWithPagedKVCacheWrapper)
         assert wrapper._pin_memory_int_workspace_buffer is staging

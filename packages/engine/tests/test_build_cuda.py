@@ -40,14 +40,15 @@ def build(device: RecordingDevice, **options: Any) -> tuple[Engine, MemoryInbox,
     return build_on(device, flashinfer_torch, config, inbox=inbox, outbox=outbox), inbox, outbox
 
 
-def test_a_conversation_is_that_of_the_cpu() -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_conversation_is_that_of_the_cpu(batch_invariant: bool) -> None:
     questions = ["What is 12 + 7?", "Reverse: stone", "Sort: pear, apple, fig"]
     with LLM(max_running=4, max_total_tokens=1024) as llm:
         prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
         completions = llm.generate([p.tolist() for p in prompts], SamplingParams(temperature=0, max_tokens=12), stop=())
         expected = [completion.tokens for completion in completions]
     device = RecordingDevice()
-    engine, inbox, outbox = build(device, max_total_tokens=1024)
+    engine, inbox, outbox = build(device, max_total_tokens=1024, batch_invariant=batch_invariant)
     device.waits.clear()
     sampling = SamplingParams(temperature=0, max_tokens=12)
     for i, prompt in enumerate(prompts):
@@ -119,7 +120,36 @@ def test_a_host_without_a_gpu_says_so() -> None:
         build_engine(EngineConfig(device="cuda", dtype="float32"), inbox=MemoryInbox(), outbox=MemoryOutbox())
 
 
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"host_cache_gb": 1.0}])
-def test_what_is_not_there_on_cuda_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be left out on CUDA"):
-        build(RecordingDevice(), **options)
+def test_what_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="host_cache_gb must be left out on CUDA"):
+        build(RecordingDevice(), host_cache_gb=1.0)
+    with pytest.raises(ValueError, match="kv_cache_dtype must be float32 or fp8_e4m3 on CUDA, got 'int8'"):
+        EngineConfig(device="cuda", kv_cache_dtype="int8")
+    with pytest.raises(ValueError, match="kv_cache_dtype must be float32 or int8 on a CPU, got 'fp8_e4m3'"):
+        EngineConfig(kv_cache_dtype="fp8_e4m3")
+
+
+def test_fp8_keys_and_values_take_half_of_float16_and_answer_nearly_alike() -> None:
+    pages = {}
+    for kv_cache_dtype in ("float32", "fp8_e4m3"):
+        device = RecordingDevice(free_bytes=100 * MIB)
+        engine, _, _ = build(device, dtype="float16", kv_cache_dtype=kv_cache_dtype, cuda_graph=False)
+        pages[kv_cache_dtype] = engine.info.num_pages
+    assert 1.9 < pages["fp8_e4m3"] / pages["float32"] < 2.1
+    engine, inbox, outbox = build(RecordingDevice(), dtype="float16", kv_cache_dtype="fp8_e4m3", max_total_tokens=1024)
+    with LLM(max_running=1, max_total_tokens=1024) as llm:
+        prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "What is 12 + 7?"}])
+        inbox.put(
+            Submit(
+                request_id="a",
+                tokens=prompt.astype("<i4").tobytes(),
+                sampling=SamplingParams(temperature=0, max_tokens=12),
+            )
+        )
+        tokens: list[int] = []
+        while not (deltas := outbox.take()) or deltas[-1].finish is None:
+            tokens += [token for delta in deltas for token in delta.tokens]
+            engine.step()
+        tokens += [token for delta in deltas for token in delta.tokens]
+        assert "19" in llm.tokenizer.decode(tokens)
+    engine.close()

@@ -82,14 +82,23 @@ class Bench:
             return self.runner.launch(batch)
 
 
-def bench(folder: Path, *, sizes: list[int] | None = None) -> Bench:
+def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool = False) -> Bench:
     device = RecordingDevice()
     model = load_model(folder, CUDAOps(flashinfer_torch))
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE)
     storage = KVStorage(layout, NUM_PAGES + 1)
     for layer in range(2):
         storage.layer(layer).fill_(1e3)  # what is not written must not count
-    runner = CUDARunner(model, storage, flashinfer_torch, device, max_rows=8, max_length=64, graph_sizes=sizes or ())
+    runner = CUDARunner(
+        model,
+        storage,
+        flashinfer_torch,
+        device,
+        max_rows=8,
+        max_length=64,
+        batch_invariant=batch_invariant,
+        graph_sizes=sizes or (),
+    )
     device.waits.clear()
     return Bench(runner=runner, device=device)
 
@@ -141,9 +150,11 @@ def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int,
 
 
 @pytest.mark.parametrize("sizes", [None, [1, 2, 4], [6]], ids=["eager", "graphs", "graphs-of-six"])
-@pytest.mark.parametrize("chunk", [1, 5, 64])
-def test_greedy_tokens_launched_ahead(folder: Path, reference: CPURunner, chunk: int, sizes: list[int] | None) -> None:
-    mine = bench(folder, sizes=sizes)
+@pytest.mark.parametrize(("chunk", "batch_invariant"), [(1, False), (5, True), (64, False)])
+def test_greedy_tokens_launched_ahead(
+    folder: Path, reference: CPURunner, chunk: int, sizes: list[int] | None, batch_invariant: bool
+) -> None:
+    mine = bench(folder, sizes=sizes, batch_invariant=batch_invariant)
     driver = driver_of(mine.runner)
     sequences = [driver.add(prompt) for prompt in PROMPTS]
     run_ahead(mine, sequences, num_tokens=14, chunk=chunk)
@@ -160,8 +171,11 @@ def test_greedy_tokens_launched_ahead(folder: Path, reference: CPURunner, chunk:
         SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.1),
     ],
 )
-def test_seeded_tokens_are_those_of_the_cpu(folder: Path, reference: CPURunner, sampling: SamplingParams) -> None:
-    mine = bench(folder, sizes=[4])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_seeded_tokens_are_those_of_the_cpu(
+    folder: Path, reference: CPURunner, sampling: SamplingParams, batch_invariant: bool
+) -> None:
+    mine = bench(folder, sizes=[4], batch_invariant=batch_invariant)
     driver = driver_of(mine.runner)
     sequences = [driver.add(prompt, sampling=sampling, seed=i) for i, prompt in enumerate(PROMPTS)]
     run_ahead(mine, sequences, num_tokens=14, chunk=64)

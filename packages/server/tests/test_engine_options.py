@@ -31,9 +31,15 @@ def test_options_of_cuda() -> None:
         "--disable-cuda-graph",
         "--cuda-graph-max-batch",
         "8",
+        "--batch-invariant",
     ]
     assert parse(*options) == EngineConfig(
-        device="cuda", dtype="float16", mem_fraction=0.5, cuda_graph=False, cuda_graph_max_batch=8
+        device="cuda",
+        dtype="float16",
+        mem_fraction=0.5,
+        cuda_graph=False,
+        cuda_graph_max_batch=8,
+        batch_invariant=True,
     )
 
 

@@ -167,6 +167,9 @@ class EngineConfig:
     """Whether decode steps are captured as CUDA graphs."""
     cuda_graph_max_batch: int | None = None
     """Requests in the largest captured step; None: max_running."""
+    batch_invariant: bool = False
+    """Whether the tokens of a request must not depend on the other requests of its steps on CUDA, to the last bit: it
+    costs speed. On a CPU they never do."""
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""
     max_total_tokens: int | None = None
@@ -186,8 +189,9 @@ class EngineConfig:
     overlap: bool = True
     """Plan step N+1 while step N computes."""
     prefix_cache: bool = True
-    kv_cache_dtype: Literal["float32", "int8"] = "float32"
-    """How keys and values are kept: int8, with a scale for each token and head, takes a little over a quarter."""
+    kv_cache_dtype: Literal["float32", "int8", "fp8_e4m3"] = "float32"
+    """How keys and values are kept. On a CPU, int8, with a scale for each token and head, takes a little over a quarter
+    of float32. On CUDA, float32 stands for `dtype`, and fp8_e4m3 without scales takes half of it."""
     host_cache_gb: float | None = None
     """Main memory for KV that leaves the KV memory of the running requests, in units of 1e9 bytes; None: none."""
     disk_cache_path: str | None = None
@@ -213,8 +217,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
-        if self.kv_cache_dtype not in ("float32", "int8"):
-            raise ValueError(f"kv_cache_dtype must be float32 or int8, got {self.kv_cache_dtype!r}")
+        here = ("float32", "fp8_e4m3") if self.device == "cuda" else ("float32", "int8")
+        if self.kv_cache_dtype not in here:
+            where = "on CUDA" if self.device == "cuda" else "on a CPU"
+            raise ValueError(f"kv_cache_dtype must be {' or '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_tiers()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(

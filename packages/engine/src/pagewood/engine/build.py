@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.batch import BatchBuilder
-from pagewood.engine.build_cuda import build_cuda_runner, open_cuda
+from pagewood.engine.build_cuda import build_cuda_runner, kernel_needs, open_cuda
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.host_memory import available_memory_bytes
 from pagewood.engine.intake import Intake
@@ -23,6 +23,7 @@ from pagewood.engine.plan import Planner
 from pagewood.engine.runner.cpu import CPURunner
 from pagewood.engine.runner.device import Device
 from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.flashinfer_compile import compile_kernels
 from pagewood.engine.runner.kernels import warm_up
 from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.state import EngineState
@@ -66,6 +67,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         if config.dtype == "float32":
             raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
         device, flashinfer = open_cuda()
+        compile_kernels([kernel_needs(config, ModelConfig.from_folder(model_folder(config.model)))], progress=progress)
         return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
@@ -131,8 +133,6 @@ def build_on(
     progress: Progress | None = None,
 ) -> Engine:
     """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
-    if config.kv_cache_dtype != "float32":
-        raise ValueError(f"kv_cache_dtype must be left out on CUDA, where dtype says it, got {config.kv_cache_dtype!r}")
     if config.host_cache_gb is not None:
         raise ValueError(
             f"host_cache_gb must be left out on CUDA, which has no host cache yet, got {config.host_cache_gb}"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.batch import Batch
@@ -24,8 +25,10 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cuda import CUDARunner
 from pagewood.engine.runner.device import CUDADevice, Device
 from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.flashinfer_compile import KernelNeeds
 from pagewood.engine.runner.graphs import graph_sizes
-from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.runner.invariance import linear_by_row
+from pagewood.engine.runner.ops_cuda import CUDAOps, Multiply
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
@@ -64,6 +67,18 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     return CUDADevice(), flashinfer
 
 
+def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
+    """Return which attention kernels the engine of a model runs."""
+    return KernelNeeds(
+        dtype=_dtype_of(config),
+        head_dim=model.head_dim,
+        group=model.num_heads // model.num_kv_heads,
+        has_windows=tuple(sorted({window is not None for window in model.windows})),
+        batch_invariant=config.batch_invariant,
+        kv_dtype=_kv_dtype_of(config),
+    )
+
+
 def build_cuda_runner(
     device: Device, flashinfer: FlashInfer, config: EngineConfig, folder: Path, *, progress: Progress | None
 ) -> BuiltRunner:
@@ -73,11 +88,16 @@ def build_cuda_runner(
         ValueError: the model is not supported, or does not fit; the message says what to change, and by how much.
         FileNotFoundError: the folder lacks a file.
     """
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    dtype = _dtype_of(config)
+    multiply = _multiply_of(config, device)
     free_before = device.free_bytes()
     try:
         model = load_model(
-            folder, CUDAOps(flashinfer), dtype=getattr(torch, dtype), device=device.torch_device, progress=progress
+            folder,
+            CUDAOps(flashinfer, multiply),
+            dtype=getattr(torch, dtype),
+            device=device.torch_device,
+            progress=progress,
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
@@ -91,7 +111,7 @@ def build_cuda_runner(
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         page_size=config.page_size,
-        dtype=dtype,
+        dtype=_kv_dtype_of(config),
     )
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
     budget = _Budget(
@@ -99,7 +119,7 @@ def build_cuda_runner(
         mem_fraction=config.mem_fraction,
         weight_bytes=free_before - device.free_bytes(),
         activation_bytes=_activation_bytes(device, flashinfer, model, layout, config, longest),
-        graph_bytes=_graph_bytes(sizes, model.config, layout, longest),
+        graph_bytes=_graph_bytes(sizes, model.config, page_size=config.page_size, dtype=dtype, longest=longest),
         page_bytes=layout.bytes_per_page,
     )
     num_pages = budget.num_pages(config)
@@ -114,10 +134,31 @@ def build_cuda_runner(
         device,
         max_rows=config.max_running,
         max_length=max_length,
+        dtype=dtype,
+        batch_invariant=config.batch_invariant,
         graph_sizes=sizes,
         progress=progress,
     )
     return BuiltRunner(runner=runner, model=model.config, num_pages=num_pages, max_length=max_length)
+
+
+def _dtype_of(config: EngineConfig) -> str:
+    return "bfloat16" if config.dtype == "auto" else config.dtype
+
+
+def _kv_dtype_of(config: EngineConfig) -> str:
+    return "float8_e4m3fn" if config.kv_cache_dtype == "fp8_e4m3" else _dtype_of(config)
+
+
+def _multiply_of(config: EngineConfig, device: Device) -> Multiply:
+    if not config.batch_invariant:
+        return functional.linear
+    if device.torch_device.type == "cpu":
+        return linear_by_row
+    try:
+        return importlib.import_module("pagewood.engine.runner.linear_triton").linear
+    except ImportError as error:
+        raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +204,13 @@ class _Budget:
         )
 
 
-def _graph_bytes(sizes: Sequence[int], model: ModelConfig, layout: MultiHeadLayout, longest: int) -> int:
+def _graph_bytes(sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int) -> int:
     """Return what graphs take beside the activations of the largest, which the others share."""
-    item_bytes = layout.bytes_per_page // (layout.num_layers * 2 * layout.page_size * model.kv_size)
+    item_bytes = getattr(torch, dtype).itemsize
     wrappers = len(sizes) * len(set(model.windows)) * _WRAPPER_BYTES
     logits = sum(sizes) * model.vocab_size * item_bytes
     activations = max(sizes, default=0) * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
-    indices = max(sizes, default=0) * (longest // layout.page_size + 1) * 4
+    indices = max(sizes, default=0) * (longest // page_size + 1) * 4
     return wrappers + logits + activations + indices + len(sizes) * _GRAPH_BYTES
 
 
@@ -188,7 +229,16 @@ def _activation_bytes(
 
     def work() -> None:
         storage = KVStorage(layout, num_pages, device=device.torch_device)
-        runner = CUDARunner(model, storage, flashinfer, device, max_rows=config.max_running, max_length=longest)
+        runner = CUDARunner(
+            model,
+            storage,
+            flashinfer,
+            device,
+            max_rows=config.max_running,
+            max_length=longest,
+            dtype=_dtype_of(config),
+            batch_invariant=config.batch_invariant,
+        )
         try:
             runner.launch(batch).wait()
         except torch.OutOfMemoryError as error:

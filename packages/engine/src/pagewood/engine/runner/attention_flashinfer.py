@@ -17,14 +17,16 @@ from torch import Tensor
 
 from pagewood.engine.arrays import Int32
 from pagewood.engine.runner.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.invariance import num_empty_grants
 from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
 
 WORKSPACE_BYTES = 256 << 20
 """Of the buffer in which partial results of a split grant are kept; one is enough for all wrappers of a stream."""
 STAGING_BYTES = 8 << 20
 """Of the pinned buffer through which a plan goes to the device: as many as FlashInfer allocates itself."""
-_TENSOR_CORE_GROUP = 4  # query heads of a KV head from which on tensor cores pay for a single token
+TENSOR_CORE_GROUP = 4  # query heads of a KV head from which on tensor cores pay for a single token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,10 @@ def offsets_of(counts: Int32) -> Int32:
 class HostArrays:
     """What a step is planned from, in pinned memory; all int32."""
 
-    qo_indptr: Tensor | None
-    """[G + 1], first token of each grant; None: every grant has one token."""
+    is_decode: bool
+    """Whether every grant has one token."""
+    qo_indptr: Tensor
+    """[G + 1], first token of each grant."""
     kv_indptr: Tensor
     """[G + 1]"""
     last_page_len: Tensor
@@ -89,6 +93,13 @@ class AttentionShape:
     windows: Sequence[int | None]
     """Per layer, see `ModelConfig.windows`."""
     logits_soft_cap: float | None = None
+    dtype: str | None = None
+    """Of queries and results; None: as of the KV memory."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype as torch's."""
+        return None if self.dtype is None else getattr(torch, self.dtype)
 
     @property
     def windows_left(self) -> list[int]:
@@ -126,7 +137,7 @@ class DecodeKernels:
             window: flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                 workspace,
                 use_cuda_graph=graph is not None,
-                use_tensor_cores=shape.num_heads >= _TENSOR_CORE_GROUP * layout.num_kv_heads,
+                use_tensor_cores=shape.num_heads >= TENSOR_CORE_GROUP * layout.num_kv_heads,
                 paged_kv_indptr_buffer=graph.kv_indptr if graph else None,
                 paged_kv_indices_buffer=graph.kv_indices if graph else None,
                 paged_kv_last_page_len_buffer=graph.last_page_len if graph else None,
@@ -136,7 +147,7 @@ class DecodeKernels:
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
         """Plan a step in which every grant has one token; a graph's wrappers copy the arrays to its memory."""
-        layout, dtype = self._layout, getattr(torch, self._layout.dtype)
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
             wrapper.plan(
@@ -149,32 +160,50 @@ class DecodeKernels:
                 layout.page_size,
                 window_left=window,
                 logits_soft_cap=self._shape.logits_soft_cap,
-                q_data_type=dtype,
-                kv_data_type=dtype,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
             )
 
 
 class PrefillKernels:
     """The wrappers for any number of tokens, of all windows. Invariant: as of the decode wrappers."""
 
-    __slots__ = ("_layout", "_shape", "by_window")
+    __slots__ = ("_batch_invariant", "_layout", "_shape", "by_window")
 
     def __init__(
-        self, flashinfer: FlashInfer, layout: MultiHeadLayout, shape: AttentionShape, workspace: Tensor
+        self,
+        flashinfer: FlashInfer,
+        layout: MultiHeadLayout,
+        shape: AttentionShape,
+        workspace: Tensor,
+        graph: Places | None,
+        *,
+        batch_invariant: bool,
     ) -> None:
+        """Make a wrapper for each window; those of a graph take steps of single tokens only, as those for decoding."""
         self._layout = layout
         self._shape = shape
+        self._batch_invariant = batch_invariant
         self.by_window: dict[int, PrefillWrapper] = {
-            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace) for window in shape.all_windows_left
+            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                workspace,
+                use_cuda_graph=graph is not None,
+                qo_indptr_buf=torch.zeros_like(graph.kv_indptr) if graph else None,
+                paged_kv_indptr_buf=graph.kv_indptr if graph else None,
+                paged_kv_indices_buf=graph.kv_indices if graph else None,
+                paged_kv_last_page_len_buf=graph.last_page_len if graph else None,
+                backend="fa2" if batch_invariant else "auto",
+            )
+            for window in shape.all_windows_left
         }
 
-    def plan(self, host: HostArrays, qo_indptr: Tensor, kv_indices: Tensor, staging: Staging) -> None:
-        """Plan a step."""
-        layout, dtype = self._layout, getattr(torch, self._layout.dtype)
+    def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
+        """Plan a step; a graph's wrappers copy the arrays to its memory."""
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
             wrapper.plan(
-                qo_indptr,
+                host.qo_indptr,
                 host.kv_indptr,
                 kv_indices,
                 host.last_page_len,
@@ -185,9 +214,13 @@ class PrefillKernels:
                 causal=True,
                 window_left=window,
                 logits_soft_cap=self._shape.logits_soft_cap,
-                q_data_type=dtype,
-                kv_data_type=dtype,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
+                disable_split_kv=self._batch_invariant,
             )
+
+
+Kernels = DecodeKernels | PrefillKernels
 
 
 class PlannedAttention:
@@ -214,6 +247,8 @@ class PlannedAttention:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return `[T, H * D]`, what `q` attends to."""
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
+        if k.dtype != memory.dtype:
+            k, v = encode(k, memory.dtype), encode(v, memory.dtype)
         self._flashinfer.append_paged_kv_cache(
             k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
             places.kv_indices, places.kv_indptr, places.last_page_len,
@@ -229,7 +264,7 @@ class FlashInferAttention:
     they may not share is the pinned memory that a plan is copied from, so each step lends its own.
     """
 
-    __slots__ = ("_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
+    __slots__ = ("_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
 
     def __init__(
         self,
@@ -237,6 +272,7 @@ class FlashInferAttention:
         storage: KVStorage,
         shape: AttentionShape,
         *,
+        batch_invariant: bool = False,
         workspace_bytes: int | None = None,
     ) -> None:
         """Attend over `storage`, whose layout must have the order NHD.
@@ -245,6 +281,7 @@ class FlashInferAttention:
             flashinfer: the module, or a stand-in.
             storage: the KV memory.
             shape: of the model.
+            batch_invariant: whether all steps go through the same kernels, see `invariance`.
             workspace_bytes: of the partial results of split grants; None: `WORKSPACE_BYTES`.
 
         Raises:
@@ -259,22 +296,35 @@ class FlashInferAttention:
         self._workspace = torch.zeros(
             WORKSPACE_BYTES if workspace_bytes is None else workspace_bytes, dtype=torch.uint8, device=storage.device
         )
-        self._decode = DecodeKernels(flashinfer, layout, shape, self._workspace, None)
-        self._prefill = PrefillKernels(flashinfer, layout, shape, self._workspace)
+        self._batch_invariant = batch_invariant
+        self._prefill = PrefillKernels(
+            flashinfer, layout, shape, self._workspace, None, batch_invariant=batch_invariant
+        )
+        self._decode: Kernels = (
+            self._prefill if batch_invariant else DecodeKernels(flashinfer, layout, shape, self._workspace, None)
+        )
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step: by the decode kernels where every grant has one token, else by those for any number."""
-        if host.qo_indptr is None:
-            self._decode.plan(host, places.kv_indices, staging)
-            return self.over(self._decode, places)
-        self._prefill.plan(host, host.qo_indptr, places.kv_indices, staging)
-        return self.over(self._prefill, places)
+        kernels = self._decode if host.is_decode else self._prefill
+        kernels.plan(host, places.kv_indices, staging)
+        return self.over(kernels, places)
 
-    def kernels_of_graph(self, memory: Places) -> DecodeKernels:
-        """Return kernels for steps of exactly as many grants as `memory` has room for, which they read it from."""
+    def kernels_of_graph(self, memory: Places) -> Kernels:
+        """Return kernels for steps of exactly as many grants as `memory` has room for, each of one token."""
+        if self._batch_invariant:
+            return PrefillKernels(
+                self._flashinfer, self._storage.layout, self.shape, self._workspace, memory, batch_invariant=True
+            )
         return DecodeKernels(self._flashinfer, self._storage.layout, self.shape, self._workspace, memory)
 
-    def over(self, kernels: DecodeKernels | PrefillKernels, places: Places) -> PlannedAttention:
+    def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
+        """Return how many empty grants a step without a graph must have."""
+        if not self._batch_invariant:
+            return 0
+        return num_empty_grants(num_tokens, num_grants, self.shape.num_heads // self._storage.layout.num_kv_heads)
+
+    def over(self, kernels: Kernels, places: Places) -> PlannedAttention:
         """Return what a model calls: `kernels` over tokens that stand at `places`."""
         return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
 

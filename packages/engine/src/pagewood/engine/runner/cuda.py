@@ -80,7 +80,7 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_attention", "_device", "_flashinfer", "_graphs", "_model", "_page_table", "_rotations", "_staging", "_tables",
+        "_attention", "_device", "_filters", "_graphs", "_model", "_page_table", "_rotations", "_staging", "_tables",
         "_tokens",
     )  # fmt: skip
 
@@ -93,6 +93,8 @@ class CUDARunner:
         *,
         max_rows: int,
         max_length: int,
+        dtype: str | None = None,
+        batch_invariant: bool = False,
         graph_sizes: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> None:
@@ -105,6 +107,9 @@ class CUDARunner:
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
+            dtype: of activations; None: as of the KV memory.
+            batch_invariant: whether a token's numbers must not depend on the batch, see `invariance`; the projections
+                of `model` must not depend on it either.
             graph_sizes: the decode steps that are captured; one that fits none is computed without a graph.
             progress: is told of every graph.
 
@@ -119,7 +124,7 @@ class CUDARunner:
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
         self._model = model
-        self._flashinfer = flashinfer
+        self._filters = None if batch_invariant else flashinfer
         self._device = device
         options = {"dtype": torch.int32, "device": device.torch_device}
         with torch.inference_mode():
@@ -130,8 +135,9 @@ class CUDARunner:
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = torch.cat(model.rope(points), -1)
             """[max_length + 1, head_dim] float32, the table of `CUDAOps`."""
-            shape = AttentionShape(num_heads=config.num_heads, windows=config.windows)
-            self._attention = FlashInferAttention(flashinfer, storage, shape)
+            dtype = dtype or storage.layout.dtype
+            shape = AttentionShape(num_heads=config.num_heads, windows=config.windows, dtype=dtype)
+            self._attention = FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant)
             self._staging = StagingPool(device, windows=shape.all_windows_left, max_rows=max_rows)
             slot = self._staging.take()
             device.finish()
@@ -162,7 +168,9 @@ class CUDARunner:
         """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
         with torch.inference_mode(), self._device.computing():
             slot = self._staging.take()
-            host, step = slot.upload(step_arrays(batch, self._tables, num_padding=0, all_wanted=True))
+            num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
+            arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
+            host, step = slot.upload(arrays)
             logits = self._logits(host, step, slot, is_decode=False)
         self._device.finish()
         self._staging.give_back(slot)
@@ -177,11 +185,12 @@ class CUDARunner:
         is_decode = batch.num_tokens == num_grants
         size = self._graphs.size_for(num_grants) if is_decode else None
         slot = self._staging.take()
-        arrays = step_arrays(batch, self._tables, num_padding=0 if size is None else size - num_grants)
-        host, step = slot.upload(arrays)
         if size is None:
+            num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
+            host, step = slot.upload(step_arrays(batch, self._tables, num_empty=num_empty))
             logits = self._logits(host, step, slot, is_decode=is_decode)
         else:
+            host, step = slot.upload(step_arrays(batch, self._tables, num_padding=size - num_grants))
             indices = self._apply_updates(host, step)
             graph = self._graphs.of(size)
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
@@ -201,7 +210,7 @@ class CUDARunner:
             seeds=step.seeds.view(torch.int64),
             positions=step.ends,
         )
-        tokens = sampler.tokens(self._flashinfer, logits)
+        tokens = sampler.tokens(self._filters, logits)
         target.copy_(tokens)
         self._tokens.index_copy_(0, step.targets.long(), tokens.clamp(min=0))  # the next step must find a token
 
@@ -237,7 +246,8 @@ class CUDARunner:
 
 def _host_arrays(host: StepArrays[Tensor], *, is_decode: bool) -> HostArrays:
     return HostArrays(
-        qo_indptr=None if is_decode else host.qo_indptr,
+        is_decode=is_decode,
+        qo_indptr=host.qo_indptr,
         kv_indptr=host.kv_indptr,
         last_page_len=host.last_page_len,
     )

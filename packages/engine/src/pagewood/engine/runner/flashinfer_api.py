@@ -33,7 +33,6 @@ class DecodeWrapper(Protocol):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
-        fixed_split_size: int | None = None,
     ) -> None:
         """Decide how the work is split.
 
@@ -50,7 +49,6 @@ class DecodeWrapper(Protocol):
             q_data_type: of the queries.
             kv_data_type: of the KV memory; None: as the queries.
             non_blocking: whether the host goes on before the copies to the device are done.
-            fixed_split_size: pages of a piece of a grant, however many grants there are; None: as suits the device.
         """
         ...
 
@@ -82,11 +80,11 @@ class PrefillWrapper(Protocol):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
-        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
         """Decide how the work is split: as the decode's, with `qo_indptr` `[G + 1] int32`, first token of each grant.
 
-        `causal` aligns the last token of a grant with its last position.
+        `causal` aligns the last token of a grant with its last position. With `disable_split_kv`, a grant is one piece.
         """
         ...
 
@@ -167,7 +165,13 @@ class FlashInfer(Protocol):
         self,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        *,
         backend: str = "auto",
     ) -> PrefillWrapper:
-        """Return a wrapper."""
+        """Return a wrapper; with `use_cuda_graph`, for as many grants as the buffers, and tokens as its first plan."""
         ...

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.runner.attention_flashinfer import (
-    DecodeKernels,
     FlashInferAttention,
     HostArrays,
+    Kernels,
     Places,
     PlannedAttention,
     Staging,
@@ -49,7 +49,7 @@ class DecodeGraph:
     __slots__ = ("_kernels", "_logits", "_memory", "_replay", "_sources")
 
     def __init__(
-        self, memory: Places, sources: Tensor, kernels: DecodeKernels, logits: Tensor, replay: Callable[[], None]
+        self, memory: Places, sources: Tensor, kernels: Kernels, logits: Tensor, replay: Callable[[], None]
     ) -> None:
         self._memory = memory
         self._sources = sources
@@ -130,7 +130,11 @@ def capture_graphs(
         )
         sources = torch.full((size,), padding_source, **options)
         kernels = attention.kernels_of_graph(memory)
-        kernels.plan(HostArrays(qo_indptr=None, kv_indptr=counts, last_page_len=ones), all_indices[:size], staging)
+        kernels.plan(
+            HostArrays(is_decode=True, qo_indptr=counts, kv_indptr=counts, last_page_len=ones),
+            all_indices[:size],
+            staging,
+        )
         device.finish()  # the next plan goes through the same staging
         planned = attention.over(kernels, memory)
         logits, replay = device.capture(

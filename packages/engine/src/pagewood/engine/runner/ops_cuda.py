@@ -8,25 +8,31 @@ Legend: T tokens, E hidden_size, V vocab_size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
 from pagewood.engine.runner.flashinfer_api import FlashInfer
 
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(x `[T, in]`, weight `[out, in]`, bias `[out]`) -> `[T, out]`."""
+
 
 class DenseLinear:
     """A projection with its weights as they are."""
 
-    __slots__ = ("_bias", "_weight")
+    __slots__ = ("_bias", "_multiply", "_weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, multiply: Multiply) -> None:
         self._weight = weight
         self._bias = bias
+        self._multiply = multiply
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return `[T, out]` of `[T, in]`."""
-        return functional.linear(x, self._weight, self._bias)
+        return self._multiply(x, self._weight, self._bias)
 
 
 class DenseEmbedding:
@@ -49,15 +55,16 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_flashinfer",)
+    __slots__ = ("_flashinfer", "_multiply")
 
-    def __init__(self, flashinfer: FlashInfer) -> None:
-        """Compute with `flashinfer`: the module, or a stand-in for it."""
+    def __init__(self, flashinfer: FlashInfer, multiply: Multiply = functional.linear) -> None:
+        """Compute with `flashinfer`, the module or a stand-in for it, and project with `multiply`."""
         self._flashinfer = flashinfer
+        self._multiply = multiply
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Keep `weight` `[out, in]` and `bias` `[out]`."""
-        return DenseLinear(weight, bias)
+        return DenseLinear(weight, bias, self._multiply)
 
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
         """Keep `table` `[V, E]`."""
@@ -65,7 +72,7 @@ class CUDAOps:
 
     def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
         """Keep `table` `[V, E]`, which serves both."""
-        return DenseEmbedding(table), DenseLinear(table, None)
+        return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return the norm of `x` `[T, E]`."""

@@ -2,7 +2,8 @@
 
 FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So the token is drawn here: the number
 that is drawn is the hash of seed and position that the CPU's sampling uses, and the distribution is walked in whole
-numbers, whose sum is the same in whatever order a device adds them.
+numbers, whose sum is the same in whatever order a device adds them. In batch-invariant mode the filters count in whole
+numbers too, because FlashInfer's choose their order of summation by the number of rows.
 
 Legend: S sampled grants, V vocab_size.
 """
@@ -75,18 +76,48 @@ class Sampler:
             positions=positions,
         )
 
-    def tokens(self, flashinfer: FlashInfer, logits: Tensor) -> Tensor:
-        """Return `[S] int32`: the tokens that `logits` `[S, V]` choose; NOT_A_NUMBER where one of a row is NaN."""
+    def tokens(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
+        """Return `[S] int32`: the tokens that `logits` `[S, V]` choose; NOT_A_NUMBER where one of a row is NaN.
+
+        Args:
+            filters: whose softmax and filters are used; None: batch-invariant ones.
+            logits: what to choose by.
+        """
         best = logits.argmax(-1)
         if self.draws:
-            drawn = _draw(self._probabilities(flashinfer, logits.float()), _uniform(self.seeds, self.positions))
+            scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
+            if filters is None:
+                masses = self._masses((scaled / temperatures[:, None]).softmax(-1))
+            else:
+                masses = _whole(self._probabilities(filters, scaled, temperatures))
+            drawn = _draw(masses, _uniform(self.seeds, self.positions))
             best = torch.where(self.temperatures > 0, drawn, best)
         broken = logits.isnan().any(-1)
         return torch.where(broken, NOT_A_NUMBER, best).int()
 
-    def _probabilities(self, flashinfer: FlashInfer, logits: Tensor) -> Tensor:
+    def _masses(self, probs: Tensor) -> Tensor:
+        """Return `[S, V] int64`: what the filters leave of `probs` `[S, V] float32`, in whole numbers."""
+        masses = _whole(probs)
+        if self.filters_top_k or self.filters_top_p:
+            ordered = masses.sort(-1, descending=True).values
+            if self.filters_top_k:
+                last = (torch.where(self.top_ks > 0, self.top_ks, probs.shape[1]).clamp(max=probs.shape[1]) - 1).long()
+                limits = ordered.gather(1, last[:, None])
+                masses = torch.where(masses >= limits, masses, 0)
+                ordered = torch.where(ordered >= limits, ordered, 0)
+            if self.filters_top_p:
+                ends = ordered.cumsum(-1)
+                wanted = (ends[:, -1].double() * self.top_ps.double()).long()
+                kept = (ends - ordered < wanted[:, None]).sum(-1).clamp(min=1)  # all before which too little is kept
+                limits = ordered.gather(1, (kept - 1)[:, None])
+                masses = torch.where((masses >= limits) | (self.top_ps >= 1)[:, None], masses, 0)
+        if self.filters_min_p:
+            limits = self.min_ps.double() * masses.amax(-1).double()
+            masses = torch.where(masses.double() >= limits[:, None], masses, 0)
+        return masses
+
+    def _probabilities(self, flashinfer: FlashInfer, logits: Tensor, temperatures: Tensor) -> Tensor:
         """Return `[S, V] float32`; a row that a filter is off for is not touched by it."""
-        temperatures = torch.where(self.temperatures > 0, self.temperatures, 1.0)
         probs = flashinfer.softmax(logits, temperatures)
         if self.filters_top_k:
             top_ks = torch.where(self.top_ks > 0, self.top_ks, logits.shape[1]).clamp(max=logits.shape[1])
@@ -101,28 +132,34 @@ class Sampler:
         return probs
 
 
-def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return `[S] int64`: where `uniform` `[S] float64`, in [0, 1), falls in the distribution of each row."""
-    ends = (probs.double() * _MASS).long().cumsum(-1)
+def _whole(probs: Tensor) -> Tensor:
+    """Return `[S, V] int64`: `probs` `[S, V] float32` as parts of `_MASS`."""
+    return (probs.double() * _MASS).long()
+
+
+def _draw(masses: Tensor, uniform: Tensor) -> Tensor:
+    """Return `[S] int64`: where `uniform` `[S] float64`, in [0, 1), falls in `masses` `[S, V] int64` of each row."""
+    ends = masses.cumsum(-1)
     wanted = (uniform * ends[:, -1].double()).long()
-    return torch.searchsorted(ends, wanted[:, None], right=True)[:, 0].clamp(max=probs.shape[1] - 1)
+    return torch.searchsorted(ends, wanted[:, None], right=True)[:, 0].clamp(max=masses.shape[1] - 1)
 
 
 def _uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """Return `[S] float64` in [0, 1): the same numbers as `compiled.sampling.uniform`, in 64 signed bits."""
     golden = _signed(_GOLDEN)
-    bits = _mix(_mix(seeds + golden) + positions.long() * golden)
-    return _shift(bits, 11).double() * 2.0**-53
+    bits = mix(mix(seeds + golden) + positions.long() * golden)
+    return shift_right(bits, 11).double() * 2.0**-53
 
 
-def _mix(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_2)
-    return bits ^ _shift(bits, 31)
+def mix(bits: Tensor) -> Tensor:
+    """Scramble int64 words. Source: the finaliser of SplitMix64."""
+    bits = (bits ^ shift_right(bits, 30)) * _signed(_MIX_1)
+    bits = (bits ^ shift_right(bits, 27)) * _signed(_MIX_2)
+    return bits ^ shift_right(bits, 31)
 
 
-def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift to the right and fill with zeros."""
+def shift_right(bits: Tensor, count: int) -> Tensor:
+    """Shift int64 words to the right and fill with zeros."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 

@@ -47,7 +47,7 @@ class StepArrays(Generic[X]):
     grants: X
     """[T] the grant of each token."""
     qo_indptr: X
-    """[G + 1] first token of each grant."""
+    """[G + 1] first token of each grant; G counts the empty ones here and below."""
     kv_indptr: X
     """[G + 1] first page of each grant."""
     page_shifts: X
@@ -72,13 +72,16 @@ class StepArrays(Generic[X]):
     """[2S] int64 by its bits."""
 
 
-def step_arrays(batch: Batch, tables: TableShape, *, num_padding: int, all_wanted: bool = False) -> StepArrays[Int32]:
+def step_arrays(
+    batch: Batch, tables: TableShape, *, num_padding: int = 0, num_empty: int = 0, all_wanted: bool = False
+) -> StepArrays[Int32]:
     """Return the arrays of a batch.
 
     Args:
         batch: what to compute.
         tables: the device's.
         num_padding: grants to add, of one token each, that read the tables' last row.
+        num_empty: grants to add after them, of no token and no page.
         all_wanted: whether the logits of all tokens are wanted, and not only of those that are sampled from.
     """
     padding = np.zeros(num_padding, np.int32)
@@ -100,10 +103,10 @@ def step_arrays(batch: Batch, tables: TableShape, *, num_padding: int, all_wante
         sources=(rows * np.int32(tables.tokens_per_row))[grants] + positions,
         positions=positions,
         grants=grants,
-        qo_indptr=offsets,
-        kv_indptr=pages.kv_indptr,
-        page_shifts=rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1],
-        last_page_len=pages.last_page_len,
+        qo_indptr=_extended(offsets, num_empty, offsets[-1]),
+        kv_indptr=_extended(pages.kv_indptr, num_empty, pages.kv_indptr[-1]),
+        page_shifts=_extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
+        last_page_len=_extended(pages.last_page_len, num_empty, 1),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         targets=batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends,
         ends=ends,
@@ -113,3 +116,7 @@ def step_arrays(batch: Batch, tables: TableShape, *, num_padding: int, all_wante
         min_ps=batch.min_ps.view(np.int32),
         seeds=batch.seeds.view(np.int32),
     )
+
+
+def _extended(array: Int32, count: int, value: int | np.int32) -> Int32:
+    return np.concatenate([array, np.full(count, value, np.int32)]) if count else array

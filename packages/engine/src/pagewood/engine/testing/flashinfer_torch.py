@@ -1,6 +1,8 @@
 """FlashInfer in plain torch, slow and on any device: `runner.flashinfer_api.FlashInfer` with the module's own names.
 
-It computes in float32, one request at a time, and is as strict as the module about what must lie on the host.
+It computes one request at a time, and is as strict as the module about what must lie on the host. Sums are in float64,
+so that they do not depend on how torch orders them; but attention rounds the sums of pieces to float32, and like the
+module chooses the pieces by the whole step, unless it is planned so that it cannot.
 
 Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
 """
@@ -11,6 +13,7 @@ Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -32,6 +35,9 @@ class _Plan:
     soft_cap: float | None
     causal: bool
     dtype: torch.dtype
+    kv_dtype: torch.dtype
+    piece: int
+    """Positions whose values are added up together."""
 
 
 class _Wrapper:
@@ -68,7 +74,7 @@ class _Wrapper:
         assert isinstance(page_size, int)
         if not all(1 <= length <= page_size for length in last) or pages[-1] != len(indices):
             raise ValueError(f"pages must be filled and all named, got {last}, {pages} and {len(indices)} indices")
-        lengths = [(b - a - 1) * page_size + n for a, b, n in zip(pages, pages[1:], last, strict=False)]
+        lengths = [max(b - a - 1, 0) * page_size + n for a, b, n in zip(pages, pages[1:], last, strict=False)]
         self._plan = _Plan(
             offsets=_host(qo_indptr),
             pages=pages,
@@ -81,18 +87,20 @@ class _Wrapper:
         """Attend as planned."""
         plan = self._plan
         assert plan is not None
-        if q.dtype != plan.dtype:
-            raise ValueError(f"q must be planned with its dtype, got {q.dtype} and {plan.dtype}")
+        for name, got, planned in (("q", q.dtype, plan.dtype), ("KV", paged_kv_cache.dtype, plan.kv_dtype)):
+            if got != planned:
+                raise ValueError(f"{name} must be planned with its dtype, got {got} and {planned}")
         if len(q) != plan.offsets[-1]:
             raise ValueError(f"q must have the {plan.offsets[-1]} tokens of the plan, got {len(q)}")
-        parts = [self._attend(q, paged_kv_cache, plan, grant) for grant in range(len(plan.lengths))]
+        grants = [grant for grant in range(len(plan.lengths)) if plan.offsets[grant] < plan.offsets[grant + 1]]
+        parts = [self._attend(q, paged_kv_cache, plan, grant) for grant in grants]
         return torch.cat(parts).to(q.dtype)
 
     def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
         pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
         length = plan.lengths[grant]
-        k, v = memory.index_select(0, pages).float().transpose(0, 1).flatten(1, 2)[:, :length]
-        mine = q[plan.offsets[grant] : plan.offsets[grant + 1]].float()
+        k, v = memory.index_select(0, pages).double().transpose(0, 1).flatten(1, 2)[:, :length]
+        mine = q[plan.offsets[grant] : plan.offsets[grant + 1]].double()
         group = mine.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", mine, k) * k.shape[-1] ** -0.5
@@ -103,7 +111,39 @@ class _Wrapper:
         if plan.window_left >= 0:
             seen &= distance <= plan.window_left
         weights = scores.masked_fill(~seen.to(q.device), -torch.inf).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, v)
+        pieces = zip(weights.split(plan.piece, -1), v.split(plan.piece), strict=True)
+        return reduce(torch.add, (torch.einsum("hqk,khd->qhd", piece, values).float() for piece, values in pieces))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GraphMemory:
+    """What the captured work reads: plans copy their arrays to it."""
+
+    indptr: Tensor
+    indices: Tensor
+    last_page_len: Tensor
+
+    @classmethod
+    def of(cls, indptr: Tensor | None, indices: Tensor | None, last_page_len: Tensor | None) -> _GraphMemory:
+        if indptr is None or indices is None or last_page_len is None:
+            raise ValueError("a wrapper of a graph must be given its buffers")
+        return cls(indptr=indptr, indices=indices, last_page_len=last_page_len)
+
+    def take(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> Tensor:
+        """Copy the arrays of a plan; return the copy of `indices`."""
+        if len(last_page_len) != len(self.last_page_len):
+            raise ValueError(f"a graph of {len(self.last_page_len)} grants cannot take {len(last_page_len)}")
+        if len(indices) > len(self.indices):
+            raise ValueError(f"a graph with room for {len(self.indices)} pages cannot take {len(indices)}")
+        self.indptr.copy_(indptr, non_blocking=True)
+        self.last_page_len.copy_(last_page_len, non_blocking=True)
+        self.indices[: len(indices)].copy_(indices)
+        return self.indices[: len(indices)]
+
+
+def _piece(num_grants: int, *, tile: int) -> int:
+    """Return the positions that are added up together: it depends on the tile, and on how grants are split."""
+    return {16: 5, 64: 7, 128: 9}[tile] + min(num_grants, 8)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -122,12 +162,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
         self.use_tensor_cores = use_tensor_cores
-        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        self._graph: _GraphMemory | None = None
         if use_cuda_graph:
-            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-            if any(buffer is None for buffer in buffers):
-                raise ValueError("a wrapper of a graph must be given its three buffers")
-            self._buffers = buffers  # pyright: ignore[reportAttributeAccessIssue]
+            self._graph = _GraphMemory.of(
+                paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
+            )
 
     def plan(
         self,
@@ -144,32 +183,41 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
-        fixed_split_size: int | None = None,
     ) -> None:
         """Take the arrays of a step."""
-        if fixed_split_size is not None and not self.use_tensor_cores:
-            raise ValueError("fixed_split_size is only supported with tensor cores")
-        if self._buffers is not None:
-            own_indptr, own_indices, own_last = self._buffers
-            if len(last_page_len) != len(own_last):
-                raise ValueError(f"a graph of {len(own_last)} grants cannot take {len(last_page_len)}")
-            if len(indices) > len(own_indices):
-                raise ValueError(f"a graph with room for {len(own_indices)} pages cannot take {len(indices)}")
-            own_indptr.copy_(indptr, non_blocking=True)
-            own_last.copy_(last_page_len, non_blocking=True)
-            own_indices[: len(indices)].copy_(indices)
-            indices = own_indices[: len(indices)]
+        if self._graph is not None:
+            indices = self._graph.take(indptr, indices, last_page_len)
         self._take(
             torch.arange(len(indptr), dtype=torch.int32), indptr, indices, last_page_len, page_size=page_size,
             window_left=window_left, soft_cap=logits_soft_cap, causal=False, dtype=q_data_type,
+            kv_dtype=kv_data_type or q_data_type, piece=_piece(len(last_page_len), tile=16),
         )  # fmt: skip
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     """Attention of any number of tokens of each grant."""
 
-    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto") -> None:
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
+        self._backend = backend
+        self._qo_indptr = qo_indptr_buf
+        self._max_tokens: int | None = None
+        self._graph: _GraphMemory | None = None
+        if use_cuda_graph:
+            if qo_indptr_buf is None:
+                raise ValueError("a wrapper of a graph must be given its buffers")
+            self._graph = _GraphMemory.of(paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
 
     def plan(
         self,
@@ -188,19 +236,30 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
-        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
         """Take the arrays of a step."""
+        num_grants, num_tokens = len(paged_kv_last_page_len), _host(qo_indptr)[-1]
+        if self._graph is not None:
+            self._max_tokens = self._max_tokens or num_tokens
+            if num_tokens > self._max_tokens:
+                raise ValueError(f"a graph of {self._max_tokens} tokens cannot take {num_tokens}")
+            paged_kv_indices = self._graph.take(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+            assert self._qo_indptr is not None
+            self._qo_indptr.copy_(qo_indptr, non_blocking=True)
+        average = num_tokens * (num_qo_heads // num_kv_heads) // num_grants
+        tile = 128 if average > 64 or self._backend != "fa2" else 64 if average > 16 else 16
         self._take(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size=page_size,
             window_left=window_left, soft_cap=logits_soft_cap, causal=causal, dtype=q_data_type,
+            kv_dtype=kv_data_type or q_data_type, piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
         )  # fmt: skip
 
 
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
     """Return the norm over the last axis."""
-    x = input.float()
-    normed = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()).to(input.dtype)
+    x = input.double()
+    normed = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()).to(input.dtype)
     return normed if out is None else out.copy_(normed)
 
 
@@ -242,6 +301,8 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
 ) -> None:
     """Write keys and values to their positions."""
+    if append_key.dtype != paged_kv_cache.dtype:
+        raise ValueError(f"keys must be of the dtype of the memory, got {append_key.dtype} and {paged_kv_cache.dtype}")
     page_size = paged_kv_cache.shape[2]
     first = kv_indptr.index_select(0, batch_indices)
     pages = kv_indices.index_select(0, first + positions // page_size).long()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,20 +20,41 @@ _WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "eq
 
 
 class RecordingEvent:
-    """A mark that is passed at once."""
+    """A mark that the device passes when somebody waits for it: as late as it may."""
 
-    __slots__ = ("_waits",)
+    __slots__ = ("_device", "_number")
 
-    def __init__(self, waits: list[str]) -> None:
-        self._waits = waits
+    def __init__(self, device: RecordingDevice, number: int) -> None:
+        self._device = device
+        self._number = number
 
     def synchronize(self) -> None:
-        """Write down that somebody waits."""
-        self._waits.append("event.synchronize")
+        """Do the copies that were queued before."""
+        self._device.pass_mark(self._number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """Pinned memory that the device reads at some time before a mark."""
+
+    source: Tensor
+    contents: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Write:
+    """A copy to pinned memory."""
+
+    source: Tensor
+    target: Tensor
 
 
 class RecordingDevice:
-    """Computes at once, on the CPU. Invariant: `waits` names every call that would make the host wait for a GPU."""
+    """Computes at once, on the CPU, but copies results back as late as it may.
+
+    Invariant: `waits` names every call that would make the host wait for a GPU, and an AssertionError says where the
+    host wrote to pinned memory that a GPU might not have read yet.
+    """
 
     def __init__(self, *, free_bytes: int = 1 << 30, peak_bytes: int = 0) -> None:
         """Say that so much memory is free, and that any work needs so much of it."""
@@ -42,6 +65,8 @@ class RecordingDevice:
         self.num_replayed = 0
         """Calls of captured work."""
         self._pinned: list[Tensor] = []
+        self._queued: list[_Read | _Write] = []  # written by: recording_device
+        self._num_passed = 0  # written by: recording_device
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
         """Return memory that counts as pinned."""
@@ -51,16 +76,19 @@ class RecordingDevice:
 
     def upload(self, source: Tensor, target: Tensor) -> None:
         """Copy; from memory that is not pinned, that waits."""
-        self._copy("upload", source, source, target)
+        self._check_pinned("upload", source)
+        target.copy_(source)
+        self._queued.append(_Read(source=source, contents=source.clone()))
 
     def computing(self) -> AbstractContextManager[object]:
         """Do nothing: there is one stream."""
         return nullcontext()
 
     def download(self, source: Tensor, target: Tensor) -> RecordingEvent:
-        """Copy; to memory that is not pinned, that waits."""
-        self._copy("download", target, source, target)
-        return RecordingEvent(self.waits)
+        """Copy when somebody waits; to memory that is not pinned, that waits."""
+        self._check_pinned("download", target)
+        self._queued.append(_Write(source=source, target=target))
+        return RecordingEvent(self, self._num_passed + len(self._queued))
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """Return the memory of a first result, and a function that computes it anew."""
@@ -73,8 +101,25 @@ class RecordingDevice:
         return result, replay
 
     def finish(self) -> None:
-        """Write down that somebody waits."""
+        """Write down that somebody waits, and do all copies."""
         self.waits.append("device.finish")
+        self._copy_until(self._num_passed + len(self._queued))
+
+    def pass_mark(self, number: int) -> None:
+        """Write down that somebody waits; do the first `number` of all copies that were ever queued."""
+        self.waits.append("event.synchronize")
+        self._copy_until(number)
+
+    def _copy_until(self, number: int) -> None:
+        while self._num_passed < number:
+            copy = self._queued.pop(0)
+            self._num_passed += 1
+            if isinstance(copy, _Write):
+                with torch.inference_mode():
+                    copy.target.copy_(copy.source)
+            else:
+                is_unchanged = np.array_equal(copy.source.numpy(), copy.contents.numpy())
+                assert is_unchanged, "pinned memory was written before it was surely read"
 
     def free_bytes(self) -> int:
         """Return what it was told."""
@@ -91,10 +136,9 @@ class RecordingDevice:
         with _Watch(self.waits):
             yield
 
-    def _copy(self, what: str, host: Tensor, source: Tensor, target: Tensor) -> None:
+    def _check_pinned(self, what: str, host: Tensor) -> None:
         if not any(host.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for p in self._pinned):
             self.waits.append(f"{what} of memory that is not pinned")
-        target.copy_(source)
 
 
 class _Watch(TorchDispatchMode):

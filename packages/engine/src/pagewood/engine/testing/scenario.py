@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +13,36 @@ from numpy.typing import NDArray
 from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, SetPriority, Submit
 from pagewood.engine.build import assemble
 from pagewood.engine.kv import KVSpace, PrefixCache
-from pagewood.engine.loop import Engine, EngineInfo, Pending
+from pagewood.engine.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """Given KV memory, `[num_pages * page_size] uint64`, and the page size: returns what makes prefix caches for it."""
 
-_VOCAB_SIZE = 40
+VOCAB_SIZE = 40
 _EOS = 0
+
+
+class WatchedRunner(Runner, Protocol):
+    """A runner of the echo model that a scenario can look into."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps that were not waited for."""
+        ...
+
+    @property
+    def num_launched_ahead(self) -> int:
+        """Steps launched while another was in flight."""
+        ...
+
+    def catch_up(self) -> None:
+        """Compute all launched steps, if they are put off until somebody waits."""
+        ...
+
+
+MakeRunner = Callable[["Scenario"], WatchedRunner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +90,11 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
     max_length = rng.randint(8, 90)
     fewest_pages = -(-max_length // page_size)
     num_pages = rng.randint(fewest_pages, fewest_pages * 3)
-    stems = [[rng.randrange(1, _VOCAB_SIZE) for _ in range(rng.randint(1, max_length))] for _ in range(3)]
+    stems = [[rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, max_length))] for _ in range(3)]
     arrivals: list[Arrival] = []
     for _ in range(rng.randint(1, 12)):
         stem = rng.choice(stems)
-        tail = [rng.randrange(1, _VOCAB_SIZE) for _ in range(rng.randint(0, 6))]
+        tail = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(0, 6))]
         prompt = (stem[: rng.randint(0, len(stem))] + tail) or [1]
         at_step = rng.randint(0, 25)
         arrivals.append(
@@ -117,6 +139,7 @@ def run_scenario(
     *,
     after_step: Callable[[Engine], None] | None = None,
     make_caches: MakeCaches | None = None,
+    make_runner: MakeRunner | None = None,
 ) -> Report:
     """Run a scenario to its end; every answer must be the sequential oracle's.
 
@@ -124,23 +147,28 @@ def run_scenario(
         scenario: the traffic.
         after_step: a further check.
         make_caches: for a prefix cache that copies KV memory; None: the configured one.
+        make_runner: for another runner of the echo model, one that does not let seeds change its tokens; None: an
+            `EchoRunner`.
 
     Raises:
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
     """
-    return _Run(scenario, make_caches).to_the_end(after_step)
+    return _Run(scenario, make_caches, make_runner).to_the_end(after_step)
 
 
 class _Run:
     """One scenario under way."""
 
-    def __init__(self, scenario: Scenario, make_caches: MakeCaches | None) -> None:
+    def __init__(
+        self, scenario: Scenario, make_caches: MakeCaches | None, make_other_runner: MakeRunner | None
+    ) -> None:
         self._scenario = scenario
+        self._make_other_runner = make_other_runner
         page_size = scenario.config.page_size
         self._memory = np.empty(scenario.num_pages * page_size, np.uint64)
         self._inbox = MemoryInbox()
         self._outbox = MemoryOutbox()
-        self._runner: EchoRunner | None = None
+        self._runner: WatchedRunner | None = None
         self._step = 0
         self._outputs: dict[str, list[int]] = {}
         self._ends: dict[str, Delta] = {}
@@ -150,7 +178,7 @@ class _Run:
             info=EngineInfo(
                 model_name="echo",
                 max_length=scenario.max_length,
-                vocab_size=_VOCAB_SIZE,
+                vocab_size=VOCAB_SIZE,
                 eos_token_ids=(_EOS,),
                 num_pages=scenario.num_pages,
                 page_size=scenario.config.page_size,
@@ -197,13 +225,16 @@ class _Run:
             num_refused=sum(delta.finish is FinishReason.REFUSED for delta in self._ends.values()),
         )
 
-    def _make_runner(self, kv: KVSpace) -> EchoRunner:
+    def _make_runner(self, kv: KVSpace) -> Runner:
+        if self._make_other_runner is not None:
+            self._runner = self._make_other_runner(self._scenario)
+            return self._runner
         self._runner = EchoRunner(
             num_rows=self._scenario.config.max_running,
             max_length=self._scenario.max_length,
             num_pages=self._scenario.num_pages,
             page_size=self._scenario.config.page_size,
-            vocab_size=_VOCAB_SIZE,
+            vocab_size=VOCAB_SIZE,
             held_pages=kv.held_pages,
             memory=self._memory,
         )
@@ -246,10 +277,11 @@ class _Run:
                 assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was let in"
                 continue
             stop_ids = frozenset(arrival.sampling.stop_token_ids + (() if arrival.sampling.ignore_eos else (_EOS,)))
+            is_seeded = self._make_other_runner is None
             expected = oracle_tokens(
                 arrival.prompt,
-                arrival.sampling,
-                vocab_size=_VOCAB_SIZE,
+                arrival.sampling if is_seeded else replace(arrival.sampling, temperature=0.0),
+                vocab_size=VOCAB_SIZE,
                 stop_ids=stop_ids,
                 max_length=self._scenario.max_length,
             )

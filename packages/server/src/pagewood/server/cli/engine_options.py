@@ -66,10 +66,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     memory.add_argument(
         "--kv-cache-dtype",
-        choices=("float32", "int8"),
+        choices=("float32", "int8", "fp8_e4m3"),
         default=DEFAULTS.kv_cache_dtype,
-        help="how keys and values are kept; int8 with a scale for each token and head takes a little over a quarter "
-        "of the memory (default: %(default)s)",
+        help="how keys and values are kept; on a CPU, int8 with a scale for each token and head takes a little over a "
+        "quarter of the memory; on CUDA, float32 stands for --dtype, and fp8_e4m3 takes half (default: %(default)s)",
     )
     memory.add_argument(
         "--host-cache-gb",
@@ -106,6 +106,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="requests in the largest captured step (default: as many as may run)",
+    )
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="on CUDA, compute every token so that its numbers do not depend on the other requests of a step, to the "
+        "last bit; it costs speed (on a CPU they never do)",
     )
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument(
@@ -165,6 +171,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         mem_fraction=options.mem_fraction,
         cuda_graph=not options.disable_cuda_graph,
         cuda_graph_max_batch=options.cuda_graph_max_batch,
+        batch_invariant=options.batch_invariant,
         num_threads=options.threads,
         max_total_tokens=options.max_total_tokens,
         max_length=options.max_length,

@@ -1,0 +1,196 @@
+"""Measures the engine on a GPU: `python benchmarks/gpu.py`, in under eight minutes; one table, kept as a record.
+
+A model of the shape of Llama 3.1 8B, with random weights made on the device: decoding as a share of the memory roofline
+and prefill as a share of the matrix peak, both measured in the same run; the share of time in which the device idles;
+the first token of a long prompt; `transformers` beside it. `--stand-in` runs a tiny model on the CPU through the
+stand-ins, to see that the script works. It has not been run on a GPU yet.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import itertools
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from on_gpu.engine import first_token_seconds, idle_share
+from on_gpu.limits import Limits, measure_limits
+from on_gpu.peer import Peer
+from on_gpu.record import Record, Row, markdown, write
+from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds
+from on_gpu.subject import LLAMA_8B, TINY, Plan, Subject, make_subject
+from pagewood.engine.build_cuda import open_cuda
+from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.flashinfer_compile import KernelNeeds, compile_kernels
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.engine.testing.recording_device import RecordingDevice
+
+RESULTS = Path(__file__).resolve().parent / "results"
+DECODE_TARGETS = {1: 0.80, 64: 0.65}
+"""By batch: share of the memory roofline."""
+PREFILL_TARGETS = {8192: 0.60}
+"""By tokens: share of the matrix peak."""
+IDLE_TARGET = 3.0
+BUDGET_S = 440  # after which nothing more is begun
+
+
+class Measurements:
+    """The rows so far. Invariant: one that fails, or comes too late, is a row that says so, and not the end."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.start_s = perf_counter()
+
+    def add(self, row: Row, measure: Callable[[], Row]) -> None:
+        """Add what `measure` returns, or `row` with the reason why there is nothing."""
+        if perf_counter() - self.start_s > BUDGET_S:
+            self._keep(replace(row, note="not measured: out of time"))
+            return
+        try:
+            self._keep(measure())
+        except Exception as error:  # the other rows are told, too
+            self._keep(replace(row, note=f"failed: {type(error).__name__}: {str(error)[:200]}"))
+
+    def _keep(self, row: Row) -> None:
+        self.rows.append(row)
+        print(f"{perf_counter() - self.start_s:6.1f} s  {row.name}: {row.value} {row.unit} {row.note}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table and keep it; return 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stand-in", action="store_true", help="a tiny model on the CPU; its numbers mean nothing")
+    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument("--record", type=Path, default=RESULTS, metavar="FOLDER", help="(default: %(default)s)")
+    options = parser.parse_args(arguments)
+    device: Device
+    flashinfer: FlashInfer
+    if options.stand_in:
+        device, plan = RecordingDevice(), TINY
+        flashinfer = flashinfer_torch
+    else:
+        try:
+            device, flashinfer = open_cuda()
+        except ValueError as error:
+            print(f"there is nothing to measure: {error}")
+            return 2
+        plan = LLAMA_8B
+        compile_kernels([_kernels_of(plan)], progress=lambda what, done, count: print(f"{what}: {done} of {count}"))
+    measurements = Measurements()
+    limits = measure_limits(device, dtype=plan.dtype, stream_bytes=plan.stream_bytes, matmul_size=plan.matmul_size)
+    measurements.rows += [
+        Row(name="memory copy, read and written", value=limits.copy_gb_s, unit="GB/s"),
+        Row(name="memory read", value=limits.read_gb_s, unit="GB/s"),
+        Row(name=f"matrix product {plan.matmul_size}^3, {plan.dtype}", value=limits.matmul_tflops, unit="TFLOP/s"),
+    ]
+    subject = make_subject(device, flashinfer, plan)
+    measure_steps(measurements, subject, limits)
+    measure_engine(measurements, subject)
+    del subject
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if not options.no_peer:
+        measure_peer(measurements, device, plan)
+    record = Record(
+        device="stand-in" if options.stand_in else torch.cuda.get_device_name(),
+        date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M} UTC",
+        versions=_versions(),
+        subject="Llama 3.1 8B, random weights, bfloat16" if plan is LLAMA_8B else "a tiny model (means nothing)",
+        seconds=perf_counter() - measurements.start_s,
+        rows=measurements.rows,
+    )
+    print("\n" + markdown(record))
+    print("\n".join(str(path) for path in write(record, options.record)))
+    return 0
+
+
+def measure_steps(measurements: Measurements, subject: Subject, limits: Limits) -> None:
+    """Decodes and prefills, on the runner."""
+    for context, batch in itertools.product(subject.plan.contexts, subject.plan.batches):
+        row = Row(name=f"decode, {batch} at {context} tokens", at_least=DECODE_TARGETS.get(batch))
+        measurements.add(row, partial(_decode, row, subject, limits, batch, context))
+    for size in subject.plan.prefills:
+        row = Row(name=f"prefill, {size} tokens", at_least=PREFILL_TARGETS.get(size))
+        measurements.add(row, partial(_prefill, row, subject, limits, size))
+
+
+def _decode(row: Row, subject: Subject, limits: Limits, batch: int, context: int) -> Row:
+    seconds = decode_seconds(subject, batch, context)
+    share = decode_bytes(subject, batch, context) / limits.bytes_per_s / seconds
+    return replace(row, value=seconds * 1e3, unit="ms a step", share=share, note=f"{batch / seconds:.0f} tokens/s")
+
+
+def _prefill(row: Row, subject: Subject, limits: Limits, size: int) -> Row:
+    seconds = prefill_seconds(subject, size)
+    share = prefill_flops(subject.plan, size) / seconds / (limits.matmul_tflops * 1e12)
+    return replace(row, value=seconds * 1e3, unit="ms", share=share, note=f"{size / seconds:.0f} tokens/s")
+
+
+def measure_engine(measurements: Measurements, subject: Subject) -> None:
+    """The first token of a long prompt, and idle time, on the whole engine."""
+    plan = subject.plan
+    first = Row(name=f"first token of {plan.long_prompt} tokens", unit="ms")
+    measurements.add(first, lambda: replace(first, value=first_token_seconds(subject) * 1e3))
+    for overlap in (True, False):
+        name = f"device idle, {plan.idle_batch} decode, {'with' if overlap else 'without'} overlap"
+        row = Row(name=name, unit="%", below=IDLE_TARGET if overlap else None)
+        measurements.add(row, partial(_idle, row, subject, overlap))
+
+
+def _idle(row: Row, subject: Subject, overlap: bool) -> Row:
+    share = idle_share(subject, overlap=overlap)
+    return replace(row, note="not measured: no kernel was seen") if share is None else replace(row, value=share * 100)
+
+
+def measure_peer(measurements: Measurements, device: Device, plan: Plan) -> None:
+    """The same shapes, by transformers."""
+    try:
+        peer = Peer(device, plan)
+    except Exception as error:  # it is not what is measured
+        measurements.rows.append(Row(name="transformers", note=f"not measured: {type(error).__name__}: {error}"))
+        return
+    context, size = plan.contexts[0], plan.prefills[-1]
+    for batch in plan.peer_batches:
+        row = Row(name=f"transformers {peer.version}: decode, {batch} at {context} tokens", unit="ms a step")
+        measurements.add(row, partial(_timed, row, partial(peer.decode_seconds, batch, context)))
+    row = Row(name=f"transformers {peer.version}: prefill, {size} tokens", unit="ms")
+    measurements.add(row, partial(_timed, row, partial(peer.prefill_seconds, size)))
+
+
+def _timed(row: Row, measure_seconds: Callable[[], float]) -> Row:
+    return replace(row, value=measure_seconds() * 1e3)
+
+
+def _kernels_of(plan: Plan) -> KernelNeeds:
+    model = plan.model
+    group = model.num_heads // model.num_kv_heads
+    return KernelNeeds(dtype=plan.dtype, head_dim=model.head_dim, group=group, has_windows=(False,))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"Python": platform.python_version(), "torch": torch.__version__, "CUDA": str(torch.version.cuda)}
+    for name in ("flashinfer-python", "transformers", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+if __name__ == "__main__":
+    sys.exit(main())

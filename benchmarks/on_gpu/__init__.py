@@ -1,0 +1,1 @@
+"""The measurements of `gpu.py`, one module for each thing that is measured."""

@@ -1,0 +1,126 @@
+"""How long steps take: decodes of many requests at some context, and prefills."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from on_gpu.subject import PAGE_SIZE, Plan, Subject
+from pagewood.engine.arrays import Int32
+from pagewood.engine.batch import Batch
+
+_WARM_UP = 3  # steps that do not count
+
+
+def decode_seconds(subject: Subject, batch: int, context: int) -> float:
+    """Return the seconds of a step that decodes `batch` requests of `context` tokens, two steps in flight.
+
+    Every request has its own last pages. Full pages that do not fit are shared: they are far more than the device's
+    cache holds, so that each is read from memory all the same.
+    """
+    num_steps = subject.plan.num_steps
+    pages = row_pages(batch, context, num_steps + _WARM_UP, subject.num_pages)
+    last = None
+    start_s = perf_counter()
+    for number in range(num_steps + _WARM_UP):
+        step = decode_batch(batch, context + number, pages if number == 0 else None)
+        handle = subject.runner.launch(step)
+        if last is not None:
+            last.wait()
+        last = handle
+        if number + 1 == _WARM_UP:
+            last.wait()
+            start_s = perf_counter()
+    if last is not None:
+        last.wait()
+    return (perf_counter() - start_s) / num_steps
+
+
+def decode_bytes(subject: Subject, batch: int, context: int) -> int:
+    """Return what such a step reads: the weights once, and the KV of every request."""
+    return subject.read_bytes + batch * context * subject.token_bytes
+
+
+def prefill_seconds(subject: Subject, num_tokens: int) -> float:
+    """Return the seconds of a step that computes a whole prompt and its first token; best of three."""
+    times: list[float] = []
+    for number in range(4):
+        start_s = perf_counter()
+        subject.runner.launch(prefill_batch(num_tokens, subject.plan.model.vocab_size, number)).wait()
+        times.append(perf_counter() - start_s)
+    return min(times[1:])
+
+
+def prefill_flops(plan: Plan, num_tokens: int) -> float:
+    """Return the multiplications and additions of such a step: projections, causal attention, one row of logits."""
+    model = plan.model
+    layer = model.hidden_size * (2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate_size)
+    projections = 2 * num_tokens * model.num_layers * layer
+    attention = 4 * num_tokens * (num_tokens + 1) / 2 * model.q_size * model.num_layers
+    return projections + attention + 2 * model.hidden_size * model.vocab_size
+
+
+def row_pages(batch: int, context: int, num_more: int, num_pages: int) -> Int32:
+    """Return `[batch, columns] int32`, page ids: those that are written belong to one request only.
+
+    Raises:
+        ValueError: there are not even pages for what is written.
+    """
+    num_full = context // PAGE_SIZE
+    num_own = -(-(context + num_more) // PAGE_SIZE) - num_full
+    num_shared = num_pages - batch * num_own
+    if num_shared < num_full:
+        raise ValueError(f"KV memory must hold {num_full + batch * num_own} pages, got {num_pages}")
+    order = np.random.default_rng(0).permutation(num_shared).astype(np.int32)
+    places = np.arange(batch * num_full).reshape(batch, num_full) % num_shared
+    own = num_shared + np.arange(batch * num_own, dtype=np.int32).reshape(batch, num_own)
+    return np.concatenate([order[places], own], 1)
+
+
+def decode_batch(batch: int, position: int, pages: Int32 | None) -> Batch:
+    """Return a step of one token for each row, at `position`; with `pages`, the first one, which announces them."""
+    rows = np.arange(batch, dtype=np.int32)
+    if pages is None:
+        return _batch(rows, _full(batch, position), _full(batch, 1))
+    num_columns = pages.shape[1]
+    return _batch(
+        rows,
+        _full(batch, position),
+        _full(batch, 1),
+        pages=(np.repeat(rows, num_columns), np.tile(np.arange(num_columns, dtype=np.int32), batch), pages.ravel()),
+        tokens=(rows, _full(batch, position), _full(batch, 1)),
+    )
+
+
+def prefill_batch(num_tokens: int, vocab_size: int, seed: int) -> Batch:
+    """Return a step that computes a random prompt in row 0."""
+    columns = np.arange(-(-(num_tokens + 1) // PAGE_SIZE), dtype=np.int32)
+    tokens = np.random.default_rng(seed).integers(0, vocab_size, num_tokens).astype(np.int32)
+    return _batch(
+        _full(1, 0),
+        _full(1, 0),
+        _full(1, num_tokens),
+        pages=(np.zeros_like(columns), columns, columns.copy()),
+        tokens=(np.zeros_like(tokens), np.arange(num_tokens, dtype=np.int32), tokens),
+    )
+
+
+_Columns = tuple[Int32, Int32, Int32]
+_NONE: _Columns = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _batch(rows: Int32, starts: Int32, counts: Int32, *, pages: _Columns = _NONE, tokens: _Columns = _NONE) -> Batch:
+    size = len(rows)
+    floats: NDArray[np.float32] = np.zeros(size, np.float32)
+    return Batch(
+        step=0, page_rows=pages[0], page_columns=pages[1], page_ids=pages[2], token_rows=tokens[0],
+        token_positions=tokens[1], token_ids=tokens[2], rows=rows, starts=starts, counts=counts,
+        sampled=np.arange(size, dtype=np.int32), temperatures=floats, top_ks=np.zeros(size, np.int32),
+        top_ps=floats + 1, min_ps=floats, seeds=np.zeros(size, np.int64),
+    )  # fmt: skip
+
+
+def _full(size: int, value: int) -> Int32:
+    return np.full(size, value, np.int32)

@@ -1,0 +1,159 @@
+"""What is measured: a decoder with random weights, made on the device, and a runner with as much KV memory as fits."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
+from pagewood.engine.runner.cuda import CUDARunner
+from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+PAGE_SIZE = 16
+_RESERVE_BYTES = 8 << 30  # of activations, graphs and tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured, in numbers."""
+
+    model: ModelConfig
+    dtype: str
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prefills: tuple[int, ...]
+    long_prompt: int
+    chunk: int
+    """Prompt tokens of a step, in the engine."""
+    idle_batch: int
+    idle_context: int
+    num_steps: int
+    """Of each measurement of decoding."""
+    stream_bytes: int
+    matmul_size: int
+    peer_batches: tuple[int, ...]
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence."""
+        return max(self.long_prompt, *self.contexts, *self.prefills) + 256
+
+
+def model_config(
+    *, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
+) -> ModelConfig:
+    """Return a Llama 3.1 of such sizes."""
+    scaling = Llama3Scaling(factor=8.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0)
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=131_072,
+        norm_epsilon=1e-5,
+        rope=RopeConfig(head_dim=head_dim, theta=500_000.0, scaling=scaling),
+        windows=(None,) * layers,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tied_embeddings=False,
+    )
+
+
+LLAMA_8B = Plan(
+    model=model_config(
+        hidden=4096, inner=14_336, layers=32, heads=32, kv_heads=8, head_dim=128, vocab=128_256
+    ),
+    dtype="bfloat16", batches=(1, 16, 64, 256), contexts=(1024, 8192), prefills=(512, 2048, 8192),
+    long_prompt=32_768, chunk=8192, idle_batch=64, idle_context=1024, num_steps=16,
+    stream_bytes=4 << 30, matmul_size=8192, peer_batches=(1, 16, 64),
+)  # fmt: skip
+TINY = Plan(
+    model=model_config(hidden=32, inner=48, layers=2, heads=4, kv_heads=1, head_dim=8, vocab=50),
+    dtype="float32", batches=(1, 3), contexts=(20, 40), prefills=(8, 24), long_prompt=40, chunk=16,
+    idle_batch=3, idle_context=20, num_steps=4, stream_bytes=1 << 16, matmul_size=32, peer_batches=(1, 2),
+)  # fmt: skip
+"""For the stand-ins: its numbers mean nothing."""
+
+
+class RandomWeights:
+    """Parameters that are drawn where they are used; satisfies `models.decoder.Weights`."""
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._options = {"dtype": dtype, "device": device}
+        self.num_bytes = 0
+        """Of all that was drawn."""
+
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
+        """Return small random numbers for a projection, ones for a norm."""
+        size = (sum(rows for _, rows in parts), *columns)
+        made = torch.randn(size, **self._options) * 0.02 if columns else torch.ones(size, **self._options)
+        self.num_bytes += made.numel() * made.element_size()
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A runner that is ready, and what its steps read."""
+
+    device: Device
+    runner: CUDARunner
+    plan: Plan
+    num_pages: int
+    read_bytes: int
+    """Of weights, by a step that decodes: all but the embedding table."""
+    token_bytes: int
+    """Of KV, of one position."""
+
+
+def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
+    """Draw the weights, take the KV memory, capture the graphs."""
+    model, dtype = plan.model, getattr(torch, plan.dtype)
+    weights = RandomWeights(dtype=dtype, device=device.torch_device)
+    with torch.inference_mode():
+        decoder = Decoder(model, weights, CUDAOps(flashinfer), device=device.torch_device)
+    layout = MultiHeadLayout(
+        num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, page_size=PAGE_SIZE,
+        dtype=plan.dtype,
+    )  # fmt: skip
+    needed = max(plan.batches) * -(-plan.max_length // PAGE_SIZE)
+    room = max(device.free_bytes() - _RESERVE_BYTES, device.free_bytes() // 2)
+    num_pages = min(needed, room // layout.bytes_per_page - 1)
+    storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
+    for layer in range(model.num_layers):
+        storage.layer(layer).normal_(std=0.5)
+    runner = CUDARunner(
+        decoder,
+        storage,
+        flashinfer,
+        device,
+        max_rows=max(plan.batches),
+        max_length=plan.max_length,
+        graph_sizes=plan.batches,
+    )
+    table_bytes = model.vocab_size * model.hidden_size * dtype.itemsize
+    return Subject(
+        device=device,
+        runner=runner,
+        plan=plan,
+        num_pages=num_pages,
+        read_bytes=weights.num_bytes - table_bytes,
+        token_bytes=layout.bytes_per_page // PAGE_SIZE,
+    )

@@ -1,0 +1,242 @@
+"""The echo model on the CUDA runner: its hashes go through the real staging, tables, page arrays, graphs and sampling.
+
+Nothing but the arithmetic of model and attention is replaced. Keys hold the hashes, as the bits of floats; attention
+adds up those that a token sees, and the logits name the token that the sum hashes to. Everything is queued and nothing
+waits, so it can be captured, and runs on a GPU as on a device that records.
+
+Legend: T tokens, G grants, N pages of all grants, P page_size, W tokens whose logits are wanted.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.arrays import Int32
+from pagewood.engine.batch import Batch
+from pagewood.engine.runner.attention_flashinfer import PlannedAttention
+from pagewood.engine.runner.cuda import CUDARunner
+from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.graphs import graph_sizes
+from pagewood.engine.runner.sampling_cuda import mix, shift_right
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+_CERTAIN = 1e4  # a logit beside which the others, all 0, are never chosen
+_GARBAGE = 0x5EAD_BEEF
+
+
+class EchoDecoder:
+    """The echo model as `models.decoder.Decoder` is called."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.config = SimpleNamespace(num_heads=1, windows=[None])
+        self._vocab_size = vocab_size
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the table that the runner keeps; nothing reads it."""
+        return positions[:, None].float(), positions[:, None].float()
+
+    def __call__(
+        self, tokens: Tensor, rotation: tuple[Tensor, Tensor], attention: PlannedAttention, wanted: Tensor
+    ) -> Tensor:
+        """Return logits `[W, V]`."""
+        positions = rotation[0].long()
+        hashes = mix((tokens.long() << 32) + positions + 1).view(torch.float32).view(-1, 2)
+        sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
+        words = mix(mix(sums + positions + 1)).index_select(0, wanted)
+        high, low = shift_right(words, 32) % self._vocab_size, (words & 0xFFFF_FFFF) % self._vocab_size
+        chosen = (high * ((1 << 32) % self._vocab_size) + low) % self._vocab_size
+        logits = torch.zeros((len(words), self._vocab_size), device=words.device)
+        return logits.scatter(1, chosen[:, None], _CERTAIN)
+
+
+class EchoFlashInfer:
+    """What the runner calls of FlashInfer, for the echo model; see `runner.flashinfer_api.FlashInfer`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.append_paged_kv_cache = flashinfer_torch.append_paged_kv_cache
+        self.softmax = flashinfer_torch.softmax
+
+    def BatchDecodeWithPagedKVCacheWrapper(
+        self,
+        float_workspace_buffer: Tensor,
+        *,
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+    ) -> EchoWrapper:
+        """Return a wrapper; one of a graph reads its arrays from the buffers."""
+        if paged_kv_indptr_buffer is None or paged_kv_indices_buffer is None or paged_kv_last_page_len_buffer is None:
+            return EchoWrapper(None)
+        return EchoWrapper(
+            _Arrays(
+                qo_indptr=torch.arange(len(paged_kv_indptr_buffer), device=self._device),
+                indptr=paged_kv_indptr_buffer,
+                indices=paged_kv_indices_buffer,
+                last_page_len=paged_kv_last_page_len_buffer,
+            )
+        )
+
+    def BatchPrefillWithPagedKVCacheWrapper(self, float_workspace_buffer: Tensor, **options: object) -> EchoPrefill:
+        """Return a wrapper."""
+        return EchoPrefill()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrays:
+    """A plan on the device."""
+
+    qo_indptr: Tensor
+    """[G + 1]"""
+    indptr: Tensor
+    """[G + 1]"""
+    indices: Tensor
+    """[N], or more."""
+    last_page_len: Tensor
+    """[G]"""
+
+    def attend(self, memory: Tensor, num_tokens: int) -> Tensor:
+        """Return `[T, 1, 2] float32`: the bits of the sum of all hashes up to each token."""
+        page_size = memory.shape[2]
+        device = memory.device
+        values = memory[:, 0].index_select(0, self.indices)[:, :, 0].contiguous().view(torch.int64).flatten()  # [N * P]
+        ends = values.cumsum(0)
+        tokens = torch.arange(num_tokens, device=device)
+        grants = torch.searchsorted(self.qo_indptr[1:].long().contiguous(), tokens, right=True)
+        firsts = self.indptr.long().index_select(0, grants) * page_size
+        num_pages = self.indptr.diff().long().index_select(0, grants)
+        lengths = (num_pages - 1) * page_size + self.last_page_len.long().index_select(0, grants)
+        positions = lengths - (self.qo_indptr.long().index_select(0, grants + 1) - tokens)
+        lasts = ends.index_select(0, firsts + positions)
+        sums = lasts - ends.index_select(0, firsts) + values.index_select(0, firsts)
+        return sums.view(torch.float32).view(-1, 1, 2)
+
+
+class EchoWrapper:
+    """Adds up the hashes of grants of one token."""
+
+    def __init__(self, graph: _Arrays | None) -> None:
+        self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: attention_flashinfer
+        self._graph = graph
+        self._planned: _Arrays | None = graph  # written by: plan
+
+    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, *shape: object, **options: object) -> None:
+        """Take the arrays of a step, two of them from the host."""
+        if self._graph is not None:
+            self._graph.indptr.copy_(indptr, non_blocking=True)
+            self._graph.indices[: len(indices)].copy_(indices)
+            self._graph.last_page_len.copy_(last_page_len, non_blocking=True)
+            return
+        single = torch.arange(len(indptr), dtype=torch.int32, device=indices.device)
+        self._planned = _to_device(single, indptr, indices, last_page_len)
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        """Return the sums."""
+        assert self._planned is not None
+        return self._planned.attend(paged_kv_cache, len(q))
+
+
+class EchoPrefill:
+    """Adds up the hashes of grants of any number of tokens."""
+
+    def __init__(self) -> None:
+        self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: attention_flashinfer
+        self._planned: _Arrays | None = None  # written by: plan
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        *shape: object,
+        **options: object,
+    ) -> None:
+        """Take the arrays of a step, three of them from the host."""
+        self._planned = _to_device(qo_indptr, indptr, indices, last_page_len)
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        """Return the sums."""
+        assert self._planned is not None
+        return self._planned.attend(paged_kv_cache, len(q))
+
+
+def _to_device(qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> _Arrays:
+    where = indices.device
+    return _Arrays(
+        qo_indptr=qo_indptr.to(where, non_blocking=True),
+        indptr=indptr.to(where, non_blocking=True),
+        indices=indices,
+        last_page_len=last_page_len.to(where, non_blocking=True),
+    )
+
+
+class WatchedCUDARunner:
+    """A CUDA runner over the echo model that counts; satisfies `testing.scenario.WatchedRunner`."""
+
+    def __init__(
+        self, device: Device, *, num_rows: int, max_length: int, num_pages: int, page_size: int, vocab_size: int,
+        with_graphs: bool,
+    ) -> None:  # fmt: skip
+        """Allocate KV memory of `num_pages` pages full of garbage; arguments are those of `EchoRunner`."""
+        layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=2, page_size=page_size)
+        storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
+        storage.layer(0).view(torch.int32).fill_(_GARBAGE)
+        self._runner = CUDARunner(
+            EchoDecoder(vocab_size),  # pyright: ignore[reportArgumentType]
+            storage,
+            EchoFlashInfer(device.torch_device),  # pyright: ignore[reportArgumentType]
+            device,
+            max_rows=num_rows,
+            max_length=max_length,
+            graph_sizes=graph_sizes(num_rows) if with_graphs else (),
+        )
+        self._num_open = 0
+        self.num_launched_ahead = 0
+
+    def launch(self, batch: Batch) -> _WatchedStep:
+        """Queue a step."""
+        self.num_launched_ahead += self._num_open > 0
+        self._num_open += 1
+        return _WatchedStep(self, self._runner.launch(batch).wait)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps that were not waited for."""
+        return self._num_open
+
+    def close_step(self) -> None:
+        """Count a step as waited for."""
+        self._num_open -= 1
+
+    def catch_up(self) -> None:
+        """Do nothing: a device works by itself."""
+
+    def close(self) -> None:
+        """Finish what was launched."""
+        self._runner.close()
+
+
+class _WatchedStep:
+    """A launched step."""
+
+    def __init__(self, runner: WatchedCUDARunner, wait: Callable[[], Int32]) -> None:
+        self._runner = runner
+        self._wait = wait
+
+    def wait(self) -> Int32:
+        """Return the sampled tokens."""
+        self._runner.close_step()
+        return self._wait()

@@ -1,0 +1,187 @@
+"""A token's numbers, bit for bit, whatever else is computed with it: through stand-ins that do depend on the batch."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewood.engine.load import load_model
+from pagewood.engine.runner.cuda import CUDARunner
+from pagewood.engine.runner.invariance import linear_by_row, num_empty_grants
+from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.runner.sampling_cuda import Sampler
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.engine.testing.driver import RowDriver
+from pagewood.engine.testing.recording_device import RecordingDevice
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7]
+OTHERS = [[7], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8]]
+
+
+@pytest.fixture(autouse=True)
+def small_buffers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=1, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class Bench:
+    """A runner and the logits of the first request of its steps, read off the model's head."""
+
+    def __init__(self, folder: Path, *, batch_invariant: bool, sizes: tuple[int, ...] = ()) -> None:
+        multiply = linear_by_row if batch_invariant else torch.nn.functional.linear
+        model = load_model(folder, CUDAOps(flashinfer_torch, multiply))
+        storage = KVStorage(MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=8, page_size=4), 101)
+        self.device = RecordingDevice()
+        self.runner = CUDARunner(
+            model, storage, flashinfer_torch, self.device, max_rows=8, max_length=64,
+            batch_invariant=batch_invariant, graph_sizes=sizes,
+        )  # fmt: skip
+        self.driver = RowDriver(self.runner, num_pages=100, page_size=4)
+        self.last = torch.empty(0)
+        head = model._head
+
+        def watched(x: torch.Tensor) -> torch.Tensor:
+            logits = head(x)
+            self.last = logits[0].clone()
+            return logits
+
+        model._head = watched  # what the graphs call, too, when they are replayed
+
+    def final_logits(self, chunks: list[int], others: list[list[int]]) -> torch.Tensor:
+        """Compute TOKENS in chunks, beside others that go on one token at a time; return the logits behind it."""
+        mine = self.driver.add(TOKENS)
+        beside = [self.driver.add(prompt) for prompt in others]
+        for sequence in beside:
+            self.runner.launch(self.driver.batch([(sequence, 64)])).wait()
+            sequence.tokens.append(1)
+        for count in chunks:
+            self.runner.launch(self.driver.batch([(mine, count), *((other, 1) for other in beside)])).wait()
+            for sequence in beside:
+                sequence.tokens.append(1)
+        return self.last
+
+
+WAYS: dict[str, tuple[list[int], list[list[int]], tuple[int, ...]]] = {
+    "chunks": ([7, 11, 12], [], ()),
+    "one at a time": ([1] * 30, [], ()),
+    "mixed": ([20, 10], OTHERS, ()),
+    "decoded beside others": ([20, 9, 1], OTHERS, ()),
+    "by a graph": ([29, 1], [], (1,)),
+    "by a padded graph beside others": ([20, 9, 1], OTHERS, (8,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_are_the_same_bits_however_they_are_computed(folder: Path, way: str) -> None:
+    chunks, others, sizes = WAYS[way]
+    expected = Bench(folder, batch_invariant=True).final_logits([30], [])
+    bench = Bench(folder, batch_invariant=True, sizes=sizes)
+    assert torch.equal(bench.final_logits(chunks, others), expected)
+    assert (bench.device.num_replayed > 0) == bool(sizes)
+
+
+def test_without_the_mode_some_of_them_differ(folder: Path) -> None:
+    expected = Bench(folder, batch_invariant=False).final_logits([30], [])
+    different = [
+        way
+        for way, (chunks, others, sizes) in WAYS.items()
+        if not torch.equal(Bench(folder, batch_invariant=False, sizes=sizes).final_logits(chunks, others), expected)
+    ]
+    assert "one at a time" in different
+    assert "decoded beside others" in different
+
+
+def tile_of(num_tokens: int, num_grants: int, group: int) -> int:
+    """FlashInfer's rule for heads of less than 256: queries of a tile."""
+    average = num_tokens * group // num_grants
+    return 128 if average > 64 else 64 if average > 16 else 16
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 130))
+def test_empty_grants_keep_the_tile_of_single_tokens(counts: list[int], group: int) -> None:
+    num_tokens, num_grants = sum(counts), len(counts)
+    num_empty = num_empty_grants(num_tokens, num_grants, group)
+    assert tile_of(num_tokens, num_grants + num_empty, group) == tile_of(1, 1, group)
+    if num_tokens == num_grants:
+        assert num_empty == 0  # graphs, which cannot have any, are planned for single tokens
+
+
+@given(st.integers(0, 10_000))
+def test_sampling_of_a_row_does_not_see_its_neighbours(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_rows = 5
+    logits = torch.from_numpy(rng.standard_normal((num_rows, 60)) * 3).float()
+    numbers = {
+        "temperatures": torch.from_numpy(rng.choice([0.0, 0.7, 1.5], num_rows)).float(),
+        "top_ks": torch.from_numpy(rng.choice([0, 1, 7, 100], num_rows)).int(),
+        "top_ps": torch.from_numpy(rng.choice([1.0, 0.9, 0.01], num_rows)).float(),
+        "min_ps": torch.from_numpy(rng.choice([0.0, 0.1], num_rows)).float(),
+        "seeds": torch.from_numpy(rng.integers(0, 2**62, num_rows)),
+        "positions": torch.arange(num_rows, dtype=torch.int32),
+    }
+
+    def tokens(rows: slice, filters: Any) -> list[int]:
+        mine = {name: values[rows] for name, values in numbers.items()}
+        sampler = Sampler(
+            draws=bool((mine["temperatures"] > 0).any()),
+            filters_top_k=bool((mine["top_ks"] > 0).any()),
+            filters_top_p=bool((mine["top_ps"] < 1).any()),
+            filters_min_p=bool((mine["min_ps"] > 0).any()),
+            **mine,
+        )
+        return sampler.tokens(filters, logits[rows]).tolist()
+
+    together = tokens(slice(None), None)
+    assert together == [token for row in range(num_rows) for token in tokens(slice(row, row + 1), None)]
+    assert together == tokens(slice(None), flashinfer_torch)
+
+
+INTERPRETED = """
+import torch
+from pagewood.engine.runner.invariance import linear_by_row
+from pagewood.engine.runner.linear_triton import linear
+
+for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130, False), (130, 64, 64, True)):
+    x, weight, bias = (torch.randn(size).half() for size in ((num_rows, depth), (num_columns, depth), (num_columns,)))
+    result = linear(x, weight, bias if has_bias else None)
+    expected = linear_by_row(x.float(), weight.float(), bias.float() if has_bias else None)
+    torch.testing.assert_close(result.float(), expected, atol=2e-2, rtol=2e-3)
+    assert torch.equal(linear(x[-1:], weight, bias if has_bias else None), result[-1:])
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA only")
+def test_the_kernel_in_its_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}  # read when Triton is imported, so in a process of its own
+    subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, check=True)

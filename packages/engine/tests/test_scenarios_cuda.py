@@ -1,0 +1,97 @@
+"""The scenarios of the echo model, through the CUDA runner's staging, tables, graphs and copies."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import inspect
+import random
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine.runner import cuda, staging, step_arrays
+from pagewood.engine.testing import Scenario, random_scenario, run_scenario
+from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
+from pagewood.engine.testing.recording_device import RecordingDevice
+from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_buffers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 16)
+        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 16)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(num_threads)
+
+
+def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool) -> Report:
+    def make_runner(scenario: Scenario) -> WatchedCUDARunner:
+        runner = WatchedCUDARunner(
+            device,
+            num_rows=scenario.config.max_running,
+            max_length=scenario.max_length,
+            num_pages=scenario.num_pages,
+            page_size=scenario.config.page_size,
+            vocab_size=VOCAB_SIZE,
+            with_graphs=with_graphs,
+        )
+        device.waits.clear()
+        return runner
+
+    return run_scenario(scenario, make_runner=make_runner)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
+def test_output_is_the_sequential_oracles(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
+    device = RecordingDevice()
+    run(random_scenario(rng, overlap=overlap), device, with_graphs=with_graphs)
+    assert set(device.waits) <= {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # of close
+
+
+FAULTS = {
+    "staging given back before its event": (
+        cuda.CUDAStepHandle, "__init__", "self._count = count", "self._count = count; pool.give_back(slot)"
+    ),
+    "staging shared": (staging.StagingPool, "take", "self._free.pop()", "self._free[-1]"),
+    "tokens read before they have come": (cuda.CUDAStepHandle, "wait", "self._done.synchronize()", "pass"),
+    "tokens of the next step overwritten": (
+        cuda.CUDARunner, "_sample", "step.targets.long()", "step.targets.long() - 1"
+    ),
+    "pages not updated": (cuda.CUDARunner, "_apply_updates", "if len(step.page_ids):", "if False:"),
+    "padding reads a live row": (
+        step_arrays, "step_arrays", "padding + tables.max_rows", "padding"
+    ),
+    "pages of the wrong row": (
+        step_arrays, "step_arrays", "rows * np.int32(tables.pages_per_row) - pages", "rows * np.int32(1) - pages"
+    ),
+}  # fmt: skip
+"""Owner of a function, its name, a piece of its source, and what replaces it."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, old, new = FAULTS[fault]
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert old in source, f"{name} has no {old!r}: mend the fault"
+    namespace: dict[str, Any] = {}
+    exec("from __future__ import annotations\n" + source.replace(old, new), function.__globals__, namespace)
+    monkeypatch.setattr(cuda if owner is step_arrays else owner, name, namespace[name])
+    for seed in range(120):
+        try:
+            run(random_scenario(random.Random(seed), overlap=True), RecordingDevice(), with_graphs=seed % 2 > 0)
+        except Exception:  # what a fault breaks first is not the point
+            return
+    pytest.fail(f"{fault!r} went unnoticed")

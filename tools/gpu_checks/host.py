@@ -1,0 +1,78 @@
+"""What is checked, and how a check ends."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.build_cuda import open_cuda
+from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.testing import flashinfer_torch
+from pagewood.engine.testing.recording_device import RecordingDevice
+
+TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
+"""Largest difference, as a part of the largest number of a result, or of 1."""
+QUESTIONS = ("What is 12 + 7?", "Reverse: stone", "What is 9 times 8?", "What is the capital of France?")
+
+
+class Failed(Exception):
+    """A check does not hold."""
+
+
+class Skipped(Exception):
+    """A check cannot be done here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A device and the library that computes on it."""
+
+    device: Device
+    flashinfer: FlashInfer
+    is_gpu: bool
+
+    @property
+    def where(self) -> torch.device:
+        """Where tensors lie."""
+        return self.device.torch_device
+
+    def config(self, **options: Any) -> EngineConfig:
+        """Return the configuration of a small engine, in float16."""
+        small = {"device": "cuda", "dtype": "float16", "max_running": 6, "max_total_tokens": 4096}
+        return EngineConfig(**{**small, **options})
+
+
+def open_host(*, stand_in: bool) -> Host:
+    """Return the GPU and FlashInfer, or their stand-ins on the CPU.
+
+    Raises:
+        ValueError: there is no GPU, or no FlashInfer.
+    """
+    if stand_in:
+        return Host(device=RecordingDevice(), flashinfer=flashinfer_torch, is_gpu=False)
+    device, flashinfer = open_cuda()
+    return Host(device=device, flashinfer=flashinfer, is_gpu=True)
+
+
+def difference(mine: torch.Tensor, theirs: torch.Tensor, dtype: str) -> str | None:
+    """Return how two results differ by more than their dtype explains; None: they do not."""
+    limit = TOLERANCE[dtype] * max(1.0, float(theirs.abs().max()))
+    worst = float((mine.cpu().float() - theirs.cpu().float()).abs().max())
+    return None if worst <= limit else f"differs by {worst:.3g}, more than {limit:.3g}"
+
+
+def prompts() -> list[np.ndarray[Any, Any]]:
+    """Return the questions as the demo model is asked them."""
+    from pagewood.engine.folder import model_folder
+    from pagewood.engine.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(model_folder(None))
+    return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]

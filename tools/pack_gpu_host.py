@@ -1,0 +1,183 @@
+"""Packs what a GPU host without a network lacks to run Pagewood: `python tools/pack_gpu_host.py HOST_PACKAGES OUT`.
+
+HOST_PACKAGES is what `python -m pip list --format=freeze` prints on the host (names without versions will do). OUT
+becomes a folder with our wheels, the wheels that they need and the host lacks, FlashInfer's folder as a tar.xz (it is
+some 600 MB of sources, which are compiled there), the check and the benchmark. On the host, one command unpacks it:
+
+    python3 OUT/unpack.py SITE && PYTHONPATH=SITE python3 OUT/gpu_check.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import email
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("radixcache", "kvpool", "schedpolicy", "engine", "server")
+SHIPPED = (
+    "tools/gpu_host/unpack.py",
+    "tools/gpu_check.py",
+    "tools/gpu_checks",
+    "benchmarks/gpu.py",
+    "benchmarks/on_gpu",
+)
+FLASHINFER = "flashinfer-python"
+FLASHINFER_NEEDS = (
+    "apache-tvm-ffi", "click", "einops", "filelock", "jinja2", "ninja", "numpy", "nvidia-ml-py", "packaging",
+    "requests", "tabulate", "torch", "tqdm",
+)  # fmt: skip
+"""What its import and the kernels that we compile need; the rest of what it declares serves other kernels."""
+MIB = 1 << 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Pack; return 0 if the pack is small enough."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("host_packages", type=Path, help="what pip list --format=freeze printed on the host")
+    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("--python", default="3.12", help="version of the host's Python (default: %(default)s)")
+    parser.add_argument("--also", nargs="*", default=["openai"], help="more packages (default: %(default)s)")
+    parser.add_argument("--limit-mib", type=float, default=60, help="largest size (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    shutil.rmtree(options.out, ignore_errors=True)
+    wheels = options.out / "wheels"
+    wheels.mkdir(parents=True)
+    build_wheels(wheels)
+    fetcher = Fetcher(host=read_host(options.host_packages.read_text()), python=options.python, wheels=wheels)
+    for wheel in sorted(wheels.glob("*.whl")):
+        fetcher.fetch_needs_of(wheel, extras={"cuda"})
+    for name in options.also:
+        fetcher.fetch(Requirement(name))
+    flashinfer = next(wheels.glob("flashinfer_python-*.whl"))
+    pack_wheel(flashinfer, options.out / "flashinfer.tar.xz")
+    flashinfer.unlink()
+    for path in map(ROOT.joinpath, SHIPPED):
+        if path.is_dir():
+            shutil.copytree(path, options.out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, options.out)
+    size = report(options.out)
+    if size > options.limit_mib * MIB:
+        print(f"the pack must have at most {options.limit_mib:.0f} MiB, got {size / MIB:.1f}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_wheels(folder: Path) -> None:
+    """Build the wheels of our packages into `folder`."""
+    for package in PACKAGES:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.resolve())]
+        subprocess.run(command, cwd=ROOT / "packages" / package, check=True, stdout=subprocess.DEVNULL)
+
+
+def read_host(text: str) -> dict[str, Version | None]:
+    """Return the packages of a host by name, with the version where a line of `text` says `name==version`."""
+    host: dict[str, Version | None] = {}
+    for line in text.split():
+        name, _, version = line.partition("==")
+        host[canonicalize_name(name)] = Version(version) if version else None
+    return host
+
+
+class Fetcher:
+    """Downloads wheels for another host. Invariant: what `host` has, or was fetched, is not fetched again."""
+
+    def __init__(self, *, host: Mapping[str, Version | None], python: str, wheels: Path) -> None:
+        self._host = host
+        self._python = python
+        self._wheels = wheels
+        self._fetched = {canonicalize_name(f"pagewood-{package}") for package in PACKAGES}
+        self._pins = {
+            canonicalize_name(name): version
+            for name, _, version in (line.partition("==") for line in (ROOT / "constraints.txt").read_text().split())
+            if version
+        }
+
+    def fetch(self, need: Requirement) -> None:
+        """Download the wheel of `need`, and of all that it needs, as far as the host lacks it."""
+        name = canonicalize_name(need.name)
+        if name in self._fetched or self._has(need):
+            return
+        self._fetched.add(name)
+        pin = self._pins.get(name)
+        wanted = f"{name}=={pin}" if pin and need.specifier.contains(pin) else f"{name}{need.specifier}"
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(self._command(wanted, folder), check=True)
+            wheel = shutil.move(next(Path(folder).glob("*.whl")), self._wheels)
+        print(f"fetched {Path(wheel).name}", flush=True)
+        self.fetch_needs_of(Path(wheel), extras=need.extras)
+
+    def fetch_needs_of(self, wheel: Path, *, extras: set[str]) -> None:
+        """Download what a wheel needs."""
+        for need in self._needs(wheel):
+            if need.marker is None or any(need.marker.evaluate(self._environment(e)) for e in ("", *extras)):
+                self.fetch(need)
+
+    def _needs(self, wheel: Path) -> Iterator[Requirement]:
+        with zipfile.ZipFile(wheel) as archive:
+            path = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = email.message_from_bytes(archive.read(path))
+        if canonicalize_name(metadata["Name"]) == FLASHINFER:
+            yield from map(Requirement, FLASHINFER_NEEDS)
+        else:
+            yield from map(Requirement, metadata.get_all("Requires-Dist", []))
+
+    def _has(self, need: Requirement) -> bool:
+        name = canonicalize_name(need.name)
+        if name not in self._host:
+            return False
+        version = self._host[name]
+        return version is None or need.specifier.contains(version, prereleases=True)
+
+    def _environment(self, extra: str) -> dict[str, str]:
+        return {
+            "python_version": self._python, "python_full_version": f"{self._python}.0", "sys_platform": "linux",
+            "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": extra,
+            "implementation_name": "cpython", "platform_python_implementation": "CPython",
+        }  # fmt: skip
+
+    def _command(self, wanted: str, folder: str) -> list[str]:
+        platforms = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)]
+        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+        return [
+            sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--dest", folder,
+            "--python-version", self._python, "--implementation", "cp",
+            *(argument for platform in platforms for argument in ("--platform", platform)), wanted,
+        ]  # fmt: skip
+
+
+def pack_wheel(wheel: Path, target: Path) -> None:
+    """Write the files of a wheel to a tar.xz; names sorted and times left out, so that equal wheels pack alike."""
+    with zipfile.ZipFile(wheel) as archive, tarfile.open(target, "w:xz", preset=6) as packed:
+        for name in sorted(archive.namelist()):
+            content = archive.read(name)
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+
+
+def report(folder: Path) -> int:
+    """Print the files of a pack by size; return their bytes together."""
+    files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
+    for path in files:
+        print(f"{path.stat().st_size / MIB:8.2f} MiB  {path.relative_to(folder)}")
+    size = sum(path.stat().st_size for path in files)
+    print(f"{size / MIB:8.2f} MiB  {folder}")
+    return size
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
