@@ -286,6 +286,16 @@ def _hand_out(sums: Any, totals: Any, out: Any, token: Any, first_head: Any, gro
             out[_U(token), (_U(first_head) + r) * _U(dim) + d] = sums[r * _U(dim) + d] * share
 
 
+@inlined
+def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, kv_heads: Any, page_size: Any,
+                dim: Any, window: Any) -> Any:  # fmt: skip
+    """Return where in the memory the page begins that an item reads first; an item that is none: the last one's."""
+    item = min(item, items.shape[0] - 1)
+    grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
+    first_page = max(0, starts[grant] + skipped + 1 - window) // page_size
+    return (page_table[rows[grant], first_page] * 2 * kv_heads + head) * page_size * dim
+
+
 def attend_item(dim: int, *, codes: bool) -> Any:
     """Return the function that computes one item for heads of `dim` elements: known lengths make its loops fast.
 
@@ -298,8 +308,11 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @inlined
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any) -> None:  # fmt: skip
-        """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie."""
+            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any, after: Any) -> None:  # fmt: skip
+        """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
+
+        `after` is where the keys are that are read next: they are asked for, as all others are a page ahead.
+        """
         half = kv_heads * page_size * dim
         head_at = head * page_size * dim
         queries = np.empty(group * dim, np.float32)
@@ -317,11 +330,11 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 offset = key % page_size
                 size = min(page_size - offset, last - key)
                 at = page_table[row, key // page_size] * 2 * half + head_at + offset * dim
-                ahead = at
+                ahead = after
                 if key + size < last_key:
                     ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
                 for r in range(0, group, most_rows):
-                    score(min(most_rows, group - r), queries, r * dim, memory, at, ahead, size, scores,
+                    score(min(most_rows, group - r), queries, r * dim, memory, at, at + half, ahead, size, scores,
                           r * _BLOCK + key - first, _BLOCK)  # fmt: skip
                 key += size
             for r in range(_U(group)):
@@ -331,20 +344,17 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 offset = key % page_size
                 size = min(page_size - offset, last - key)
                 at = page_table[row, key // page_size] * 2 * half + half + head_at + offset * dim
-                ahead = at
-                if key + size < last_key:
-                    ahead = page_table[row, (key + size) // page_size] * 2 * half + half + head_at
                 for r in range(0, group, most_rows):
-                    blend(min(most_rows, group - r), scores, r * _BLOCK + key - first, _BLOCK, memory, at, ahead, size,
-                          sums, r * dim)  # fmt: skip
+                    blend(min(most_rows, group - r), scores, r * _BLOCK + key - first, _BLOCK, memory, at, size, sums,
+                          r * dim)  # fmt: skip
                 key += size
             first = last
         _hand_out(sums, totals, out, token, head * group, group, dim)
 
     @inlined
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
-                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any,
-                  scale: Any) -> None:  # fmt: skip
+                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
+                  after: Any) -> None:  # fmt: skip
         """As `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
@@ -359,18 +369,19 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, first + size, keys,
                             values)  # fmt: skip
             for r in range(0, group, most_rows):
-                score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, size, scores, r * _BLOCK, _BLOCK)
+                score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * _BLOCK, _BLOCK)
             for r in range(_U(group)):
                 _weigh_some(scores, r, _U(size), maxima, totals, sums, _U(dim))
             for r in range(0, group, most_rows):
-                blend(min(most_rows, group - r), scores, r * _BLOCK, _BLOCK, values, 0, 0, size, sums, r * dim)
+                blend(min(most_rows, group - r), scores, r * _BLOCK, _BLOCK, values, 0, size, sums, r * dim)
         _hand_out(sums, totals, out, token, head * group, group, dim)
 
     attend_one, load = (few_codes, _load_code_block) if codes else (few, _load_block)
 
     @inlined
     def attend(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
-               items: Any, item: Any, kv_heads: Any, page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+               items: Any, item: Any, following: Any, kv_heads: Any, page_size: Any, window: Any,
+               scale: Any) -> None:  # fmt: skip
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
@@ -378,8 +389,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             _attend_many(load, memory, scales, q, out, page_table, row, token, position, size, head, group, kv_heads,
                          page_size, dim, window, _F(scale))  # fmt: skip
         else:
+            after = _first_keys(page_table, rows, starts, items, following, kv_heads, page_size, dim, window)
             for i in range(size):
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                           max(0, position + i + 1 - window), position + i + 1, _F(scale))  # fmt: skip
+                           max(0, position + i + 1 - window), position + i + 1, _F(scale), after)  # fmt: skip
 
     return attend

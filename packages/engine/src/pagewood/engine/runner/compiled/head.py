@@ -8,6 +8,7 @@ Legend: D head_dim, R query rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,12 @@ class HeadLoops:
     most_rows: int
     """Query rows that they take at a time."""
     score: Any
-    """(num_rows, queries, queries_at, memory, keys_at, ahead_at, count, scores, scores_at, scores_stride): write to
-    `scores[r, j]` the product of query row r and key j, for j < count; meanwhile ask for what is at ahead_at."""
+    """(num_rows, queries, queries_at, memory, keys_at, values_at, ahead_at, count, scores, scores_at, scores_stride):
+    write to `scores[r, j]` the product of query row r and key j, for j < count; meanwhile ask for the values at
+    values_at and the keys at ahead_at."""
     blend: Any
-    """(num_rows, scores, scores_at, scores_stride, memory, values_at, ahead_at, count, sums, sums_at): add to row r of
-    `sums` `[R, D]` value j times `scores[r, j]`, for j < count in ascending order; meanwhile ask as above."""
+    """(num_rows, scores, scores_at, scores_stride, memory, values_at, count, sums, sums_at): add to row r of `sums`
+    `[R, D]` value j times `scores[r, j]`, for j < count in ascending order."""
 
 
 def head_loops(dim: int) -> HeadLoops:
@@ -60,20 +62,20 @@ def head_loops(dim: int) -> HeadLoops:
 
 def _score(dim: int, lanes: int, most_rows: int) -> Any:
     def typed(
-        context: Any, num_rows: Any, queries: Any, queries_at: Any, memory: Any, keys_at: Any, ahead_at: Any,
-        count: Any, scores: Any, scores_at: Any, scores_stride: Any,
+        context: Any, num_rows: Any, queries: Any, queries_at: Any, memory: Any, keys_at: Any, values_at: Any,
+        ahead_at: Any, count: Any, scores: Any, scores_at: Any, scores_stride: Any,
     ) -> Any:  # fmt: skip
         n = types.int64
 
         def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
             row = data_at(ctx, builder, sig.args[1], args[1], args[2])
-            keys, ahead = (data_at(ctx, builder, sig.args[3], args[3], args[i]) for i in (4, 5))
-            out = data_at(ctx, builder, sig.args[7], args[7], args[8])
+            keys, *asked = (data_at(ctx, builder, sig.args[3], args[3], args[i]) for i in (4, 5, 6))
+            out = data_at(ctx, builder, sig.args[8], args[8], args[9])
             _each_height(builder, args[0], most_rows, lambda rows: _emit_score(
-                builder, rows, row, keys, ahead, args[6], out, args[9], dim=dim, lanes=lanes))  # fmt: skip
+                builder, rows, row, keys, asked, args[7], out, args[10], dim=dim, lanes=lanes))  # fmt: skip
             return ctx.get_dummy_value()
 
-        return types.void(n, queries, n, memory, n, n, n, scores, n, n), generate
+        return types.void(n, queries, n, memory, n, n, n, n, scores, n, n), generate
 
     return typed
 
@@ -81,19 +83,19 @@ def _score(dim: int, lanes: int, most_rows: int) -> Any:
 def _blend(dim: int, lanes: int, most_rows: int) -> Any:
     def typed(
         context: Any, num_rows: Any, scores: Any, scores_at: Any, scores_stride: Any, memory: Any, values_at: Any,
-        ahead_at: Any, count: Any, sums: Any, sums_at: Any,
+        count: Any, sums: Any, sums_at: Any,
     ) -> Any:  # fmt: skip
         n = types.int64
 
         def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
             weights = data_at(ctx, builder, sig.args[1], args[1], args[2])
-            values, ahead = (data_at(ctx, builder, sig.args[4], args[4], args[i]) for i in (5, 6))
-            out = data_at(ctx, builder, sig.args[8], args[8], args[9])
+            values = data_at(ctx, builder, sig.args[4], args[4], args[5])
+            out = data_at(ctx, builder, sig.args[7], args[7], args[8])
             _each_height(builder, args[0], most_rows, lambda rows: _emit_blend(
-                builder, rows, weights, args[3], values, ahead, args[7], out, dim=dim, lanes=lanes))  # fmt: skip
+                builder, rows, weights, args[3], values, args[6], out, dim=dim, lanes=lanes))  # fmt: skip
             return ctx.get_dummy_value()
 
-        return types.void(n, scores, n, n, memory, n, n, n, sums, n), generate
+        return types.void(n, scores, n, n, memory, n, n, sums, n), generate
 
     return typed
 
@@ -116,7 +118,7 @@ def _offsets(builder: Any, base: Any, dim: int, lanes: int) -> list[Any]:
 
 
 def _emit_score(
-    builder: Any, rows: int, queries: Any, keys: Any, ahead: Any, count: Any, out: Any, stride: Any, *,
+    builder: Any, rows: int, queries: Any, keys: Any, asked: Sequence[Any], count: Any, out: Any, stride: Any, *,
     dim: int, lanes: int,
 ) -> None:  # fmt: skip
     vector = vector_of(lanes)
@@ -130,8 +132,9 @@ def _emit_score(
     builder.position_at_end(loop)
     j = builder.phi(INDEX)
     start = builder.mul(j, INDEX(dim))
-    for at in _offsets(builder, builder.gep(ahead, [start]), dim, _MOST_LANES):
-        prefetch(builder, at)
+    for base in asked:
+        for at in _offsets(builder, builder.gep(base, [start]), dim, _MOST_LANES):
+            prefetch(builder, at)
     key = [load(builder, at, vector) for at in _offsets(builder, builder.gep(keys, [start]), dim, lanes)]
     for r in range(rows):
         products = builder.fmul(query[r][0], key[0], flags=FUSED)
@@ -143,8 +146,7 @@ def _emit_score(
 
 
 def _emit_blend(
-    builder: Any, rows: int, weights: Any, stride: Any, values: Any, ahead: Any, count: Any, out: Any, *,
-    dim: int, lanes: int,
+    builder: Any, rows: int, weights: Any, stride: Any, values: Any, count: Any, out: Any, *, dim: int, lanes: int
 ) -> None:  # fmt: skip
     vector = vector_of(lanes)
     places = [_offsets(builder, builder.gep(out, [INDEX(r * dim)]), dim, lanes) for r in range(rows)]
@@ -156,8 +158,6 @@ def _emit_blend(
     j = builder.phi(INDEX)
     sums = [[builder.phi(vector) for _ in row] for row in places]
     start = builder.mul(j, INDEX(dim))
-    for at in _offsets(builder, builder.gep(ahead, [start]), dim, _MOST_LANES):
-        prefetch(builder, at)
     value = [load(builder, at, vector) for at in _offsets(builder, builder.gep(values, [start]), dim, lanes)]
     new: list[list[Any]] = []
     for r in range(rows):

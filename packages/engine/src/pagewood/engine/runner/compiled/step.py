@@ -122,7 +122,8 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
             while part < num_parts:
                 num_done += 1
                 following = part
-                if op == Operation.MULTIPLY:  # claimed one ahead, so that its weights can be asked for
+                is_ahead = op == Operation.MULTIPLY or op == Operation.ATTEND
+                if is_ahead:  # claimed one ahead, so that what it reads can be asked for
                     following = fetch_add(counters, i * COUNTER_STRIDE, 1)
                 first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
                 if op == Operation.MULTIPLY:
@@ -140,7 +141,7 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                     attend(
                         numbers_at(one[3], memory_size), vector(one[9], memory_size // dim if one[9] != 0 else 0),
                         floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size), page_table, grant_rows,
-                        starts, offsets, items, part, one[6], one[7], one[8], numbers[i],
+                        starts, offsets, items, part, following, one[6], one[7], one[8], numbers[i],
                     )  # fmt: skip
                 elif op == Operation.STORE:
                     k_size = one[5]
@@ -155,7 +156,7 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                     move(op, one, first, last)
                 else:
                     change(op, one, numbers[i], num_rows, first, last)
-                part = following if op == Operation.MULTIPLY else fetch_add(counters, i * COUNTER_STRIDE, 1)
+                part = following if is_ahead else fetch_add(counters, i * COUNTER_STRIDE, 1)
             if num_done > 0:
                 fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
             wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
