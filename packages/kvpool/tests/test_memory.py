@@ -124,11 +124,11 @@ def test_memory_is_resident_once_it_is_touched():
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    layout = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=64, page_size=16)
-    memory = allocate(layout, (64 << 20) // layout.bytes_per_page)
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=2, head_dim=64, page_size=16)
+    memory = allocate(layout, (96 << 20) // layout.bytes_per_page)  # so much in one piece is new to the process
     before = resident_bytes()
     memory.touch()
-    assert resident_bytes() - before > 60 << 20
+    assert resident_bytes() - before > 80 << 20
 
 
 @pytest.mark.parametrize("make", [allocate, shared])
