@@ -28,6 +28,11 @@ def test_a_length_that_does_not_fit_is_an_error_with_both_numbers() -> None:
         build(max_total_tokens=100, max_length=200)
 
 
+def test_more_memory_than_there_is_is_an_error_and_not_the_end_of_the_process() -> None:
+    with pytest.raises(ValueError, match=r"max_total_tokens must be at most \d+, .* GB of memory, got 1000000000000"):
+        build(max_total_tokens=10**12)
+
+
 def test_progress_counts_up_to_its_total() -> None:
     seen: list[tuple[str, int, int]] = []
     engine = build_engine(

@@ -228,11 +228,17 @@ def _order_name(name: str) -> str:
 def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -> tuple[int, int]:
     """Return (pages of KV memory, longest request): as configured, or as many as all rows could ever use, or fit."""
     longest = min(config.max_length or model.max_position, model.max_position)
+    available = available_memory_bytes()
     if config.max_total_tokens is not None:
         num_pages = config.max_total_tokens // config.page_size
+        if num_pages * layout.bytes_per_page > available:
+            raise ValueError(
+                f"max_total_tokens must be at most {available // layout.bytes_per_page * config.page_size}, for which "
+                f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
+            )
     else:
         most_useful = config.max_running * -(-longest // config.page_size)
-        num_pages = min(most_useful, layout.pages_for(int(available_memory_bytes() * _MEMORY_SHARE)))
+        num_pages = min(most_useful, layout.pages_for(int(available * _MEMORY_SHARE)))
     max_length = min(longest, num_pages * config.page_size)
     if max_length < 2:
         raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")

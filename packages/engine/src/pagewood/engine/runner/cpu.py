@@ -147,11 +147,8 @@ class CPURunner:
             wanted: `[W]` tokens of the step whose logits are wanted.
             choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token that follows each.
         """
-        rows, starts, counts = (
-            batch.rows.copy(),
-            batch.starts.copy(),
-            batch.counts.copy(),
-        )  # kernels may not read others
+        # copies, because a batch may be read-only, and kernels are compiled for arrays that are not
+        rows, starts, counts = (array.copy() for array in (batch.rows, batch.starts, batch.counts))
         positions = np.arange(counts.sum(), dtype=np.int32)
         positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
         return _Step(
