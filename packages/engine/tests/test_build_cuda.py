@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,19 +18,10 @@ from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.recording_device import RecordingDevice
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
 PAGE_BYTES = 4 * 2 * 16 * 2 * 64 * 4  # layers, K and V, positions, KV heads, head_dim, bytes
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_buffers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
-        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # tiny tensors: a second thread only waits
-        yield
-        torch.set_num_threads(num_threads)
 
 
 def build(device: RecordingDevice, **options: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:

@@ -29,6 +29,8 @@ from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
 PAGE_SIZE, NUM_PAGES, DIM = 4, 200, 8
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [7], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8]]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,17 +47,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_buffers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
-        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # tiny tensors: a second thread only waits
-        yield
-        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import inspect
 import random
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,16 +20,7 @@ from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
 from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_buffers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 16)
-        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 16)
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("small_buffers")
 
 
 def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool) -> Report:

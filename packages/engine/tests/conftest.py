@@ -1,0 +1,19 @@
+# pyright: basic
+# torch is typed in part only.
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def small_buffers() -> Iterator[None]:
+    """For the CUDA path through stand-ins: buffers as small as its tensors, and no second thread to wait for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(num_threads)
