@@ -24,7 +24,7 @@ import torch
 from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
 from gpu_checks.host import Host, Skipped, open_host
 from gpu_checks.numerics import KERNELS, check_attention, check_operations
-from gpu_checks.scenarios import check_echo
+from gpu_checks.scenarios import check_echo, check_tiers
 from gpu_checks.server import check_server
 from pagewood.engine.runner.flashinfer_compile import compile_kernels
 
@@ -66,6 +66,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "seeds": check_seeds,
     "invariance": check_invariance,
     "echo": check_echo,
+    "tiers": check_tiers,
     "server": check_server,
     "fp8": check_fp8,
 }

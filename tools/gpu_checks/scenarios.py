@@ -1,4 +1,4 @@
-"""Random traffic over the echo model, through the CUDA runner's staging, tables, graphs and copies."""
+"""Random traffic over the echo model, through the CUDA runner's staging, tables, graphs, copies and tiers."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -6,31 +6,103 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 
 from gpu_checks.host import Failed, Host
 from pagewood.engine.testing import Scenario, random_scenario, run_scenario
 from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
 from pagewood.engine.testing.scenario import VOCAB_SIZE
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+from pagewood.kvpool.tiers import HostTier, TieredIndex
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
+from pagewood.radixcache import RadixCache
 
 NUM_SCENARIOS = 60
+NUM_ON_STAND_INS = 12
 
 
 def check_echo(host: Host) -> str:
     """Random arrivals, aborts, priorities, page and chunk sizes: the output is the sequential oracle's."""
+    return _all_scenarios(host, has_tiers=False)
+
+
+def check_tiers(host: Host) -> str:
+    """The same while KV goes to the host's memory and comes back; and how fast it does."""
+    scenarios = _all_scenarios(host, has_tiers=True)
+    return f"{scenarios}; {_copy_rates(host)}" if host.is_gpu else scenarios
+
+
+def _all_scenarios(host: Host, *, has_tiers: bool) -> str:
     found: list[str] = []
-    for seed in range(NUM_SCENARIOS if host.is_gpu else 12):
-
-        def make_runner(scenario: Scenario, with_graphs: bool = seed % 3 > 0) -> WatchedCUDARunner:
-            return WatchedCUDARunner(
-                host.device, num_rows=scenario.config.max_running, max_length=scenario.max_length,
-                num_pages=scenario.num_pages, page_size=scenario.config.page_size, vocab_size=VOCAB_SIZE,
-                with_graphs=with_graphs,
-            )  # fmt: skip
-
+    count = NUM_SCENARIOS if host.is_gpu else NUM_ON_STAND_INS
+    for seed in range(count):
         try:
-            run_scenario(random_scenario(random.Random(seed), overlap=seed % 4 > 0), make_runner=make_runner)
+            _run_scenario(host, seed, has_tiers=has_tiers)
         except Exception as error:  # the other scenarios are told, too
             found.append(f"scenario {seed}: {type(error).__name__}: {error}")
     if found:
-        raise Failed(f"{len(found)} of {NUM_SCENARIOS}: " + "; ".join(found[:3]))
-    return f"{NUM_SCENARIOS if host.is_gpu else 12} scenarios"
+        raise Failed(f"{len(found)} of {count}: " + "; ".join(found[:3]))
+    return f"{count} scenarios"
+
+
+def _run_scenario(host: Host, seed: int, *, has_tiers: bool) -> None:
+    rng = random.Random(seed)
+    scenario: Scenario = random_scenario(rng, overlap=seed % 4 > 0)
+    runner = WatchedCUDARunner(
+        host.device, num_rows=scenario.config.max_running, max_length=scenario.max_length,
+        num_pages=scenario.num_pages, page_size=scenario.config.page_size, vocab_size=VOCAB_SIZE,
+        with_graphs=seed % 3 > 0,
+    )  # fmt: skip
+    if not has_tiers:
+        run_scenario(scenario, make_runner=lambda _: runner)
+        return
+
+    def make_caches(_: object, page_size: int) -> Callable[[], TieredIndex]:
+        tier = _host_tier(host, runner.memory.layout.bytes_per_page, rng.randint(1, 40))
+        return lambda: TieredIndex(
+            RadixCache(page_size), device=device_pages(runner.memory), host=tier, page_size=page_size
+        )
+
+    scenario = replace(scenario, config=replace(scenario.config, prefix_cache=True))
+    run_scenario(scenario, make_runner=lambda _: runner, make_caches=make_caches)
+
+
+def _host_tier(host: Host, page_bytes: int, num_pages: int) -> HostTier:
+    memory = pinned_memory(num_pages, page_bytes) if host.is_gpu else None
+    return HostTier(page_bytes=page_bytes, num_pages=num_pages, memory=memory)
+
+
+def _copy_rates(host: Host) -> str:
+    """Return how fast 1 GiB of pages of Llama-3.1-8B moves, as a share of one plain copy."""
+    layout = MultiHeadLayout(num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
+    num_pages = (1 << 30) // layout.bytes_per_page
+    storage = KVStorage(layout, num_pages, device=host.where)
+    pages, tier = device_pages(storage.memory), _host_tier(host, layout.bytes_per_page, num_pages)
+    scattered = random.Random(0).sample(range(num_pages), num_pages)
+    slots = list(range(num_pages))
+    on_device, on_host = torch.empty(1 << 30, dtype=torch.uint8, device=host.where), torch.from_numpy(tier.memory)
+    flat = on_host.flatten()
+    texts: list[str] = []
+    for name, plain, mine in (
+        ("out", lambda: flat.copy_(on_device), lambda: pages.read(scattered, tier.memory, slots)),
+        ("in", lambda: on_device.copy_(flat), lambda: pages.write(scattered, tier.memory, slots, lambda n: None)),
+    ):
+        plain_s, mine_s = _best_s(plain), _best_s(mine)
+        texts.append(f"{name} at {flat.nbytes / mine_s / 1e9:.0f} GB/s, {plain_s / mine_s:.0%} of a plain copy")
+    return "KV goes " + ", ".join(texts)
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    times: list[float] = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start_s = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start_s)
+    return min(times)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,9 @@ from pagewood.engine.loop import Engine
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.recording_device import RecordingDevice
+from pagewood.engine.tiers import TieredCaches
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -57,6 +61,38 @@ def test_a_conversation_is_that_of_the_cpu(batch_invariant: bool) -> None:
     assert set(device.waits) == {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # of close
     assert device.num_replayed > 0
+
+
+def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again() -> None:
+    engine, inbox, outbox = build(RecordingDevice(), max_length=240, max_total_tokens=256, host_cache_gb=0.1)
+
+    def cached(seed: int) -> tuple[tuple[int, ...], int]:
+        """Answer a prompt; return the tokens, and how many of its positions were not computed."""
+        prompt = np.array([5 + (seed * 7919 + i * i * 31 + i) % 200 for i in range(200)], "<i4")
+        sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        inbox.put(Submit(request_id="x", tokens=prompt.tobytes(), sampling=sampling))
+        tokens: list[int] = []
+        pending, deltas = None, []
+        while not any(delta.finish for delta in deltas):
+            pending = engine.advance(pending)
+            deltas = outbox.take()
+            tokens += [token for delta in deltas for token in delta.tokens]
+        while pending is not None:
+            pending = engine.advance(pending)
+        assert engine.violation() is None
+        return tuple(tokens), deltas[-1].num_cached_tokens
+
+    first = [cached(seed) for seed in range(3)]  # each evicts the one before
+    assert [num_cached for _, num_cached in first] == [0, 0, 0]
+    assert [cached(seed) for seed in range(3)] == [(tokens, 192) for tokens, _ in first]
+    engine.close()
+
+
+def test_memory_that_cannot_be_pinned_is_refused() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=64, page_size=16)
+    memory = KVStorage(layout, 2, device="meta").memory  # as little a CPU's as a GPU's is
+    with pytest.raises(ValueError, match=r"host_cache_gb must fit into the .* GB of memory .* got 1000000\.0"):
+        TieredCaches(EngineConfig(host_cache_gb=1e6), memory=memory, page_size=16, fingerprint=b"")
 
 
 def test_graphs_can_be_limited_and_disabled() -> None:
@@ -111,8 +147,6 @@ def test_a_host_without_a_gpu_says_so() -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="host_cache_gb must be left out on CUDA"):
-        build(RecordingDevice(), host_cache_gb=1.0)
     with pytest.raises(ValueError, match="kv_cache_dtype must be float32 or fp8_e4m3 on CUDA, got 'int8'"):
         EngineConfig(device="cuda", kv_cache_dtype="int8")
     with pytest.raises(ValueError, match="kv_cache_dtype must be float32 or int8 on a CPU, got 'fp8_e4m3'"):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import random
 import textwrap
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,25 +21,36 @@ from pagewood.engine.testing import Scenario, random_scenario, run_scenario
 from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
 from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
+from pagewood.kvpool.tiers import HostTier, TieredIndex
+from pagewood.kvpool.tiers.torch_pages import device_pages
+from pagewood.radixcache import RadixCache
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
 
-def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool) -> Report:
-    def make_runner(scenario: Scenario) -> WatchedCUDARunner:
-        runner = WatchedCUDARunner(
-            device,
-            num_rows=scenario.config.max_running,
-            max_length=scenario.max_length,
-            num_pages=scenario.num_pages,
-            page_size=scenario.config.page_size,
-            vocab_size=VOCAB_SIZE,
-            with_graphs=with_graphs,
-        )
-        device.waits.clear()
-        return runner
+def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_host_pages: int | None = None) -> Report:
+    runner = WatchedCUDARunner(
+        device,
+        num_rows=scenario.config.max_running,
+        max_length=scenario.max_length,
+        num_pages=scenario.num_pages,
+        page_size=scenario.config.page_size,
+        vocab_size=VOCAB_SIZE,
+        with_graphs=with_graphs,
+    )
+    device.waits.clear()
 
-    return run_scenario(scenario, make_runner=make_runner)
+    def make_caches(_: object, page_size: int) -> Callable[[], TieredIndex]:
+        assert num_host_pages is not None
+        page_bytes = runner.memory.layout.bytes_per_page
+        host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages)
+        return lambda: TieredIndex(
+            RadixCache(page_size), device=device_pages(runner.memory), host=host, page_size=page_size
+        )
+
+    return run_scenario(
+        scenario, make_runner=lambda _: runner, make_caches=None if num_host_pages is None else make_caches
+    )
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +60,14 @@ def test_output_is_the_sequential_oracles(rng: random.Random, overlap: bool, wit
     run(random_scenario(rng, overlap=overlap), device, with_graphs=with_graphs)
     assert set(device.waits) <= {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # of close
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_over_tiers_it_is_too(seed: int) -> None:
+    rng = random.Random(seed)
+    scenario = random_scenario(rng, overlap=seed % 4 > 0)
+    scenario = replace(scenario, config=replace(scenario.config, prefix_cache=True))
+    run(scenario, RecordingDevice(), with_graphs=seed % 3 > 0, num_host_pages=rng.randint(1, 40))
 
 
 FAULTS = {

@@ -1,5 +1,6 @@
 import importlib.util
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_examples_of_the_readme_run(number: int):
+def test_examples_of_the_readme_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = EXAMPLES[number]
     if any(name in code for name in NEED_TORCH) and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")

@@ -30,8 +30,12 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+FOLDERS = tempfile.TemporaryDirectory()
+"""A folder for the stores of the suite, which asks for many and has no fixtures."""
+
+
 def store_of(page_bytes: int) -> SharedFolder:
-    return SharedFolder(tempfile.mkdtemp(), page_bytes=page_bytes, num_bytes=64 * page_bytes)
+    return SharedFolder(tempfile.mkdtemp(dir=FOLDERS.name), page_bytes=page_bytes, num_bytes=64 * page_bytes)
 
 
 FolderConformance = store_conformance(store_of)

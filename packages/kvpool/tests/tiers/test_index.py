@@ -1,6 +1,6 @@
 """What an engine may rely on, one promise a test; random traffic is in test_index_traffic.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -86,14 +86,18 @@ def test_a_forward_pass_may_start_before_a_load_ends() -> None:
         """A device whose second layer comes when it is told to."""
 
         def __init__(self, device: ArrayPages) -> None:
-            self.num_layers, self.page_bytes, self.read = device.num_layers, device.page_bytes, device.read
+            self.page_bytes, self.read = device.page_bytes, device.read
             self.may_go_on = Event()
             self._device = device
 
-        def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-            if layer == 1:
+        def write(
+            self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]
+        ) -> None:
+            def tell(num_layers: int) -> None:
+                arrived(num_layers)
                 assert self.may_go_on.wait(10)
-            self._device.write(layer, pages, memory, slots)
+
+            self._device.write(pages, memory, slots, tell)
 
     layers = [np.zeros((8, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
     device = SlowDevice(ArrayPages([[layer] for layer in layers]))
@@ -258,10 +262,6 @@ class Gate:
         self.reached, self.go_on = Event(), Event()
 
     @property
-    def num_layers(self) -> int:
-        return self.inner.num_layers
-
-    @property
     def page_bytes(self) -> int:
         return self.inner.page_bytes
 
@@ -272,9 +272,9 @@ class Gate:
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         self.inner.read(pages, memory, slots)
 
-    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
         self.pause()
-        self.inner.write(layer, pages, memory, slots)
+        self.inner.write(pages, memory, slots, arrived)
 
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
         self.inner.put(keys, pages)

@@ -1,47 +1,137 @@
 # pyright: basic
 # torch is optional here, so it comes from importorskip, which has no types.
-"""The memory of a KVStorage, as the tiers see it."""
+"""The memory of a pool, as the tiers see it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.tiers import HostTier
+from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
 
 torch = pytest.importorskip("torch")
 
 from pagewood.kvpool.storage import KVStorage  # noqa: E402
-from pagewood.kvpool.tiers.torch_pages import CudaPages, device_pages, pinned_memory  # noqa: E402
+from pagewood.kvpool.tiers import torch_pages  # noqa: E402
+from pagewood.kvpool.tiers.torch_pages import StagedPages, device_pages, pinned_memory  # noqa: E402
 
 
-def check(device: str, dtype: str, host_memory: np.ndarray | None = None) -> None:
-    layout = MultiHeadLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, dtype=dtype)
-    storage = KVStorage(layout, 16, device=device)
-    for layer in range(3):
+class Stream:
+    """A stream on the CPU, where copies are done at once; it counts those that nobody has waited for."""
+
+    def __init__(self) -> None:
+        self.num_queued = 0
+
+    def queueing(self) -> AbstractContextManager[object]:
+        self.num_queued += 1
+        return nullcontext()
+
+    def wait(self) -> None:
+        self.num_queued = 0
+
+
+def check(pages: DevicePages, storage: Any, host: HostTier) -> None:
+    device = storage.device
+    for layer in range(storage.layout.num_layers):
         k, v = torch.randn(2, 64, 2, 8, device=device)
         storage.write(layer, k, v, torch.arange(64, device=device))
-    pages = device_pages(storage.memory)
-    assert pages.page_bytes == layout.bytes_per_page
-    host = HostTier(page_bytes=layout.bytes_per_page, num_pages=8, memory=host_memory)
+    assert pages.page_bytes == storage.layout.bytes_per_page
     pages.read([3, 1, 9], host.memory, [5, 6, 2])
     expected = [storage.memory.checksum(page) for page in (3, 1, 9)]
     storage.memory.zero_pages(torch.tensor([3, 1, 9], device=device))
-    for layer in range(3):
-        pages.write(layer, [10, 11, 12], host.memory, [5, 6, 2])
+    told: list[int] = []
+    pages.write([10, 11, 12], host.memory, [5, 6, 2], told.append)
+    assert told[-1] == storage.layout.num_layers
     assert [storage.memory.checksum(page) for page in (10, 11, 12)] == expected
+
+
+def storage_of(dtype: str, device: str = "cpu") -> Any:
+    layout = MultiHeadLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, dtype=dtype)
+    return KVStorage(layout, 16, device=device)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_pages_of_any_dtype_go_out_and_come_back(dtype: str) -> None:
-    check("cpu", dtype)
+    storage = storage_of(dtype)
+    host = HostTier(page_bytes=storage.layout.bytes_per_page, num_pages=8)
+    check(device_pages(storage.memory), storage, host)
+    layers = [storage.memory.blocks(layer) for layer in range(3)]
+    check(StagedPages(layers, Stream()), storage, host)
+
+
+@settings(deadline=None)
+@given(
+    widths=st.lists(st.lists(st.sampled_from([1, 6, 8, 24, 64]), min_size=1, max_size=2), min_size=1, max_size=5),
+    pages=st.permutations(range(12)),
+    slots=st.permutations(range(9)),
+    count=st.integers(0, 9),
+    sizes=st.tuples(st.integers(1, 300), st.integers(1, 100)),
+)
+def test_staged_copies_are_those_of_arrays(
+    widths: list[list[int]], pages: list[int], slots: list[int], count: int, sizes: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(0)
+    layers = [[rng.integers(0, 256, (12, n), np.uint8) for n in row] for row in widths]
+    tensors = [[torch.from_numpy(array.copy()) for array in arrays] for arrays in layers]
+    stream = Stream()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_pages, "_CHUNK_BYTES", sizes[0])
+        patch.setattr(torch_pages, "_PIECE_BYTES", sizes[1])
+        staged, plain = StagedPages(tensors, stream), ArrayPages(layers)
+        mine, expected = (np.zeros((9, plain.page_bytes), np.uint8) for _ in range(2))
+        pages, slots = pages[:count], sorted(slots[:count]) if sizes[0] % 2 else slots[:count]
+        plain.read(pages, expected, slots)
+        staged.read(pages, mine, slots)
+        assert stream.num_queued == 0
+        assert np.array_equal(mine, expected)
+        told: list[int] = []
+
+        def arrived(num_layers: int) -> None:
+            assert stream.num_queued == 0
+            for arrays, others in zip(layers[:num_layers], tensors[:num_layers], strict=True):
+                assert all(np.array_equal(array, other) for array, other in zip(arrays, others, strict=True))
+            told.append(num_layers)
+
+        there = pages[::-1]
+        plain.write(there, expected, slots, lambda n: None)
+        staged.write(there, expected, slots, arrived)
+    assert told == sorted(set(told))
+    assert told[-1] == len(layers)
+
+
+def test_a_copy_that_is_called_off_is_waited_for() -> None:
+    class CalledOff(Exception):
+        pass
+
+    def call_off(num_layers: int) -> None:
+        raise CalledOff
+
+    storage, stream = storage_of("float32"), Stream()
+    staged = StagedPages([storage.memory.blocks(layer) for layer in range(3)], stream)
+    memory = np.zeros((8, staged.page_bytes), np.uint8)
+    with pytest.raises(CalledOff):
+        staged.write([1], memory, [1], call_off)
+    assert stream.num_queued == 0
+    with pytest.raises(IndexError):
+        staged.read([16], memory, [1])
+    assert stream.num_queued == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_pages_of_a_gpu_go_out_and_come_back(dtype: str) -> None:
-    layout = MultiHeadLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, dtype=dtype)
-    check("cuda", dtype)
-    check("cuda", dtype, pinned_memory(8, layout.bytes_per_page))
-    storage = KVStorage(layout, 16, device="cuda")
-    assert isinstance(device_pages(storage.memory), CudaPages)
+    storage = storage_of(dtype, "cuda")
+    page_bytes = storage.layout.bytes_per_page
+    for after in (None, torch.cuda.current_stream()):
+        pages = device_pages(storage.memory, after=after)
+        check(pages, storage, HostTier(page_bytes=page_bytes, num_pages=8))
+        check(pages, storage, HostTier(page_bytes=page_bytes, num_pages=8, memory=pinned_memory(8, page_bytes)))
+    assert torch.from_numpy(pinned_memory(8, page_bytes)).is_pinned()

@@ -193,7 +193,8 @@ class EngineConfig:
     """How keys and values are kept. On a CPU, int8, with a scale for each token and head, takes a little over a quarter
     of float32. On CUDA, float32 stands for `dtype`, and fp8_e4m3 without scales takes half of it."""
     host_cache_gb: float | None = None
-    """Main memory for KV that leaves the KV memory of the running requests, in units of 1e9 bytes; None: none."""
+    """Main memory for KV that leaves the KV memory of the running requests, in units of 1e9 bytes; None: none. For a
+    CUDA device it is pinned, and taken at start."""
     disk_cache_path: str | None = None
     """Folder on a disk for the same, which outlives the process; None: none. It needs a host cache."""
     disk_cache_gb: float | None = None

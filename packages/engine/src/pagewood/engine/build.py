@@ -29,6 +29,7 @@ from pagewood.engine.runner.ops_cpu import CPUOps
 from pagewood.engine.state import EngineState
 from pagewood.engine.tiers import TieredCaches, model_fingerprint
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
+from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import (
@@ -103,12 +104,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
 
     storage = KVStorage(layout, num_pages)
     storage.memory.touch()
-    make_cache: Callable[[], PrefixCache] | None = None
-    if config.host_cache_gb is not None:
-        fingerprint = model_fingerprint(folder)
-        make_cache = TieredCaches(
-            config, memory=storage.memory, page_size=config.page_size, fingerprint=fingerprint
-        ).make
+    make_cache = _make_cache(config, folder, storage.memory)
 
     def make_runner(kv: KVSpace) -> CPURunner:
         return CPURunner(
@@ -133,10 +129,6 @@ def build_on(
     progress: Progress | None = None,
 ) -> Engine:
     """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
-    if config.host_cache_gb is not None:
-        raise ValueError(
-            f"host_cache_gb must be left out on CUDA, which has no host cache yet, got {config.host_cache_gb}"
-        )
     folder = model_folder(config.model)
     built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
     info = EngineInfo(
@@ -147,7 +139,10 @@ def build_on(
         num_pages=built.num_pages,
         page_size=config.page_size,
     )
-    return assemble(config, info=info, make_runner=lambda kv: built.runner, inbox=inbox, outbox=outbox)
+    make_cache = _make_cache(config, folder, built.memory)
+    return assemble(
+        config, info=info, make_runner=lambda kv: built.runner, make_cache=make_cache, inbox=inbox, outbox=outbox
+    )
 
 
 def assemble(
@@ -215,6 +210,14 @@ def assemble(
         clock=clock,
         overlap=config.overlap,
     )
+
+
+def _make_cache(config: EngineConfig, folder: Path, memory: PageMemory) -> Callable[[], PrefixCache] | None:
+    """Return what makes prefix caches over the host and perhaps a disk; None: the configuration asks for none."""
+    if config.host_cache_gb is None:
+        return None
+    fingerprint = model_fingerprint(folder)
+    return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint).make
 
 
 def _order_name(name: str) -> str:

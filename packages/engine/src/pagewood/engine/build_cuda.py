@@ -30,6 +30,7 @@ from pagewood.engine.runner.graphs import graph_sizes
 from pagewood.engine.runner.invariance import linear_by_row
 from pagewood.engine.runner.ops_cuda import CUDAOps, Multiply
 from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class BuiltRunner:
 
     runner: CUDARunner
     model: ModelConfig
+    memory: PageMemory
+    """Of the KV; its last page is the runner's own."""
     num_pages: int
     max_length: int
 
@@ -127,9 +130,10 @@ def build_cuda_runner(
     if config.max_length is not None and max_length < config.max_length:
         raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
     _log.info("%d KV pages of %d tokens, at most %d a request; %s", num_pages, config.page_size, max_length, budget)
+    storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
     runner = CUDARunner(
         model,
-        KVStorage(layout, num_pages + 1, device=device.torch_device),
+        storage,
         flashinfer,
         device,
         max_rows=config.max_running,
@@ -139,7 +143,9 @@ def build_cuda_runner(
         graph_sizes=sizes,
         progress=progress,
     )
-    return BuiltRunner(runner=runner, model=model.config, num_pages=num_pages, max_length=max_length)
+    return BuiltRunner(
+        runner=runner, model=model.config, memory=storage.memory, num_pages=num_pages, max_length=max_length
+    )
 
 
 def _dtype_of(config: EngineConfig) -> str:

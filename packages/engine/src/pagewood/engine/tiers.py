@@ -7,9 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.host_memory import available_memory_bytes
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import DiskTier, HostTier, TieredIndex, WritePolicy
-from pagewood.kvpool.tiers.torch_pages import device_pages
+from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 from pagewood.radixcache import RadixCache
 
 _log = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ class TieredCaches:
         fingerprint: of the model, 32 bytes: KV on disk is that of one model.
 
     Raises:
-        ValueError: a budget is less than a page, or the disk cannot be used.
+        ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
+            cannot be used.
     """
 
     __slots__ = ("_config", "_disk", "_fingerprint", "_host", "_last", "_memory", "_page_size")
@@ -40,11 +43,12 @@ class TieredCaches:
         assert config.host_cache_gb is not None
         page_bytes = memory.layout.bytes_per_page
         num_host_pages = _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
+        host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
         self._config = config
         self._memory = memory
         self._page_size = page_size
         self._fingerprint = sha256(fingerprint + repr(memory.layout).encode()).digest()
-        self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages)
+        self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
         self._disk: DiskTier | None = None
         self._last: TieredIndex | None = None  # written by: make
         _log.info("host cache: %d pages", num_host_pages)
@@ -96,3 +100,17 @@ def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
     if num_pages < 1:
         raise ValueError(f"{name} must hold at least one page of {page_bytes / _GB:.6f}e9 bytes, got {budget_gb}")
     return num_pages
+
+
+def _pinned(num_pages: int, page_bytes: int) -> Bytes:
+    """Return memory for the host's pages that a GPU copies from and to; unlike other memory it is taken at once."""
+    num_bytes, available = num_pages * page_bytes, available_memory_bytes()
+    if num_bytes > available:
+        raise ValueError(
+            f"host_cache_gb must fit into the {available / _GB:.1f} GB of memory that are available, because a GPU "
+            f"needs it pinned, got {num_bytes / _GB:.1f}"
+        )
+    try:
+        return pinned_memory(num_pages, page_bytes)
+    except RuntimeError as error:
+        raise ValueError(f"host_cache_gb must be memory that can be pinned for a GPU: {error}") from error

@@ -194,6 +194,8 @@ class WatchedCUDARunner:
         layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=2, page_size=page_size)
         storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
         storage.layer(0).view(torch.int32).fill_(_GARBAGE)
+        self.memory = storage.memory
+        """Of the KV, for tiers; the last page is the runner's own."""
         self._runner = CUDARunner(
             EchoDecoder(vocab_size),  # pyright: ignore[reportArgumentType]
             storage,

@@ -1,6 +1,6 @@
 """The device's side of a copy: pages that lie scattered over the layers, to and from page images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,11 +20,6 @@ class DevicePages(Protocol):
     """
 
     @property
-    def num_layers(self) -> int:
-        """Parts of a page that can be loaded one after the other."""
-        ...
-
-    @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
         ...
@@ -33,8 +28,12 @@ class DevicePages(Protocol):
         """Copy pages out: page `pages[i]`, all layers, to `memory[slots[i]]`; `memory` is `[n, page_bytes] uint8`."""
         ...
 
-    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy one layer of pages in: from `memory[slots[i]]` to page `pages[i]`."""
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy pages in, the first layers first: from `memory[slots[i]]` to page `pages[i]`.
+
+        `arrived(n)` is told when the first n layers of all pages are there, for some n up to all of them, and calls the
+        rest off by raising.
+        """
         ...
 
 
@@ -68,11 +67,6 @@ class ArrayPages:
                 self.page_bytes += array.shape[1]
             self._parts.append(parts)
 
-    @property
-    def num_layers(self) -> int:
-        """Layers."""
-        return len(self._parts)
-
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy pages out: page `pages[i]`, all layers, to `memory[slots[i]]`."""
         source, target = np.asarray(pages, np.intp), np.asarray(slots, np.intp)
@@ -80,11 +74,13 @@ class ArrayPages:
             for array, start in parts:
                 copy_rows(array, source, memory[:, start : start + array.shape[1]], target)
 
-    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy one layer of pages in: from `memory[slots[i]]` to page `pages[i]`."""
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy pages in, layer by layer: from `memory[slots[i]]` to page `pages[i]`."""
         source, target = np.asarray(slots, np.intp), np.asarray(pages, np.intp)
-        for array, start in self._parts[layer]:
-            copy_rows(memory[:, start : start + array.shape[1]], source, array, target)
+        for layer, parts in enumerate(self._parts):
+            for array, start in parts:
+                copy_rows(memory[:, start : start + array.shape[1]], source, array, target)
+            arrived(layer + 1)
 
 
 def copy_rows(

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pagewood.kvpool.tiers.arrays import Bytes
-
-_ALIGNMENT = 4096
+from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
 
 
 class HostTier:
@@ -38,7 +36,7 @@ class HostTier:
         shape = (num_pages, page_bytes)
         if memory is not None and (memory.shape != shape or memory.dtype != np.uint8):
             raise ValueError(f"memory must be uint8 of shape {shape}, got {memory.dtype} of shape {memory.shape}")
-        self.memory = _zeros(shape) if memory is None else memory
+        self.memory = page_aligned_zeros(*shape) if memory is None else memory
         """`[num_pages, page_bytes] uint8`."""
         self._free = list(range(num_pages - 1, -1, -1))  # written by: take, give_back
         self._slots: dict[bytes, int] = {}  # written by: take, put
@@ -142,11 +140,3 @@ class HostTier:
             self._pins[slot] -= 1
             if not self._pins[slot]:
                 self._unpinned[key] = None
-
-
-def _zeros(shape: tuple[int, int]) -> Bytes:
-    """Return memory that begins with a page of the system: files are read into it a fifth faster than 16 bytes off."""
-    size = shape[0] * shape[1]
-    memory = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].reshape(shape)

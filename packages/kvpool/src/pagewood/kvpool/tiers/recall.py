@@ -349,9 +349,7 @@ class Recalls:
 
     def _write(self, pages: list[int], slots: list[int]) -> Work:
         def work(transfer: Transfer) -> None:
-            for layer in range(self._device.num_layers):
-                self._device.write(layer, pages, self._host.memory, slots)
-                transfer.advance(num_layers=layer + 1)
+            self._device.write(pages, self._host.memory, slots, lambda n: transfer.advance(num_layers=n))
 
         return work
 

@@ -78,18 +78,13 @@ class FaultyDevice:
 
     Attributes:
         num_reads_failing: so many reads copy half of their pages and raise.
-        num_writes_failing: so many writes of a layer copy half of their pages and raise.
+        num_writes_failing: so many writes copy half of their pages and raise.
     """
 
     def __init__(self, device: DevicePages) -> None:
         self._device = device
         self.num_reads_failing = 0
         self.num_writes_failing = 0
-
-    @property
-    def num_layers(self) -> int:
-        """Those of the device."""
-        return self._device.num_layers
 
     @property
     def page_bytes(self) -> int:
@@ -105,14 +100,14 @@ class FaultyDevice:
             raise RuntimeError("the device failed to copy out")
         self._device.read(pages, memory, slots)
 
-    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy a layer in, or half of it."""
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy pages in, or half of them."""
         if self.num_writes_failing:
             self.num_writes_failing -= 1
             half = len(pages) // 2
-            self._device.write(layer, pages[:half], memory, slots[:half])
+            self._device.write(pages[:half], memory, slots[:half], lambda n: None)
             raise RuntimeError("the device failed to copy in")
-        self._device.write(layer, pages, memory, slots)
+        self._device.write(pages, memory, slots, arrived)
 
 
 class FaultyStore:

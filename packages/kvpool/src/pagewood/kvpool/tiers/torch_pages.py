@@ -1,99 +1,185 @@
-"""The bridge from a pool's memory to the tiers: on a CPU the memory itself, on a GPU copies through pinned memory."""
+"""The bridge from a pool's memory to the tiers: on a CPU the memory itself, on a GPU copies on their own stream."""
 
 # pyright: basic
 # torch is typed in part only.
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from __future__ import annotations
 
-import numpy as np
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
 import torch
 
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.tiers.arrays import Bytes
+from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
 from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
 
 _CHUNK_BYTES = 16 * 2**20
-"""Of memory that a copy goes through at a time."""
+"""Of device memory that a copy goes through at a time."""
+_PIECE_BYTES = 512 * 2**10
+"""Pieces of this size cost more time to move over a bus (10 us) than to ask for."""
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-def device_pages(memory: PageMemory) -> DevicePages:
-    """Return the memory of a pool (such as `KVStorage.memory`) as the tiers see it."""
+def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) -> DevicePages:
+    """Return the memory of a pool (such as `KVStorage.memory`) as the tiers see it.
+
+    Args:
+        memory: on a CPU or on a CUDA device.
+        after: of a CUDA device, for engines that publish pages before they are computed: copies begin after what this
+            stream has been told by then; None: pages are published when somebody has waited for them.
+    """
     layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
     if memory.device.type == "cpu":
         return ArrayPages([[block.numpy() for block in blocks] for blocks in layers])
-    return CudaPages(layers)
+    return StagedPages(layers, CUDACopyStream(memory.device, after=after))
 
 
 def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:
     """Return `[num_pages, page_bytes] uint8` that a GPU copies from and to at full speed, for a `HostTier`.
 
+    It is registered with the driver where it lies: torch's own pinned memory would take the next power of two.
+
     Raises:
         RuntimeError: there is no CUDA device, or not so much memory that can be pinned.
     """
-    return torch.empty((num_pages, page_bytes), dtype=torch.uint8, pin_memory=True).numpy()
+    memory = page_aligned_zeros(num_pages, page_bytes)
+    runtime: Any = torch.cuda.cudart()
+    start = memory.ctypes.data
+    error = runtime.cudaHostRegister(start, memory.nbytes, 0)
+    if int(error):
+        raise RuntimeError(f"{memory.nbytes / 1e9:.1f} GB must be memory that can be pinned, got {error}")
+    weakref.finalize(memory.base, runtime.cudaHostUnregister, start)  # it owns the bytes of all views
+    return memory
 
 
-class CudaPages:
-    """The KV memory of a pool on a CUDA device.
+class CopyStream(Protocol):
+    """Where copies are queued, beside what the device computes."""
 
-    Invariant: copies run on a stream of their own; one begins after what the device has been told to do before it, and
-    the call returns when it is done, so that what is launched afterwards sees it.
+    def queueing(self) -> AbstractContextManager[object]:
+        """Queue on it what is called inside."""
+        ...
+
+    def wait(self) -> None:
+        """Wait on the host until what was queued is done."""
+        ...
+
+
+class CUDACopyStream:
+    """A CUDA stream for copies.
+
+    Args:
+        device: whose.
+        after: what it has been told goes before what is queued here later; None: nothing does.
+    """
+
+    __slots__ = ("_after", "_stream")
+
+    def __init__(self, device: torch.device, *, after: torch.cuda.Stream | None = None) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._after = after
+
+    def queueing(self) -> AbstractContextManager[object]:
+        """Queue on it what is called inside, on any thread."""
+        if self._after is not None:
+            self._stream.wait_stream(self._after)
+        return torch.cuda.stream(self._stream)
+
+    def wait(self) -> None:
+        """Wait on the host until what was queued is done."""
+        self._stream.synchronize()
+
+
+class StagedPages:
+    """The KV memory of a pool that numpy cannot see: copies go through images of the pages on the device.
+
+    Invariant: what was queued in a call is done when it returns or raises, so that what is launched afterwards sees it,
+    and no copy touches pages or slots that have changed hands. A page image is that of `ArrayPages`. Thread-safe.
 
     Args:
         layers: for each layer its arrays, `[num_pages, num_bytes] uint8` each, on one device.
+        stream: of this device.
     """
 
-    __slots__ = ("_parts", "_stream", "page_bytes")
+    __slots__ = ("_device", "_groups", "_parts", "_stream", "_word", "page_bytes")
 
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]]) -> None:
-        self._parts: list[list[tuple[torch.Tensor, int]]] = []  # of each layer: arrays, and where they lie in an image
-        self.page_bytes = 0
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], stream: CopyStream) -> None:
+        widths = [array.shape[1] for arrays in layers for array in arrays]
+        ends = list(accumulate(widths, initial=0))
+        self.page_bytes = ends[-1]
         """Bytes of one page over all layers."""  # written by: __init__
-        for arrays in layers:
-            ends = list(accumulate((array.shape[1] for array in arrays), initial=self.page_bytes))
-            self._parts.append(list(zip(arrays, ends, strict=False)))
-            self.page_bytes = ends[-1]
-        self._stream = torch.cuda.Stream(layers[0][0].device)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers."""
-        return len(self._parts)
+        places = [
+            number for arrays in layers for array in arrays for number in (array.stride(0), array.storage_offset())
+        ]
+        self._word = _WORDS[math.gcd(8, *widths, *places)]  # a GPU copies number by number
+        size = self._word.itemsize
+        begins = iter(begin // size for begin in ends)
+        self._parts = [[(array.view(self._word), next(begins)) for array in arrays] for arrays in layers]
+        """For each layer its arrays, and where they lie in an image, in words."""
+        self._groups = self._grouped()
+        self._device = layers[0][0].device
+        self._stream = stream
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy pages out: gathered on the device into images, then copied to the slots, run by run."""
-        device, host = self._stream.device, torch.from_numpy(memory)
-        step = max(1, _CHUNK_BYTES // self.page_bytes)
-        with self._ordered():
-            for start in range(0, len(pages), step):
-                index = torch.tensor(pages[start : start + step], device=device)
-                images = torch.empty((len(index), self.page_bytes), dtype=torch.uint8, device=device)
-                for array, begin in (part for parts in self._parts for part in parts):
-                    images[:, begin : begin + array.shape[1]] = array[index]
-                for a, b in _runs(slots[start : start + step]):
-                    slot = slots[start + a]
-                    host[slot : slot + b - a].copy_(images[a:b], non_blocking=True)
-            self._stream.synchronize()
+        """Copy pages out: gathered into images, which go to the slots, neighbours together."""
+        host = torch.from_numpy(memory).view(self._word)
+        try:
+            with self._stream.queueing():
+                index = torch.tensor(pages, device=self._device)
+                for a, b in self._chunks(len(pages), host.shape[1]):
+                    images = torch.empty((b - a, host.shape[1]), dtype=self._word, device=self._device)
+                    for array, begin in (part for parts in self._parts for part in parts):
+                        images[:, begin : begin + array.shape[1]] = array.index_select(0, index[a:b])
+                    for first, last in _runs(slots[a:b]):
+                        slot = slots[a + first]
+                        host[slot : slot + last - first].copy_(images[first:last], non_blocking=True)
+        finally:
+            self._stream.wait()
 
-    def write(self, layer: int, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy one layer of pages in: gathered on the host into pinned memory, scattered on the device."""
-        rows = np.asarray(slots, np.intp)
-        with self._ordered():
-            for target, begin in self._parts[layer]:
-                part = memory[:, begin : begin + target.shape[1]]
-                step = max(1, _CHUNK_BYTES // part.shape[1])
-                for start in range(0, len(pages), step):
-                    count = min(step, len(pages) - start)
-                    pinned = torch.empty((count, part.shape[1]), dtype=torch.uint8, pin_memory=True)  # torch keeps some
-                    pinned.numpy()[:] = part[rows[start : start + count]]
-                    index = torch.tensor(pages[start : start + count], device=target.device)
-                    target.index_copy_(0, index, pinned.to(target.device, non_blocking=True))
-            self._stream.synchronize()
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy pages in: pieces of the slots as large as a bus likes them, each of one or several layers."""
+        host = torch.from_numpy(memory).view(self._word)
+        try:
+            with self._stream.queueing():
+                index = torch.tensor(pages, device=self._device)
+            for layers in self._groups:
+                with self._stream.queueing():
+                    self._write_layers(layers, index, host, slots)
+                self._stream.wait()
+                arrived(layers.stop)
+        finally:
+            self._stream.wait()
 
-    def _ordered(self) -> torch.cuda.StreamContext:
-        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
-        return torch.cuda.stream(self._stream)
+    def _write_layers(self, layers: range, index: torch.Tensor, host: torch.Tensor, slots: Sequence[int]) -> None:
+        parts = [part for layer in layers for part in self._parts[layer]]
+        begin, end = parts[0][1], parts[-1][1] + parts[-1][0].shape[1]
+        for a, b in self._chunks(len(slots), end - begin):
+            images = torch.empty((b - a, end - begin), dtype=self._word, device=self._device)
+            is_whole = len(layers) == len(self._parts)  # else torch would gather strided rows on the host, and wait
+            for first, last in _runs(slots[a:b]) if is_whole else pairwise(range(b - a + 1)):
+                slot = slots[a + first]
+                images[first:last].copy_(host[slot : slot + last - first, begin:end], non_blocking=True)
+            for array, at in parts:
+                array.index_copy_(0, index[a:b], images[:, at - begin : at - begin + array.shape[1]])
+
+    def _chunks(self, num_pages: int, num_words: int) -> list[tuple[int, int]]:
+        step = max(1, _CHUNK_BYTES // (num_words * self._word.itemsize))
+        return [(start, min(start + step, num_pages)) for start in range(0, num_pages, step)]
+
+    def _grouped(self) -> list[range]:
+        """Return the layers in groups whose parts of a page make a piece; the last group may be a smaller one."""
+        groups: list[range] = []
+        start, num_bytes = 0, 0
+        for layer, parts in enumerate(self._parts):
+            num_bytes += sum(array.shape[1] for array, _ in parts) * self._word.itemsize
+            if num_bytes >= _PIECE_BYTES or layer == len(self._parts) - 1:
+                groups.append(range(start, layer + 1))
+                start, num_bytes = layer + 1, 0
+        return groups
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
