@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"there is nothing to measure: {error}")
             return 2
         plan = LLAMA_8B
-        compile_kernels([_kernels_of(plan)], progress=lambda what, done, count: print(f"{what}: {done} of {count}"))
+        compile_kernels([kernels_of(plan)], progress=lambda what, done, count: print(f"{what}: {done} of {count}"))
     measurements = Measurements()
     limits = measure_limits(device, dtype=plan.dtype, stream_bytes=plan.stream_bytes, matmul_size=plan.matmul_size)
     measurements.rows += [
@@ -153,8 +153,10 @@ def measure_engine(measurements: Measurements, subject: Subject) -> None:
 
 
 def _idle(row: Row, subject: Subject, overlap: bool) -> Row:
-    share = idle_share(subject, overlap=overlap)
-    return replace(row, note="not measured: no kernel was seen") if share is None else replace(row, value=share * 100)
+    idle = idle_share(subject, overlap=overlap)
+    if idle is None:
+        return replace(row, note="not measured: no kernel was seen")
+    return replace(row, value=idle.share * 100, note=f"{idle.for_host:.1%} in gaps over 10 us, for the host")
 
 
 def measure_peer(measurements: Measurements, device: Device, plan: Plan) -> None:
@@ -176,7 +178,8 @@ def _timed(row: Row, measure_seconds: Callable[[], float]) -> Row:
     return replace(row, value=measure_seconds() * 1e3)
 
 
-def _kernels_of(plan: Plan) -> KernelNeeds:
+def kernels_of(plan: Plan) -> KernelNeeds:
+    """Return the attention kernels that the measured model needs."""
     model = plan.model
     group = model.num_heads // model.num_kv_heads
     return KernelNeeds(dtype=plan.dtype, head_dim=model.head_dim, group=group, has_windows=(False,))

@@ -82,7 +82,11 @@ def test_idle_is_what_no_span_covers(starts: list[tuple[int, int]]) -> None:
     first, end = covered.argmax(), len(covered) - covered[::-1].argmax()
     events = [{"ph": "X", "cat": "kernel", "ts": start, "dur": size} for start, size in starts]
     events.append({"ph": "X", "cat": "cpu_op", "ts": 0, "dur": 1000})
-    assert idle_of(device_spans({"traceEvents": events})) == pytest.approx(1 - covered[first:end].mean())
+    idle = idle_of(device_spans({"traceEvents": events}))
+    assert idle is not None
+    assert idle.share == pytest.approx(1 - covered[first:end].mean())
+    runs = "".join("x" if one else "." for one in covered[first:end]).split("x")
+    assert idle.for_host == pytest.approx(sum(len(run) for run in runs if len(run) > 10) / (end - first))
     assert idle_of([]) is None
 
 

@@ -1,10 +1,12 @@
-"""The tools that pack a GPU host: what it has, what it lacks, and which headers a source reaches."""
+"""The tools that pack for a GPU host: what it has, what it lacks, and which compiled kernels it can run."""
 
 # pyright: basic, reportMissingImports=false
 # tools are scripts, which are imported by path.
 
 from __future__ import annotations
 
+import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -47,13 +49,37 @@ def test_only_what_the_host_lacks_is_fetched(tmp_path: Path, monkeypatch: pytest
     assert not fetcher._has(Requirement("torch>=2.12"))
 
 
-def test_missing_headers_are_named(tmp_path: Path) -> None:
-    from check_gpu_pack import follow
+def test_a_pack_of_files_is_the_same_every_time(tmp_path: Path) -> None:
+    import pack_gpu_host
 
-    (tmp_path / "include" / "deep").mkdir(parents=True)
-    source = tmp_path / "kernel.cu"
-    source.write_text('#include "beside.h"\n#include <deep/one.cuh>\n  # include <cuda_runtime.h>\n#include <vector>\n')
-    (tmp_path / "beside.h").write_text("")
-    (tmp_path / "include" / "deep" / "one.cuh").write_text('#include "two.cuh"\n#include <deep/three.cuh>\n')
-    (tmp_path / "include" / "deep" / "two.cuh").write_text("#include <deep/one.cuh>\n")
-    assert follow([source], [tmp_path / "include"]) == (3, ["deep/three.cuh (of one.cuh)"])
+    for name in ("one", "two"):
+        pack_gpu_host.pack([("a/b", b"1"), ("c", b"23")], tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with tarfile.open(tmp_path / "one") as packed:
+        assert [(info.name, info.size) for info in packed] == [("a/b", 1), ("c", 2)]
+
+
+@pytest.mark.parametrize(("capability", "is_used"), [("9.0", True), ("8.9\n9.0", True), ("10.0", False), (None, False)])
+def test_kernels_are_unpacked_where_a_gpu_can_run_them(
+    capability: str | None, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pack_gpu_host
+    from gpu_host import unpack
+
+    here, programs = tmp_path / "pack", tmp_path / "bin"
+    (here / "wheels").mkdir(parents=True)
+    programs.mkdir()
+    if capability is not None:
+        (programs / "nvidia-smi").write_text(f"#!/bin/sh\necho '{capability}'\n")
+        (programs / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    wheel(here / "wheels", "ours")
+    pack_gpu_host.pack([("flashinfer/__init__.py", b"")], here / "flashinfer.tar.xz")
+    library = "flashinfer/data/aot/norm/norm.so"
+    pack_gpu_host.pack([(library, b"compiled")], here / "kernels-9.0a.tar.xz")
+    monkeypatch.setattr(unpack, "__file__", str(here / "unpack.py"))
+    monkeypatch.setattr(sys, "argv", ["unpack.py", str(tmp_path / "site")])
+    monkeypatch.setattr(unpack, "install", lambda wheels, site: None)
+    assert unpack.main() == 0
+    assert (tmp_path / "site" / "flashinfer" / "__init__.py").exists()
+    assert (tmp_path / "site" / library).exists() == is_used

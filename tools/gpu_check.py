@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -126,9 +128,12 @@ def run_apart(name: str, *, stand_in: bool) -> Result:
     command = [sys.executable, __file__, "--here", "--only", name, *(["--stand-in"] if stand_in else [])]
     print(f"--- {name}: {(CHECKS[name].__doc__ or '').splitlines()[0]}", flush=True)
     start_s, limit_s = time.monotonic(), LIMIT_S.get(name, OTHER_LIMIT_S)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        output = subprocess.run(command, timeout=limit_s, stdout=subprocess.PIPE, text=True).stdout
+        output = process.communicate(timeout=limit_s)[0]
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the compilers that it has started
+        process.communicate()
         return Result(name=name, word="FAILED", text=f"not done after {limit_s} s", seconds=limit_s)
     try:
         result = Result(**json.loads(output.splitlines()[-1]))

@@ -2,9 +2,14 @@
 
 HOST_PACKAGES is what `python -m pip list --format=freeze` prints on the host (names without versions will do). OUT
 becomes a folder with our wheels, the wheels that they need and the host lacks, FlashInfer's folder as a tar.xz (it is
-some 600 MB of sources, which are compiled there), the check and the benchmark. On the host, one command unpacks it:
+some 600 MB of sources), the check and the benchmark. On the host, one command unpacks it:
 
     python3 OUT/unpack.py SITE && PYTHONPATH=SITE python3 OUT/gpu_check.py
+
+FlashInfer compiles its kernels on the host, for which that needs nvcc, ninja and minutes. With `--compile-for 9.0a`
+they are compiled here instead, by a CUDA toolkit from PyPI (half an hour on two cores): those of the check, of the
+benchmark, and of `--models`. It also shows that no source is missing in the pack. Run it where torch and FlashInfer can
+be imported.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from gpu_host.toolkit import fetch_toolkit
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("radixcache", "kvpool", "schedpolicy", "engine", "server")
@@ -51,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", default="3.12", help="version of the host's Python (default: %(default)s)")
     parser.add_argument("--also", nargs="*", default=["openai"], help="more packages (default: %(default)s)")
     parser.add_argument("--limit-mib", type=float, default=60, help="largest size (default: %(default)s)")
+    parser.add_argument("--compile-for", metavar="ARCH", help="compile for this compute capability: 9.0a is an H100")
+    parser.add_argument("--cuda", default="13.0", help="of the host's torch, for --compile-for (default: %(default)s)")
+    parser.add_argument("--models", nargs="*", default=[], type=Path, help="folders of models, for --compile-for")
     options = parser.parse_args(arguments)
     shutil.rmtree(options.out, ignore_errors=True)
     wheels = options.out / "wheels"
@@ -64,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flashinfer = next(wheels.glob("flashinfer_python-*.whl"))
     pack_wheel(flashinfer, options.out / "flashinfer.tar.xz")
     flashinfer.unlink()
+    if options.compile_for:
+        pack_kernels(options.out, arch=options.compile_for, cuda=options.cuda, models=options.models)
     for path in map(ROOT.joinpath, SHIPPED):
         if path.is_dir():
             shutil.copytree(path, options.out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -160,10 +172,29 @@ class Fetcher:
 
 
 def pack_wheel(wheel: Path, target: Path) -> None:
-    """Write the files of a wheel to a tar.xz; names sorted and times left out, so that equal wheels pack alike."""
-    with zipfile.ZipFile(wheel) as archive, tarfile.open(target, "w:xz", preset=6) as packed:
-        for name in sorted(archive.namelist()):
-            content = archive.read(name)
+    """Write the files of a wheel to a tar.xz."""
+    with zipfile.ZipFile(wheel) as archive:
+        pack(((name, archive.read(name)) for name in sorted(archive.namelist())), target)
+
+
+def pack_kernels(out: Path, *, arch: str, cuda: str, models: Sequence[Path]) -> None:
+    """Compile kernels from the sources in the pack, and add them to it."""
+    with tempfile.TemporaryDirectory() as name:
+        site, folder = Path(name) / "site", Path(name) / "cuda"
+        with tarfile.open(out / "flashinfer.tar.xz") as packed:
+            packed.extractall(site, filter="data")
+        command = [sys.executable, str(ROOT / "tools" / "gpu_host" / "kernels.py"), "--arch", arch, "--site", str(site)]
+        command += ["--toolkit", str(fetch_toolkit(folder, version=cuda)), "--models", *map(str, models)]
+        subprocess.run(command, check=True)
+        libraries = sorted((site / "flashinfer" / "data" / "aot").rglob("*.so"))
+        files = ((str(path.relative_to(site)), path.read_bytes()) for path in libraries)
+        pack(files, out / f"kernels-{arch}.tar.xz")
+
+
+def pack(files: Iterable[tuple[str, bytes]], target: Path) -> None:
+    """Write files, given by name and content, to a tar.xz; without times, so that equal files pack alike."""
+    with tarfile.open(target, "w:xz", preset=6) as packed:
+        for name, content in files:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             packed.addfile(info, io.BytesIO(content))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +25,8 @@ from pagewood.engine.memory import MemoryInbox, MemoryOutbox
 _PROFILED_STEPS = 32
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of a trace."""
+_HOST_GAP_US = 10.0
+"""From one kernel of a graph to the next it takes about 1."""
 
 
 class Session:
@@ -81,8 +84,18 @@ def first_token_seconds(subject: Subject) -> float:
     return seconds
 
 
-def idle_share(subject: Subject, *, overlap: bool) -> float | None:
-    """Return the share of a span of decode steps in which nothing runs on the device; None: no device was seen."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Shares of a span of time."""
+
+    share: float
+    """In which nothing runs on the device: with what lies between one kernel and the next, which no host can help."""
+    for_host: float
+    """In gaps so long that the device waits for the host."""
+
+
+def idle_share(subject: Subject, *, overlap: bool) -> Idle | None:
+    """Return how much of a span of decode steps the device idles; None: no device was seen."""
     plan = subject.plan
     session = Session(
         subject, overlap=overlap, num_requests=plan.idle_batch, length=plan.idle_context,
@@ -93,16 +106,18 @@ def idle_share(subject: Subject, *, overlap: bool) -> float | None:
     for _ in range(4):
         session.step()
     activities = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else None
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(_PROFILED_STEPS):
-            session.step()
-        subject.device.finish()
+    warm = torch.profiler.schedule(wait=0, warmup=4, active=_PROFILED_STEPS, repeat=1)  # its own start takes time
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "trace.json")
+        with torch.profiler.profile(
+            activities=activities, schedule=warm, on_trace_ready=lambda done: done.export_chrome_trace(path)
+        ) as profiler:
+            for _ in range(4 + _PROFILED_STEPS):
+                session.step()
+                profiler.step()
+        spans = device_spans(json.loads(Path(path).read_text()))
     while session.num_finished < plan.idle_batch:
         session.step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        spans = device_spans(json.loads(path.read_text()))
     return idle_of(spans)
 
 
@@ -115,13 +130,18 @@ def device_spans(trace: Mapping[str, Any]) -> list[tuple[float, float]]:
     ]
 
 
-def idle_of(spans: Iterable[tuple[float, float]]) -> float | None:
-    """Return the share of the time from the first start to the last end that no span covers; None: no time passed."""
+def idle_of(spans: Iterable[tuple[float, float]]) -> Idle | None:
+    """Return how much of the time from the first start to the last end no span covers; None: no time passed."""
     ordered = sorted(spans)
     if not ordered:
         return None
-    busy, first, end = 0.0, ordered[0][0], ordered[0][0]
+    first = end = ordered[0][0]
+    gaps: list[float] = []
     for start, stop in ordered:
-        busy += max(0.0, stop - max(start, end))
+        gaps.append(max(0.0, start - end))
         end = max(end, stop)
-    return 1 - busy / (end - first) if end > first else None
+    if end == first:
+        return None
+    return Idle(
+        share=sum(gaps) / (end - first), for_host=sum(gap for gap in gaps if gap > _HOST_GAP_US) / (end - first)
+    )

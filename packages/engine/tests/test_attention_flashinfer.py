@@ -130,6 +130,7 @@ class Bench:
                 qo_indptr=torch.from_numpy(offsets_of(self.counts)),
                 kv_indptr=kv_indptr,
                 last_page_len=last,
+                kv_lens=torch.from_numpy(self.ends.astype(np.int32)),
             ),
             Places(
                 grants=torch.from_numpy(np.repeat(np.arange(num_grants, dtype=np.int32), self.counts)),
@@ -167,7 +168,7 @@ def test_each_plan_goes_through_the_memory_that_it_is_lent() -> None:
     places = Places(grants=zero, positions=zero, kv_indptr=one, kv_indices=zero, last_page_len=zero + 1)
     kernels = attention.kernels_of_graph(places)
     for staging in (torch.empty(1), torch.empty(2)):
-        host = HostArrays(is_decode=True, qo_indptr=one, kv_indptr=one, last_page_len=zero + 1)
+        host = HostArrays(is_decode=True, qo_indptr=one, kv_indptr=one, last_page_len=zero + 1, kv_lens=zero + 1)
         kernels.plan(host, zero, {-1: staging})
         wrapper = kernels.by_window[-1]
         assert isinstance(wrapper, flashinfer_torch.BatchDecodeWithPagedKVCacheWrapper)

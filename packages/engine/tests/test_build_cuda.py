@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ import torch
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine, build_on
+from pagewood.engine.build_cuda import kernel_needs
+from pagewood.engine.folder import model_folder
 from pagewood.engine.loop import Engine
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.engine.tiers import TieredCaches
@@ -136,6 +140,19 @@ def test_fields_are_checked() -> None:
         EngineConfig(dtype="bfloat16")
     with pytest.raises(ValueError, match="cuda_graph_max_batch must be >= 1, got 0"):
         EngineConfig(cuda_graph_max_batch=0)
+
+
+def test_models_that_have_no_kernels_are_refused() -> None:
+    model = ModelConfig.from_folder(model_folder(None))
+    needs = kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
+    assert (needs.dtype, needs.head_dim, needs.has_windows) == ("bfloat16", 64, (False,))
+    with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256\) on CUDA.* got 80"):
+        kernel_needs(EngineConfig(device="cuda"), replace(model, head_dim=80))
+    model = replace(model, windows=(None, 32, 64, None))
+    assert kernel_needs(EngineConfig(device="cuda"), model).has_windows == (False, True)
+    kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=32), model)
+    with pytest.raises(ValueError, match=r"max_length must be at most 32 for batch_invariant, .* got 33"):
+        kernel_needs(EngineConfig(device="cuda", batch_invariant=True, max_length=33), model)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

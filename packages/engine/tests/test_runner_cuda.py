@@ -202,6 +202,18 @@ def test_steps_in_flight_share_no_pinned_memory_and_later_ones_use_it_again(fold
     assert len(pool._free) == 2
 
 
+def test_a_step_that_cannot_be_queued_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = bench(folder)
+    driver = driver_of(mine.runner)
+    sequence = driver.add(PROMPTS[0])
+    with monkeypatch.context() as broken:
+        broken.setattr(type(mine.runner), "_logits", lambda *_, **__: torch.empty(1 << 60))
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="memory"):
+                mine.runner.launch(driver.batch([(sequence, 2)])).wait()
+    assert len(mine.runner._staging._free) == 1
+
+
 def test_a_step_that_samples_nothing(folder: Path) -> None:
     mine = bench(folder, sizes=[1])
     driver = driver_of(mine.runner)

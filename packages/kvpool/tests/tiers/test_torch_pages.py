@@ -63,7 +63,7 @@ def test_pages_of_any_dtype_go_out_and_come_back(dtype: str) -> None:
     host = HostTier(page_bytes=storage.layout.bytes_per_page, num_pages=8)
     check(device_pages(storage.memory), storage, host)
     layers = [storage.memory.blocks(layer) for layer in range(3)]
-    check(StagedPages(layers, Stream()), storage, host)
+    check(StagedPages(layers, out=Stream(), into=Stream()), storage, host)
 
 
 @settings(deadline=None)
@@ -80,21 +80,21 @@ def test_staged_copies_are_those_of_arrays(
     rng = np.random.default_rng(0)
     layers = [[rng.integers(0, 256, (12, n), np.uint8) for n in row] for row in widths]
     tensors = [[torch.from_numpy(array.copy()) for array in arrays] for arrays in layers]
-    stream = Stream()
+    out, into = Stream(), Stream()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_pages, "_CHUNK_BYTES", sizes[0])
         patch.setattr(torch_pages, "_PIECE_BYTES", sizes[1])
-        staged, plain = StagedPages(tensors, stream), ArrayPages(layers)
+        staged, plain = StagedPages(tensors, out=out, into=into), ArrayPages(layers)
         mine, expected = (np.zeros((9, plain.page_bytes), np.uint8) for _ in range(2))
         pages, slots = pages[:count], sorted(slots[:count]) if sizes[0] % 2 else slots[:count]
         plain.read(pages, expected, slots)
         staged.read(pages, mine, slots)
-        assert stream.num_queued == 0
+        assert out.num_queued == 0
         assert np.array_equal(mine, expected)
         told: list[int] = []
 
         def arrived(num_layers: int) -> None:
-            assert stream.num_queued == 0
+            assert into.num_queued == 0
             for arrays, others in zip(layers[:num_layers], tensors[:num_layers], strict=True):
                 assert all(np.array_equal(array, other) for array, other in zip(arrays, others, strict=True))
             told.append(num_layers)
@@ -113,15 +113,15 @@ def test_a_copy_that_is_called_off_is_waited_for() -> None:
     def call_off(num_layers: int) -> None:
         raise CalledOff
 
-    storage, stream = storage_of("float32"), Stream()
-    staged = StagedPages([storage.memory.blocks(layer) for layer in range(3)], stream)
+    storage, out, into = storage_of("float32"), Stream(), Stream()
+    staged = StagedPages([storage.memory.blocks(layer) for layer in range(3)], out=out, into=into)
     memory = np.zeros((8, staged.page_bytes), np.uint8)
     with pytest.raises(CalledOff):
         staged.write([1], memory, [1], call_off)
-    assert stream.num_queued == 0
+    assert into.num_queued == 0
     with pytest.raises(IndexError):
         staged.read([16], memory, [1])
-    assert stream.num_queued == 0
+    assert out.num_queued == 0
 
 
 @pytest.mark.gpu

@@ -67,8 +67,14 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
     if config.device == "cuda":
         if config.dtype == "float32":
             raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
+        needs = kernel_needs(config, ModelConfig.from_folder(model_folder(config.model)))
         device, flashinfer = open_cuda()
-        compile_kernels([kernel_needs(config, ModelConfig.from_folder(model_folder(config.model)))], progress=progress)
+        try:
+            compile_kernels([needs], progress=progress)
+        except RuntimeError as error:
+            raise ValueError(
+                f"device cuda needs FlashInfer's kernels, which cannot be compiled here: {error}"
+            ) from error
         return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)

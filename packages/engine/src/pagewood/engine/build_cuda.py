@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cuda import CUDARunner
 from pagewood.engine.runner.device import CUDADevice, Device
-from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.flashinfer_api import HEAD_DIMS, FlashInfer
 from pagewood.engine.runner.flashinfer_compile import KernelNeeds
 from pagewood.engine.runner.graphs import graph_sizes
 from pagewood.engine.runner.invariance import linear_by_row
@@ -63,6 +64,8 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     """
     if not torch.cuda.is_available():
         raise ValueError("device must be cpu where torch finds no CUDA device, got cuda")
+    # FlashInfer has two kinds of norms, and would choose by whether nvidia-cutlass-dsl is installed.
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # not ours
     try:
         flashinfer: Any = importlib.import_module("flashinfer")
     except ImportError as error:
@@ -71,7 +74,20 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
-    """Return which attention kernels the engine of a model runs."""
+    """Return which attention kernels the engine of a model runs.
+
+    Raises:
+        ValueError: there are none for the model, or none that do not depend on the batch where that is asked for.
+    """
+    if model.head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {model.head_dim}")
+    window = min((window for window in model.windows if window is not None), default=None)
+    longest = min(config.max_length or model.max_position, model.max_position)
+    if config.batch_invariant and window is not None and window < longest:
+        raise ValueError(
+            f"max_length must be at most {window} for batch_invariant, because a longer sequence leaves the model's "
+            f"sliding window, and the order of summation depends on where the window starts; got {longest}"
+        )
     return KernelNeeds(
         dtype=_dtype_of(config),
         head_dim=model.head_dim,

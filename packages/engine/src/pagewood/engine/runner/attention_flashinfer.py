@@ -67,6 +67,8 @@ class HostArrays:
     """[G + 1]"""
     last_page_len: Tensor
     """[G]"""
+    kv_lens: Tensor
+    """[G], positions that each grant sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,7 @@ class PrefillKernels:
                 logits_soft_cap=self._shape.logits_soft_cap,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
+                seq_lens=host.kv_lens,  # FlashInfer would make it itself, in memory that is not pinned
                 disable_split_kv=self._batch_invariant,
             )
 

@@ -181,10 +181,22 @@ class CUDARunner:
         self._device.finish()
 
     def _launch(self, batch: Batch) -> CUDAStepHandle:
-        num_grants, count = len(batch.rows), len(batch.sampled)
+        slot = self._staging.take()
+        try:
+            self._queue(batch, slot)
+        except Exception:
+            self._device.finish()  # what has been queued may read the slot
+            self._staging.give_back(slot)
+            raise
+        count = len(batch.sampled)
+        done = self._device.download(slot.tokens[:count], slot.on_host_tokens[:count])
+        return CUDAStepHandle(self._staging, slot, done, count)
+
+    def _queue(self, batch: Batch, slot: StagingSlot) -> None:
+        """Queue everything up to the tokens on the device."""
+        num_grants = len(batch.rows)
         is_decode = batch.num_tokens == num_grants
         size = self._graphs.size_for(num_grants) if is_decode else None
-        slot = self._staging.take()
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
             host, step = slot.upload(step_arrays(batch, self._tables, num_empty=num_empty))
@@ -195,10 +207,8 @@ class CUDARunner:
             graph = self._graphs.of(size)
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
             logits = logits.index_select(0, step.wanted)
-        if count:
-            self._sample(batch, step, logits, slot.tokens[:count])
-        done = self._device.download(slot.tokens[:count], slot.on_host_tokens[:count])
-        return CUDAStepHandle(self._staging, slot, done, count)
+        if len(batch.sampled):
+            self._sample(batch, step, logits, slot.tokens[: len(batch.sampled)])
 
     def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
         sampler = Sampler.of(
@@ -250,4 +260,5 @@ def _host_arrays(host: StepArrays[Tensor], *, is_decode: bool) -> HostArrays:
         qo_indptr=host.qo_indptr,
         kv_indptr=host.kv_indptr,
         last_page_len=host.last_page_len,
+        kv_lens=host.kv_lens,
     )

@@ -126,10 +126,13 @@ class CUDADevice:
         return torch.cuda.mem_get_info()[0]
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Return the largest growth of what torch has allocated."""
+        """Return the largest growth of what torch has taken from the driver, with what its blocks leave unused."""
         torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
         work()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        peak = torch.cuda.max_memory_reserved()
+        torch.cuda.empty_cache()
+        return peak - before

@@ -11,6 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+HEAD_DIMS = (64, 128, 256)
+"""For which all kernels are there that are called here."""
+
 
 class DecodeWrapper(Protocol):
     """Attention of one token of each grant."""
@@ -80,11 +83,13 @@ class PrefillWrapper(Protocol):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
         disable_split_kv: bool = False,
     ) -> None:
         """Decide how the work is split: as the decode's, with `qo_indptr` `[G + 1] int32`, first token of each grant.
 
-        `causal` aligns the last token of a grant with its last position. With `disable_split_kv`, a grant is one piece.
+        `causal` aligns the last token of a grant with its last position. `seq_lens` `[G] int32` on the host is how many
+        positions each has. With `disable_split_kv`, a grant is one piece.
         """
         ...
 

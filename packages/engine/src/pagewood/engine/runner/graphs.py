@@ -131,7 +131,7 @@ def capture_graphs(
         sources = torch.full((size,), padding_source, **options)
         kernels = attention.kernels_of_graph(memory)
         kernels.plan(
-            HostArrays(is_decode=True, qo_indptr=counts, kv_indptr=counts, last_page_len=ones),
+            HostArrays(is_decode=True, qo_indptr=counts, kv_indptr=counts, last_page_len=ones, kv_lens=ones),
             all_indices[:size],
             staging,
         )

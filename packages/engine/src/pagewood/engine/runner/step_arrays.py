@@ -54,6 +54,8 @@ class StepArrays(Generic[X]):
     """[G] what is added to the number of a page in the step to get its place in the page table."""
     last_page_len: X
     """[G]"""
+    kv_lens: X
+    """[G] positions that each grant sees."""
     wanted: X
     """[max(S, 1)] the tokens whose logits are wanted; at least one, because kernels do not take none."""
     targets: X
@@ -91,7 +93,8 @@ def step_arrays(
     offsets = offsets_of(counts)
     grants = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
     positions = np.arange(offsets[-1], dtype=np.int32) + (starts - offsets[:-1])[grants]
-    pages = PageArrays.of(starts + counts, page_size=tables.page_size)
+    kv_lens = starts + counts
+    pages = PageArrays.of(kv_lens, page_size=tables.page_size)
     ends = (batch.starts + batch.counts)[batch.sampled]
     last = offsets[1:][batch.sampled] - 1
     wanted = np.arange(offsets[-1], dtype=np.int32) if all_wanted else last
@@ -107,6 +110,7 @@ def step_arrays(
         kv_indptr=_extended(pages.kv_indptr, num_empty, pages.kv_indptr[-1]),
         page_shifts=_extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
         last_page_len=_extended(pages.last_page_len, num_empty, 1),
+        kv_lens=_extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         targets=batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends,
         ends=ends,

@@ -236,10 +236,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
         disable_split_kv: bool = False,
     ) -> None:
         """Take the arrays of a step."""
         num_grants, num_tokens = len(paged_kv_last_page_len), _host(qo_indptr)[-1]
+        if seq_lens is not None:
+            num_pages, last = np.diff(_host(paged_kv_indptr)), np.array(_host(paged_kv_last_page_len))
+            expected = np.where(num_pages > 0, (num_pages - 1) * page_size + last, 0).tolist()
+            if _host(seq_lens) != expected:
+                raise ValueError(f"seq_lens must be {expected}, as the pages say, got {_host(seq_lens)}")
         if self._graph is not None:
             self._max_tokens = self._max_tokens or num_tokens
             if num_tokens > self._max_tokens:

@@ -36,7 +36,8 @@ def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) 
     layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
     if memory.device.type == "cpu":
         return ArrayPages([[block.numpy() for block in blocks] for blocks in layers])
-    return StagedPages(layers, CUDACopyStream(memory.device, after=after))
+    out, into = (CUDACopyStream(memory.device, after=after) for _ in range(2))
+    return StagedPages(layers, out=out, into=into)
 
 
 def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:
@@ -102,12 +103,13 @@ class StagedPages:
 
     Args:
         layers: for each layer its arrays, `[num_pages, num_bytes] uint8` each, on one device.
-        stream: of this device.
+        out: of this device, for reading.
+        into: of this device, for writing; another one, so that neither waits for the other.
     """
 
-    __slots__ = ("_device", "_groups", "_parts", "_stream", "_word", "page_bytes")
+    __slots__ = ("_device", "_groups", "_into", "_out", "_parts", "_word", "page_bytes")
 
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], stream: CopyStream) -> None:
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], *, out: CopyStream, into: CopyStream) -> None:
         widths = [array.shape[1] for arrays in layers for array in arrays]
         ends = list(accumulate(widths, initial=0))
         self.page_bytes = ends[-1]
@@ -122,13 +124,13 @@ class StagedPages:
         """For each layer its arrays, and where they lie in an image, in words."""
         self._groups = self._grouped()
         self._device = layers[0][0].device
-        self._stream = stream
+        self._out, self._into = out, into
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy pages out: gathered into images, which go to the slots, neighbours together."""
         host = torch.from_numpy(memory).view(self._word)
         try:
-            with self._stream.queueing():
+            with self._out.queueing():
                 index = torch.tensor(pages, device=self._device)
                 for a, b in self._chunks(len(pages), host.shape[1]):
                     images = torch.empty((b - a, host.shape[1]), dtype=self._word, device=self._device)
@@ -138,21 +140,21 @@ class StagedPages:
                         slot = slots[a + first]
                         host[slot : slot + last - first].copy_(images[first:last], non_blocking=True)
         finally:
-            self._stream.wait()
+            self._out.wait()
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
         """Copy pages in: pieces of the slots as large as a bus likes them, each of one or several layers."""
         host = torch.from_numpy(memory).view(self._word)
         try:
-            with self._stream.queueing():
+            with self._into.queueing():
                 index = torch.tensor(pages, device=self._device)
             for layers in self._groups:
-                with self._stream.queueing():
+                with self._into.queueing():
                     self._write_layers(layers, index, host, slots)
-                self._stream.wait()
+                self._into.wait()
                 arrived(layers.stop)
         finally:
-            self._stream.wait()
+            self._into.wait()
 
     def _write_layers(self, layers: range, index: torch.Tensor, host: torch.Tensor, slots: Sequence[int]) -> None:
         parts = [part for layer in layers for part in self._parts[layer]]

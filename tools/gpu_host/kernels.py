@@ -1,0 +1,65 @@
+"""Compiles FlashInfer's kernels for a GPU elsewhere: `python kernels.py --toolkit CUDA --site SITE --arch ARCH`.
+
+SITE holds FlashInfer, unpacked; its sources are what is compiled, so this also shows that nothing is missing there.
+What is compiled is written to SITE, where FlashInfer looks first: a host that has it needs neither nvcc nor time.
+"""
+
+# pyright: basic, reportMissingImports=false
+# FlashInfer has no types; the checks and the benchmark are scripts, which are imported by path.
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile; return 0, or raise what the compiler said."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--toolkit", type=Path, required=True, help="the CUDA toolkit")
+    parser.add_argument("--site", type=Path, required=True, help="the folder that holds FlashInfer")
+    parser.add_argument("--arch", required=True, help="compute capability of the GPU, such as 9.0a for H100 and H200")
+    parser.add_argument("--models", nargs="*", default=[], type=Path, help="folders of models to serve there, in bf16")
+    options = parser.parse_args(arguments)
+    work = options.site / "flashinfer-compiled"
+    os.environ["CUDA_HOME"] = str(options.toolkit)  # FlashInfer reads these when it is imported
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = options.arch
+    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(work)
+    sys.path[:0] = [str(options.site), str(ROOT / "tools"), str(ROOT / "benchmarks")]
+    for name, library in compile_all(options.arch, options.models).items():
+        target = options.site / "flashinfer" / "data" / "aot" / name / f"{name}.so"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(library, target)
+    shutil.rmtree(work)
+    return 0
+
+
+def compile_all(arch: str, models: Sequence[Path]) -> dict[str, Path]:
+    """Compile the kernels of the GPU check, of the benchmark and of some models; return the libraries by name."""
+    from gpu import kernels_of
+    from gpu_checks.numerics import FP8_KERNELS, KERNELS
+    from on_gpu.subject import LLAMA_8B
+    from pagewood.engine.api import EngineConfig
+    from pagewood.engine.build_cuda import kernel_needs
+    from pagewood.engine.models.config import ModelConfig
+    from pagewood.engine.runner.flashinfer_compile import kernel_specs
+
+    needs = [*KERNELS, *FP8_KERNELS, kernels_of(LLAMA_8B)]
+    needs += [kernel_needs(EngineConfig(device="cuda"), ModelConfig.from_folder(folder)) for folder in models]
+    specs = kernel_specs(needs, prefill_backend="fa3" if arch.startswith("9.") else "fa2")
+    for done, spec in enumerate(specs):
+        start_s = time.monotonic()
+        spec.build()
+        print(f"compiled {done + 1} of {len(specs)} in {time.monotonic() - start_s:.0f} s: {spec.name}", flush=True)
+    return {spec.name: spec.jit_library_path for spec in specs}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

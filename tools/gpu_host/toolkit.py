@@ -1,0 +1,47 @@
+"""As much of the CUDA toolkit as compiles FlashInfer's kernels, from PyPI: without a GPU, or NVIDIA's installer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cublas")
+_OTHERS = ("nvidia-curand",)
+"""Wheels that have versions of their own. Of this one and of cuBLAS only headers are used."""
+
+
+def fetch_toolkit(folder: Path, *, version: str) -> Path:
+    """Download the toolkit for Linux on x86-64 into `folder`, 600 MB; return its root, for CUDA_HOME.
+
+    Args:
+        folder: is made.
+        version: major and minor, such as 13.0.
+
+    Raises:
+        subprocess.CalledProcessError: PyPI has no such version, or there is no C compiler.
+    """
+    wheels = folder / "wheels"
+    names = [f"{name}=={version}.*" for name in _WHEELS] + list(_OTHERS)
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
+    subprocess.run([*command, *names], check=True)
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    (root,) = (folder / "nvidia").glob("cu*")
+    for program in [*(root / "bin").iterdir(), *(root / "nvvm" / "bin").iterdir()]:
+        program.chmod(0o755)
+    _complete(root)
+    return root
+
+
+def _complete(root: Path) -> None:
+    """Give the linker what an installed toolkit has: the names without versions, and a driver to link to."""
+    library = next((root / "lib").glob("libcudart.so.*"))
+    (root / "lib" / "libcudart.so").symlink_to(library.name)
+    (root / "lib64").symlink_to("lib")
+    stubs = root / "lib" / "stubs"
+    stubs.mkdir(exist_ok=True)
+    link = ["cc", "-shared", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o", str(stubs / "libcuda.so")]
+    subprocess.run(link, input=b"", check=True)
