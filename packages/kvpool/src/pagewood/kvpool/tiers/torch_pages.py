@@ -51,9 +51,9 @@ def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:
     memory = page_aligned_zeros(num_pages, page_bytes)
     runtime: Any = torch.cuda.cudart()
     start = memory.ctypes.data
-    error = runtime.cudaHostRegister(start, memory.nbytes, 0)
-    if int(error):
-        raise RuntimeError(f"{memory.nbytes / 1e9:.1f} GB must be memory that can be pinned, got {error}")
+    error = int(runtime.cudaHostRegister(start, memory.nbytes, 0))
+    if error:
+        raise RuntimeError(f"{memory.nbytes / 1e9:.1f} GB must be memory that can be pinned, got CUDA error {error}")
     weakref.finalize(memory.base, runtime.cudaHostUnregister, start)  # it owns the bytes of all views
     return memory
 
