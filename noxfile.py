@@ -138,3 +138,16 @@ def gpu(session: nox.Session) -> None:
     install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "flashinfer-python")
     session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs)
     session.run("python", "tools/gpu_check.py")
+
+
+@nox.session
+def hollow(session: nox.Session) -> None:
+    """Run all that a host does for a GPU, without one; first it compiles kernels, half an hour on two cores."""
+    install_everything(session, *EXTRAS, "flashinfer-python")
+    cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
+    if not cuda:
+        session.skip("torch is a build for CPUs here; this needs the one for CUDA")
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = str(session.run("python", "-c", where, silent=True)).strip()
+    session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda)
+    session.run("python", "tools/hollow_check.py")

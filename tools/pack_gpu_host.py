@@ -30,8 +30,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from gpu_host.toolkit import fetch_toolkit
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("radixcache", "kvpool", "schedpolicy", "engine", "server")
 SHIPPED = (
@@ -180,11 +178,11 @@ def pack_wheel(wheel: Path, target: Path) -> None:
 def pack_kernels(out: Path, *, arch: str, cuda: str, models: Sequence[Path]) -> None:
     """Compile kernels from the sources in the pack, and add them to it."""
     with tempfile.TemporaryDirectory() as name:
-        site, folder = Path(name) / "site", Path(name) / "cuda"
+        site = Path(name)
         with tarfile.open(out / "flashinfer.tar.xz") as packed:
             packed.extractall(site, filter="data")
         command = [sys.executable, str(ROOT / "tools" / "gpu_host" / "kernels.py"), "--arch", arch, "--site", str(site)]
-        command += ["--toolkit", str(fetch_toolkit(folder, version=cuda)), "--models", *map(str, models)]
+        command += ["--cuda", cuda, "--models", *map(str, models)]
         subprocess.run(command, check=True)
         libraries = sorted((site / "flashinfer" / "data" / "aot").rglob("*.so"))
         files = ((str(path.relative_to(site)), path.read_bytes()) for path in libraries)

@@ -61,12 +61,10 @@ def check_operations(host: Host) -> str:
     """FlashInfer's norms, rotation, activation, softmax and filters agree with plain torch."""
     found = [
         f"{operation.__name__} in {dtype}: {problem}"
-        for dtype in ("float16", "bfloat16")
-        for operation in (_norms, _activation, _heads, _rotations)
+        for operation, dtype in operations()
         if (problem := _compare(operation, host, dtype))
     ]
-    found += [f"{f.__name__}: {problem}" for f in (_softmax, _filters) if (problem := _compare(f, host, "float32"))]
-    return _verdict(found, 10)
+    return _verdict(found, len(operations()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +89,18 @@ def check_attention(host: Host) -> str:
     return compare_paths(host, KERNELS)
 
 
-def compare_paths(host: Host, kernels: Sequence[KernelNeeds]) -> str:
-    """Attend on every path that some kernels serve, on the device and in plain torch."""
-    paths = [
+def paths_of(kernels: Sequence[KernelNeeds]) -> list[Path]:
+    """Return every path that some kernels serve."""
+    return [
         Path(needs=needs, group=group, page_size=page_size, step=step, batch_invariant=batch_invariant)
         for needs, page_size, step, batch_invariant in itertools.product(kernels, (1, 16, 64), STEPS, (False, True))
         for group in ((1, 3) if needs.group == 1 else (4, 8))
     ]
+
+
+def compare_paths(host: Host, kernels: Sequence[KernelNeeds]) -> str:
+    """Attend on every path that some kernels serve, on the device and in plain torch."""
+    paths = paths_of(kernels)
     found: list[str] = []
     for path in paths:
         try:
@@ -248,6 +251,12 @@ def _filters(library: FlashInfer, where: torch.device, dtype: torch.dtype) -> Te
             library.top_p_renorm_probs(probs, top_ps, is_deterministic=True),
         ]
     )
+
+
+def operations() -> list[tuple[Operation, str]]:
+    """Return every operation, with the dtype that it is done in."""
+    of_model = [(one, dtype) for one in (_norms, _activation, _heads, _rotations) for dtype in ("float16", "bfloat16")]
+    return [*of_model, (_softmax, "float32"), (_filters, "float32")]
 
 
 def _verdict(found: Sequence[str], count: int) -> str:

@@ -21,6 +21,14 @@ def check_server(host: Host) -> str:
     """`pagewood serve --device cuda` answers OpenAI's client."""
     if not host.is_gpu:
         raise Skipped("a server needs the GPU")
+    text = answer_of_server()
+    if "19" not in text:
+        raise Failed(f"{QUESTIONS[0]} is answered by {text!r}")
+    return text
+
+
+def answer_of_server() -> str:
+    """Start a server on the GPU, ask it the first question, and end it; return the answer."""
     if importlib.util.find_spec("openai") is None:
         raise Skipped("the package openai is not installed")
     from openai import OpenAI
@@ -43,10 +51,7 @@ def check_server(host: Host) -> str:
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     raise Failed(f"the server does not answer: {error}") from error
                 time.sleep(0.5)
-        text = reply.choices[0].message.content or ""
-        if "19" not in text:
-            raise Failed(f"{QUESTIONS[0]} is answered by {text!r}")
-        return text
+        return reply.choices[0].message.content or ""
     finally:
         process.terminate()
         process.wait(timeout=30)

@@ -1,7 +1,8 @@
-"""Compiles FlashInfer's kernels for a GPU elsewhere: `python kernels.py --toolkit CUDA --site SITE --arch ARCH`.
+"""Compiles FlashInfer's kernels for a GPU elsewhere: `python tools/gpu_host/kernels.py --site SITE --arch ARCH`.
 
-SITE holds FlashInfer, unpacked; its sources are what is compiled, so this also shows that nothing is missing there.
-What is compiled is written to SITE, where FlashInfer looks first: a host that has it needs neither nvcc nor time.
+SITE holds FlashInfer, unpacked or installed; its sources are what is compiled, so this also shows that nothing is
+missing there. What is compiled is written to SITE, where FlashInfer looks first: a host that has it needs neither nvcc
+nor time.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -13,6 +14,7 @@ import argparse
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,21 +25,22 @@ ROOT = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile; return 0, or raise what the compiler said."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--toolkit", type=Path, required=True, help="the CUDA toolkit")
+    parser.add_argument("--cuda", default="13.0", help="version of the toolkit, from PyPI (default: %(default)s)")
     parser.add_argument("--site", type=Path, required=True, help="the folder that holds FlashInfer")
     parser.add_argument("--arch", required=True, help="compute capability of the GPU, such as 9.0a for H100 and H200")
     parser.add_argument("--models", nargs="*", default=[], type=Path, help="folders of models to serve there, in bf16")
     options = parser.parse_args(arguments)
-    work = options.site / "flashinfer-compiled"
-    os.environ["CUDA_HOME"] = str(options.toolkit)  # FlashInfer reads these when it is imported
-    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = options.arch
-    os.environ["FLASHINFER_WORKSPACE_BASE"] = str(work)
     sys.path[:0] = [str(options.site), str(ROOT / "tools"), str(ROOT / "benchmarks")]
-    for name, library in compile_all(options.arch, options.models).items():
-        target = options.site / "flashinfer" / "data" / "aot" / name / f"{name}.so"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(library, target)
-    shutil.rmtree(work)
+    from gpu_host.toolkit import fetch_toolkit
+
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["CUDA_HOME"] = str(fetch_toolkit(Path(work) / "cuda", version=options.cuda))
+        os.environ["FLASHINFER_CUDA_ARCH_LIST"] = options.arch  # FlashInfer reads these when it is imported
+        os.environ["FLASHINFER_WORKSPACE_BASE"] = work
+        for name, library in compile_all(options.arch, options.models).items():
+            target = options.site / "flashinfer" / "data" / "aot" / name / f"{name}.so"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(library, target)
     return 0
 
 

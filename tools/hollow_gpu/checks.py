@@ -1,0 +1,175 @@
+"""What can be said of the host's part without a device: that nothing is refused, when the host waits, what it takes."""
+
+# pyright: basic, reportMissingImports=false
+# torch is typed in part only; the checks of a GPU are scripts, which are imported by path.
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_checks.host import Failed, Host, prompts
+from gpu_checks.numerics import FP8_KERNELS, KERNELS, attend, operations, paths_of
+from gpu_checks.server import answer_of_server
+from hollow_gpu.library import Counts
+from pagewood.engine import SamplingParams
+from pagewood.engine.api import EngineConfig, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.loop import Engine, Pending
+from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
+CONFIGURATIONS: tuple[dict[str, Any], ...] = (
+    {}, {"overlap": False}, {"cuda_graph": False}, {"batch_invariant": True}, {"kv_cache_dtype": "fp8_e4m3"},
+    {"host_cache_gb": 0.1, "max_total_tokens": 512},
+)  # fmt: skip
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+FILTERED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.05, seed=1, max_tokens=16, ignore_eos=True)
+
+
+def check_kernels(host: Host, counts: Counts) -> str:
+    """FlashInfer takes the arguments of every operation and of every path of attention, and launches its kernels."""
+    for operation, dtype in operations():
+        operation(host.flashinfer, host.where, getattr(torch, dtype))
+    paths = [*paths_of(KERNELS), *paths_of(FP8_KERNELS)]
+    for path in paths:
+        before = counts["kernels on the default stream"]
+        attend(host.flashinfer, host.where, path)
+        if counts["kernels on the default stream"] < before + 2:
+            raise Failed(f"{path}: nothing was launched")
+    return f"{len(operations())} operations and {len(paths)} paths"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What an engine's host did in some steps."""
+
+    num_steps: int
+    num_decoded: int
+    """Steps in which every request got one token."""
+    counted: dict[str, int]
+
+
+def check_steps(host: Host, counts: Counts) -> str:
+    """In every configuration the host waits once a step, for its tokens, and allocates nothing."""
+    lines: list[str] = []
+    for options in CONFIGURATIONS:
+        for sampling in (GREEDY, FILTERED):
+            name = f"{options or 'defaults'}, {'greedy' if sampling is GREEDY else 'filtered'}"
+            run = _run(
+                EngineConfig(device="cuda", **{"dtype": "float16", "max_running": 6, **options}), sampling, counts
+            )
+            problems = _problems(run, has_graphs=options.get("cuda_graph", True), has_tiers="host_cache_gb" in options)
+            if problems:
+                raise Failed(f"with {name}: {', '.join(problems)} in {run.num_steps} steps")
+            kernels, graphs = run.counted["kernels"] / run.num_steps, run.counted["kernels of graphs"]
+            lines.append(f"{name}: {kernels:.0f} + {graphs / max(run.num_decoded, 1):.0f} in a graph")
+    return f"{len(lines)} runs; kernels of a step: " + "; ".join(lines)
+
+
+_WATCHED = (
+    "wait: event", "wait: stream", "wait: device", "wait: copy", "copies from pageable memory",
+    "copies to pageable memory", "device allocations", "kernels on the default stream", "kernels", "kernels of graphs",
+)  # fmt: skip
+
+
+def _run(config: EngineConfig, sampling: SamplingParams, counts: Counts) -> _Run:
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    engine = build_engine(config, inbox=inbox, outbox=outbox)
+    _answer(engine, inbox, outbox, sampling)  # once, so that everything is allocated
+    counts.clear()
+    before = engine.counters().num_steps
+    _answer(engine, inbox, outbox, sampling)
+    counted = {what: counts[what] for what in _WATCHED}
+    num_steps = engine.counters().num_steps - before
+    engine.close()
+    return _Run(num_steps=num_steps, num_decoded=num_steps - 1, counted=counted)
+
+
+def _problems(run: _Run, *, has_graphs: bool, has_tiers: bool) -> list[str]:
+    allowed = {
+        "wait: event": run.num_steps,
+        "copies from pageable memory": 0 if has_graphs else run.num_decoded,  # FlashInfer's own [0, 1, ..], 20 bytes
+        "kernels": sys.maxsize,
+        "kernels of graphs": sys.maxsize,
+    }
+    if has_tiers:  # their threads wait for their copies
+        allowed |= {"wait: stream": sys.maxsize, "copies from pageable memory": sys.maxsize}
+    found = [f"{count} of {what!r}" for what, count in run.counted.items() if count > allowed.get(what, 0)]
+    if run.counted["wait: event"] < run.num_steps:
+        found.append(f"only {run.counted['wait: event']} waits for tokens")
+    if has_graphs and not run.counted["kernels of graphs"]:
+        found.append("no graph")
+    return found
+
+
+def _answer(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, sampling: SamplingParams) -> None:
+    for index, prompt in enumerate(prompts()):
+        inbox.put(Submit(request_id=str(index), tokens=prompt.astype("<i4").tobytes(), sampling=sampling))
+    num_open = len(prompts())
+    pending: Pending | None = None
+    while num_open:
+        pending = engine.advance(pending)
+        for delta in outbox.take():
+            if delta.refusal is not None:
+                raise Failed(delta.refusal.message)
+            num_open -= delta.finish is not None
+    while pending is not None:
+        pending = engine.advance(pending)
+
+
+def check_memory(host: Host, counts: Counts) -> str:
+    """An engine takes the share of the free memory that it was given, with all graphs, and no more."""
+    shares: list[str] = []
+    for share in (0.9, 0.5):
+        for options in ({"max_running": 8}, {"max_running": 256, "chunked_prefill_size": 8192}, {"cuda_graph": False}):
+            gc.collect()
+            free = host.device.free_bytes()
+            config = EngineConfig(device="cuda", dtype="float16", mem_fraction=share, **options)
+            engine = build_engine(config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+            taken = (free - torch.cuda.mem_get_info()[0]) / free
+            engine.close()
+            del engine
+            shares.append(f"{taken:.1%}")
+            if not 0.9 * share < taken <= share:
+                raise Failed(f"{taken:.1%} of the free memory instead of {share:.0%}, with {options}")
+    return f"{', '.join(shares)} of what was free, for 90 and for 50%"
+
+
+def check_server(host: Host, counts: Counts) -> str:
+    """`pagewood serve --device cuda` starts, and answers OpenAI's client with something."""
+    return f"answered {len(answer_of_server())} characters"
+
+
+def check_benchmark(host: Host, counts: Counts) -> str:
+    """`benchmarks/gpu.py` measures everything but what only a device can tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(BENCHMARK), "--no-peer", "--record", folder]
+        done = subprocess.run(command, env={**os.environ, "HOLLOW_GIB": "80"}, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(done.stderr[-2000:])
+        (record,) = Path(folder).glob("*.json")
+        rows = json.loads(record.read_text())["rows"]
+    failed = [f"{row['name']}: {row['note']}" for row in rows if "failed" in row["note"]]
+    if failed:
+        raise Failed("; ".join(failed))
+    return f"{len(rows)} rows"
+
+
+CHECKS: dict[str, Callable[[Host, Counts], str]] = {
+    "kernels": check_kernels,
+    "steps": check_steps,
+    "memory": check_memory,
+    "server": check_server,
+    "benchmark": check_benchmark,
+}
