@@ -2,8 +2,7 @@
 //
 // Memory is the host's, and copies are made; a kernel is looked at, counted, and not run. So everything that a host does
 // for a GPU happens: planning, allocation, streams, capture, launches with their checks. What the device would compute
-// does not. Launches, copies
-// and captures that no GPU takes are refused; what makes the host wait is counted.
+// does not. Launches, copies and captures that no GPU takes are refused; what makes the host wait is counted.
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
