@@ -77,7 +77,7 @@ FAULTS = {
     "staging shared": (staging.StagingPool, "take", "self._free.pop()", "self._free[-1]"),
     "tokens read before they have come": (cuda.CUDAStepHandle, "wait", "self._done.synchronize()", "pass"),
     "tokens of the next step overwritten": (
-        cuda.CUDARunner, "_sample", "step.targets.long()", "step.targets.long() - 1"
+        cuda.CUDARunner, "_sample", "step.targets.view(torch.int64)", "step.targets.view(torch.int64) - 1"
     ),
     "pages not updated": (cuda.CUDARunner, "_apply_updates", "if len(step.page_ids):", "if False:"),
     "padding reads a live row": (

@@ -164,6 +164,7 @@ class DecodeKernels:
                 logits_soft_cap=self._shape.logits_soft_cap,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
+                seq_lens=host.kv_lens,  # FlashInfer would work it out
             )
 
 

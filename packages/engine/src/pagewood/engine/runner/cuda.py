@@ -31,6 +31,9 @@ from pagewood.engine.runner.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.kvpool.storage import KVStorage
 
+NO_TOKEN = -1
+"""What comes back for a row whose logits hold a NaN."""
+
 
 class CUDAStepHandle:
     """A step that has been launched."""
@@ -54,7 +57,7 @@ class CUDAStepHandle:
             self._done.synchronize()
             self._tokens = read(self._slot.on_host_tokens, self._count)
             self._pool.give_back(self._slot)
-        if (self._tokens < 0).any():
+        if (self._tokens == NO_TOKEN).any():
             raise ValueError("logits must be numbers, got NaN")
         return self._tokens
 
@@ -206,7 +209,7 @@ class CUDARunner:
             indices = self._apply_updates(host, step)
             graph = self._graphs.of(size)
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
-            logits = logits.index_select(0, step.wanted)
+            logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
         if len(batch.sampled):
             self._sample(batch, step, logits, slot.tokens[: len(batch.sampled)])
 
@@ -217,12 +220,14 @@ class CUDARunner:
             top_ks=step.top_ks,
             top_ps=step.top_ps.view(torch.float32),
             min_ps=step.min_ps.view(torch.float32),
-            seeds=step.seeds.view(torch.int64),
-            positions=step.ends,
+            uniforms=step.uniforms.view(torch.float64),
         )
-        tokens = sampler.tokens(self._filters, logits)
-        target.copy_(tokens)
-        self._tokens.index_copy_(0, step.targets.long(), tokens.clamp(min=0))  # the next step must find a token
+        chosen, is_broken = sampler.tokens(self._filters, logits)
+        tokens = chosen.int()
+        self._tokens.index_copy_(
+            0, step.targets.view(torch.int64), tokens
+        )  # of a broken row, too: the next step reads it
+        target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 
     def _logits(
         self, host: StepArrays[Tensor], step: StepArrays[Tensor], slot: StagingSlot, *, is_decode: bool
@@ -241,13 +246,13 @@ class CUDARunner:
     def _apply_updates(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> Tensor:
         """Queue what the batch says of pages and tokens; return the page ids of all grants, `[pages of the step]`."""
         if len(step.page_ids):
-            self._page_table.index_copy_(0, step.page_places.long(), step.page_ids)
+            self._page_table.index_copy_(0, step.page_places.view(torch.int64), step.page_ids)
         if len(step.token_ids):
-            self._tokens.index_copy_(0, step.token_places.long(), step.token_ids)
+            self._tokens.index_copy_(0, step.token_places.view(torch.int64), step.token_ids)
         num_pages = int(host.kv_indptr.numpy()[-1])
-        shifts = torch.repeat_interleave(step.page_shifts, step.kv_indptr.diff(), output_size=num_pages)
-        places = shifts + torch.arange(num_pages, dtype=torch.int32, device=self._device.torch_device)
-        return self._page_table.index_select(0, places)
+        pages = torch.arange(num_pages, dtype=torch.int32, device=self._device.torch_device)
+        grants = torch.searchsorted(step.kv_indptr[1:], pages, right=True, out_int32=True)
+        return self._page_table.index_select(0, step.page_shifts.index_select(0, grants).add_(pages))
 
     def _forward(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
         tokens = self._tokens.index_select(0, sources)

@@ -36,6 +36,7 @@ class DecodeWrapper(Protocol):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
     ) -> None:
         """Decide how the work is split.
 
@@ -52,6 +53,7 @@ class DecodeWrapper(Protocol):
             q_data_type: of the queries.
             kv_data_type: of the KV memory; None: as the queries.
             non_blocking: whether the host goes on before the copies to the device are done.
+            seq_lens: `[G] int32` on the host, positions of each grant; None: it is worked out.
         """
         ...
 
@@ -88,8 +90,7 @@ class PrefillWrapper(Protocol):
     ) -> None:
         """Decide how the work is split: as the decode's, with `qo_indptr` `[G + 1] int32`, first token of each grant.
 
-        `causal` aligns the last token of a grant with its last position. `seq_lens` `[G] int32` on the host is how many
-        positions each has. With `disable_split_kv`, a grant is one piece.
+        `causal` aligns the last token of a grant with its last position. With `disable_split_kv`, a grant is one piece.
         """
         ...
 

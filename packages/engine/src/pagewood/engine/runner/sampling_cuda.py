@@ -1,9 +1,9 @@
 """The next token of every sampled grant on a CUDA device: FlashInfer's filters, and a draw that no neighbour changes.
 
-FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So the token is drawn here: the number
-that is drawn is the hash of seed and position that the CPU's sampling uses, and the distribution is walked in whole
-numbers, whose sum is the same in whatever order a device adds them. In batch-invariant mode the filters count in whole
-numbers too, because FlashInfer's choose their order of summation by the number of rows.
+FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So the token is drawn here, by the hash
+of seed and position that the CPU's sampling uses (`uniform`); and the distribution is walked in whole numbers, whose
+sum is the same in whatever order a device adds them. In batch-invariant mode the filters count in whole numbers, too,
+because FlashInfer's choose their order of summation by the number of rows.
 
 Legend: S sampled grants, V vocab_size.
 """
@@ -21,10 +21,6 @@ from torch import Tensor
 from pagewood.engine.batch import Batch
 from pagewood.engine.runner.flashinfer_api import FlashInfer
 
-NOT_A_NUMBER = -1
-"""The token of a row that holds a NaN."""
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASS = float(1 << 40)  # what probability one is as a whole number: V of them cannot overflow 63 bits
 
 
@@ -45,10 +41,8 @@ class Sampler:
     """[S] float32, 1 is off."""
     min_ps: Tensor
     """[S] float32, 0 is off."""
-    seeds: Tensor
-    """[S] int64"""
-    positions: Tensor
-    """[S] int32, where each token will stand."""
+    uniforms: Tensor
+    """[S] float64 in [0, 1), what each token is drawn by."""
 
     @classmethod
     def of(
@@ -59,8 +53,7 @@ class Sampler:
         top_ks: Tensor,
         top_ps: Tensor,
         min_ps: Tensor,
-        seeds: Tensor,
-        positions: Tensor,
+        uniforms: Tensor,
     ) -> Sampler:
         """Return the sampler of a batch whose numbers are on the device."""
         return cls(
@@ -72,28 +65,26 @@ class Sampler:
             top_ks=top_ks,
             top_ps=top_ps,
             min_ps=min_ps,
-            seeds=seeds,
-            positions=positions,
+            uniforms=uniforms,
         )
 
-    def tokens(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
-        """Return `[S] int32`: the tokens that `logits` `[S, V]` choose; NOT_A_NUMBER where one of a row is NaN.
+    def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `[S] int64`, the tokens that `logits` choose, and `[S] bool`, whether there is none: one is NaN.
 
         Args:
             filters: whose softmax and filters are used; None: batch-invariant ones.
-            logits: what to choose by.
+            logits: `[S, V]`, what to choose by.
         """
-        best = logits.argmax(-1)
+        largest, best = logits.max(-1)  # a NaN is the largest of all
         if self.draws:
             scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
             if filters is None:
                 masses = self._masses((scaled / temperatures[:, None]).softmax(-1))
             else:
                 masses = _whole(self._probabilities(filters, scaled, temperatures))
-            drawn = _draw(masses, _uniform(self.seeds, self.positions))
+            drawn = _draw(masses, self.uniforms)
             best = torch.where(self.temperatures > 0, drawn, best)
-        broken = logits.isnan().any(-1)
-        return torch.where(broken, NOT_A_NUMBER, best).int()
+        return best, largest.isnan()
 
     def _masses(self, probs: Tensor) -> Tensor:
         """Return `[S, V] int64`: what the filters leave of `probs` `[S, V] float32`, in whole numbers."""
@@ -142,26 +133,3 @@ def _draw(masses: Tensor, uniform: Tensor) -> Tensor:
     ends = masses.cumsum(-1)
     wanted = (uniform * ends[:, -1].double()).long()
     return torch.searchsorted(ends, wanted[:, None], right=True)[:, 0].clamp(max=masses.shape[1] - 1)
-
-
-def _uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Return `[S] float64` in [0, 1): the same numbers as `compiled.sampling.uniform`, in 64 signed bits."""
-    golden = _signed(_GOLDEN)
-    bits = mix(mix(seeds + golden) + positions.long() * golden)
-    return shift_right(bits, 11).double() * 2.0**-53
-
-
-def mix(bits: Tensor) -> Tensor:
-    """Scramble int64 words. Source: the finaliser of SplitMix64."""
-    bits = (bits ^ shift_right(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ shift_right(bits, 27)) * _signed(_MIX_2)
-    return bits ^ shift_right(bits, 31)
-
-
-def shift_right(bits: Tensor, count: int) -> Tensor:
-    """Shift int64 words to the right and fill with zeros."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word

@@ -13,6 +13,7 @@ import numpy as np
 from pagewood.engine.arrays import Int32
 from pagewood.engine.batch import Batch
 from pagewood.engine.runner.attention_flashinfer import PageArrays, offsets_of
+from pagewood.engine.runner.uniform import uniform
 
 X = TypeVar("X")
 """An array of one place: numpy's on the host, torch's in pinned memory or on the device."""
@@ -30,14 +31,17 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays(Generic[X]):
-    """What a step needs to know, all int32. A place is row * columns + column of a table."""
+    """What a step needs to know, all int32. A place is row * columns + column of a table.
+
+    Where something is written to a table, places are int64 by their bits, because torch takes no others there.
+    """
 
     page_places: X
-    """[U] in the page table."""
+    """[2U] int64 by its bits, in the page table."""
     page_ids: X
     """[U]"""
     token_places: X
-    """[N] in the token table."""
+    """[2N] int64 by its bits, in the token table."""
     token_ids: X
     """[N]"""
     sources: X
@@ -59,9 +63,7 @@ class StepArrays(Generic[X]):
     wanted: X
     """[max(S, 1)] the tokens whose logits are wanted; at least one, because kernels do not take none."""
     targets: X
-    """[S] where the token table takes each sampled token."""
-    ends: X
-    """[S] its position."""
+    """[2S] int64 by its bits, where the token table takes each sampled token."""
     top_ks: X
     """[S]"""
     temperatures: X
@@ -70,8 +72,8 @@ class StepArrays(Generic[X]):
     """[S] float32 by its bits."""
     min_ps: X
     """[S] float32 by its bits."""
-    seeds: X
-    """[2S] int64 by its bits."""
+    uniforms: X
+    """[2S] float64 by its bits, see `uniform`."""
 
 
 def step_arrays(
@@ -96,12 +98,13 @@ def step_arrays(
     kv_lens = starts + counts
     pages = PageArrays.of(kv_lens, page_size=tables.page_size)
     ends = (batch.starts + batch.counts)[batch.sampled]
+    draws = bool((batch.temperatures > 0).any())
     last = offsets[1:][batch.sampled] - 1
     wanted = np.arange(offsets[-1], dtype=np.int32) if all_wanted else last
     return StepArrays(
-        page_places=batch.page_rows * np.int32(tables.pages_per_row) + batch.page_columns,
+        page_places=_wide(batch.page_rows * np.int32(tables.pages_per_row) + batch.page_columns),
         page_ids=batch.page_ids,
-        token_places=batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions,
+        token_places=_wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
         token_ids=batch.token_ids,
         sources=(rows * np.int32(tables.tokens_per_row))[grants] + positions,
         positions=positions,
@@ -112,14 +115,17 @@ def step_arrays(
         last_page_len=_extended(pages.last_page_len, num_empty, 1),
         kv_lens=_extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
-        targets=batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends,
-        ends=ends,
+        targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
         top_ks=batch.top_ks,
         temperatures=batch.temperatures.view(np.int32),
         top_ps=batch.top_ps.view(np.int32),
         min_ps=batch.min_ps.view(np.int32),
-        seeds=batch.seeds.view(np.int32),
+        uniforms=(uniform(batch.seeds, ends) if draws else np.zeros(len(ends))).view(np.int32),
     )
+
+
+def _wide(places: Int32) -> Int32:
+    return places.astype(np.int64).view(np.int32)
 
 
 def _extended(array: Int32, count: int, value: int | np.int32) -> Int32:

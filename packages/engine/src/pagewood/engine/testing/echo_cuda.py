@@ -25,7 +25,6 @@ from pagewood.engine.runner.attention_flashinfer import PlannedAttention
 from pagewood.engine.runner.cuda import CUDARunner
 from pagewood.engine.runner.device import Device
 from pagewood.engine.runner.graphs import graph_sizes
-from pagewood.engine.runner.sampling_cuda import mix, shift_right
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -50,10 +49,10 @@ class EchoDecoder:
     ) -> Tensor:
         """Return logits `[W, V]`."""
         positions = rotation[0].long()
-        hashes = mix((tokens.long() << 32) + positions + 1).view(torch.float32).view(-1, 2)
+        hashes = _mix((tokens.long() << 32) + positions + 1).view(torch.float32).view(-1, 2)
         sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
-        words = mix(mix(sums + positions + 1)).index_select(0, wanted)
-        high, low = shift_right(words, 32) % self._vocab_size, (words & 0xFFFF_FFFF) % self._vocab_size
+        words = _mix(_mix(sums + positions + 1)).index_select(0, wanted)
+        high, low = _shift_right(words, 32) % self._vocab_size, (words & 0xFFFF_FFFF) % self._vocab_size
         chosen = (high * ((1 << 32) % self._vocab_size) + low) % self._vocab_size
         logits = torch.zeros((len(words), self._vocab_size), device=words.device)
         return logits.scatter(1, chosen[:, None], _CERTAIN)
@@ -242,3 +241,15 @@ class _WatchedStep:
         """Return the sampled tokens."""
         self._runner.close_step()
         return self._wait()
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Scramble int64 words, on the device. Source: the finaliser of SplitMix64."""
+    bits = (bits ^ _shift_right(bits, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    bits = (bits ^ _shift_right(bits, 27)) * (0x94D049BB133111EB - (1 << 64))
+    return bits ^ _shift_right(bits, 31)
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """Shift int64 words to the right and fill with zeros."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)

@@ -183,8 +183,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
     ) -> None:
         """Take the arrays of a step."""
+        _check_lengths(seq_lens, indptr, last_page_len, page_size)
         if self._graph is not None:
             indices = self._graph.take(indptr, indices, last_page_len)
         self._take(
@@ -241,11 +243,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     ) -> None:
         """Take the arrays of a step."""
         num_grants, num_tokens = len(paged_kv_last_page_len), _host(qo_indptr)[-1]
-        if seq_lens is not None:
-            num_pages, last = np.diff(_host(paged_kv_indptr)), np.array(_host(paged_kv_last_page_len))
-            expected = np.where(num_pages > 0, (num_pages - 1) * page_size + last, 0).tolist()
-            if _host(seq_lens) != expected:
-                raise ValueError(f"seq_lens must be {expected}, as the pages say, got {_host(seq_lens)}")
+        _check_lengths(seq_lens, paged_kv_indptr, paged_kv_last_page_len, page_size)
         if self._graph is not None:
             self._max_tokens = self._max_tokens or num_tokens
             if num_tokens > self._max_tokens:
@@ -260,6 +258,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             window_left=window_left, soft_cap=logits_soft_cap, causal=causal, dtype=q_data_type,
             kv_dtype=kv_data_type or q_data_type, piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
         )  # fmt: skip
+
+
+def _check_lengths(seq_lens: Tensor | None, indptr: Tensor, last_page_len: Tensor, page_size: int) -> None:
+    if seq_lens is None:
+        return
+    num_pages, last = np.diff(_host(indptr)), np.array(_host(last_page_len))
+    expected = np.where(num_pages > 0, (num_pages - 1) * page_size + last, 0).tolist()
+    if _host(seq_lens) != expected:
+        raise ValueError(f"seq_lens must be {expected}, as the pages say, got {_host(seq_lens)}")
 
 
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
