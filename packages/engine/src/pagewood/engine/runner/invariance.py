@@ -12,7 +12,8 @@ batch-invariant mode no order of summation depends on the other tokens of a step
 - norms, rotation, activation and embedding work row by row with a shape that depends on the model only.
 
 So a token has the same numbers decoded or prefilled, alone or beside others, in a graph or not, however its prompt was
-cut into chunks, and after a cache hit.
+cut into chunks, and after a cache hit. But not beyond a sliding window: the kernel begins to add where the window of
+the first query of a tile begins (`build_cuda.kernel_needs` refuses such lengths).
 
 Source: "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025); the tile rule is that of
 `FA2DetermineCtaTileQ` and `PrefillSplitQOKVIndptr` in flashinfer-python 0.7.2.
