@@ -54,7 +54,7 @@ def _run_scenario(host: Host, seed: int, *, has_tiers: bool) -> None:
     rng = random.Random(seed)
     scenario: Scenario = random_scenario(rng, overlap=seed % 4 > 0)
     runner = WatchedCUDARunner(
-        host.device, num_rows=scenario.config.max_running, max_length=scenario.max_length,
+        host.device, num_rows=scenario.config.num_rows, max_length=scenario.max_length,
         num_pages=scenario.num_pages, page_size=scenario.config.page_size, vocab_size=VOCAB_SIZE,
         with_graphs=seed % 3 > 0,
     )  # fmt: skip

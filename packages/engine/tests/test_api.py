@@ -33,3 +33,15 @@ def test_sampling_out_of_range_names_argument_rule_and_value(field: str, value: 
 def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, float], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         EngineConfig(**options)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_left_open_depends_on_the_device() -> None:
+    here, there = EngineConfig(), EngineConfig(device="cuda")
+    assert (here.num_rows, here.max_chunk_tokens) == (64, 512)
+    assert (there.num_rows, there.max_chunk_tokens) == (256, 2048)
+    chosen = EngineConfig(device="cuda", max_running=3, chunked_prefill_size=7)
+    assert (chosen.num_rows, chosen.max_chunk_tokens) == (3, 7)
+    with pytest.raises(ValueError, match="max_running must be >= 1, got 0"):
+        EngineConfig(max_running=0)
+    with pytest.raises(ValueError, match="chunked_prefill_size must be >= 1, got 0"):
+        EngineConfig(chunked_prefill_size=0)

@@ -34,8 +34,7 @@ class Bench:
             config,
             info=INFO,
             make_runner=lambda kv: (
-                runner
-                or EchoRunner(num_rows=config.max_running, max_length=64, num_pages=32, page_size=4, vocab_size=50)
+                runner or EchoRunner(num_rows=config.num_rows, max_length=64, num_pages=32, page_size=4, vocab_size=50)
             ),
             inbox=self.inbox,
             outbox=self.outbox,

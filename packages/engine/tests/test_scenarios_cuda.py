@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("small_buffers")
 def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_host_pages: int | None = None) -> Report:
     runner = WatchedCUDARunner(
         device,
-        num_rows=scenario.config.max_running,
+        num_rows=scenario.config.num_rows,
         max_length=scenario.max_length,
         num_pages=scenario.num_pages,
         page_size=scenario.config.page_size,

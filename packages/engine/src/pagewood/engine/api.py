@@ -176,14 +176,15 @@ class EngineConfig:
     """Token positions of KV memory, over all requests and the prefix cache."""
     max_length: int | None = None
     """Longest prompt plus output of one request; None: what the model and the KV memory allow."""
-    max_running: int = 64
-    """Requests that may run at the same time."""
+    max_running: int | None = None
+    """Requests that may run at the same time; None: 64 on a CPU, 256 on CUDA."""
     page_size: int = 16
     schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
     """Scales how much memory is kept for the outputs of running requests; less admits more and preempts more."""
-    chunked_prefill_size: int = 512
-    """Prompt tokens computed in one step, over all requests."""
+    chunked_prefill_size: int | None = None
+    """Prompt tokens computed in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need
+    more of them to be busy. Larger prompts go faster, and hold those that decode beside them up for longer."""
     max_prefills: int = 8
     """Prompts that may be in progress in one step."""
     overlap: bool = True
@@ -205,7 +206,7 @@ class EngineConfig:
     """Seed of the requests that name none."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_running", "chunked_prefill_size", "max_prefills"):
+        for name in ("page_size", "max_prefills"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if not 0.0 < self.mem_fraction <= 1.0:
@@ -214,7 +215,10 @@ class EngineConfig:
             raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
         if self.schedule_conservativeness <= 0:
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
-        for name in ("num_threads", "max_total_tokens", "max_length", "cuda_graph_max_batch"):
+        for name in (
+            "max_running", "chunked_prefill_size", "num_threads", "max_total_tokens", "max_length",
+            "cuda_graph_max_batch",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
@@ -227,6 +231,16 @@ class EngineConfig:
             raise ValueError(
                 f"max_total_tokens must hold at least one page of {self.page_size}, got {self.max_total_tokens}"
             )
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that may run at the same time, on the device."""
+        return self.max_running or (256 if self.device == "cuda" else 64)
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Prompt tokens computed in one step, on the device."""
+        return self.chunked_prefill_size or (2048 if self.device == "cuda" else 512)
 
     def _check_tiers(self) -> None:
         for name in ("host_cache_gb", "disk_cache_gb"):

@@ -117,7 +117,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
             model,
             storage,
             kernel,
-            max_rows=config.max_running,
+            max_rows=config.num_rows,
             max_length=max_length,
             num_threads=num_threads,
         )
@@ -178,16 +178,16 @@ def assemble(
         make_cache=make_cache or (partial(RadixCache, page_size) if config.prefix_cache else NoPrefixCache),
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
-        num_rows=config.max_running,
+        num_rows=config.num_rows,
         follows_waiting=config.prefix_cache and order in MATCH_ORDERS,
     )
     state = EngineState(waiting=order_named(order, seed=config.seed, told=True))
     planner = Planner(
         kv=kv,
         budget=Budget(
-            max_step_tokens=config.chunked_prefill_size + config.max_running,
-            max_chunk_tokens=config.chunked_prefill_size,
-            max_running=config.max_running,
+            max_step_tokens=config.max_chunk_tokens + config.num_rows,
+            max_chunk_tokens=config.max_chunk_tokens,
+            max_running=config.num_rows,
             max_prefills=config.max_prefills,
         ),
         reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
@@ -209,7 +209,7 @@ def assemble(
         intake=intake,
         planner=planner,
         kv=kv,
-        builder=BatchBuilder(num_rows=config.max_running, page_size=page_size),
+        builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size),
         runner=make_runner(kv),
         inbox=inbox,
         outbox=outbox,
@@ -246,7 +246,7 @@ def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -
                 f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
             )
     else:
-        most_useful = config.max_running * -(-longest // config.page_size)
+        most_useful = config.num_rows * -(-longest // config.page_size)
         num_pages = min(most_useful, layout.pages_for(int(available * _MEMORY_SHARE)))
     max_length = min(longest, num_pages * config.page_size)
     if max_length < 2:

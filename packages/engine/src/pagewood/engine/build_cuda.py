@@ -123,7 +123,7 @@ def build_cuda_runner(
             f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
             "use a smaller model or dtype, or free memory on the device"
         ) from error
-    sizes = graph_sizes(min(config.cuda_graph_max_batch or config.max_running, config.max_running))
+    sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
     sizes = sizes if config.cuda_graph else []
     layout = MultiHeadLayout(
         num_layers=model.config.num_layers,
@@ -145,14 +145,22 @@ def build_cuda_runner(
     max_length = min(longest, num_pages * config.page_size)
     if config.max_length is not None and max_length < config.max_length:
         raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
-    _log.info("%d KV pages of %d tokens, at most %d a request; %s", num_pages, config.page_size, max_length, budget)
+    _log.info(
+        "%d KV pages of %d tokens, at most %d a request; %d requests and %d prompt tokens a step; %s",
+        num_pages,
+        config.page_size,
+        max_length,
+        config.num_rows,
+        config.max_chunk_tokens,
+        budget,
+    )
     storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
     runner = CUDARunner(
         model,
         storage,
         flashinfer,
         device,
-        max_rows=config.max_running,
+        max_rows=config.num_rows,
         max_length=max_length,
         dtype=dtype,
         batch_invariant=config.batch_invariant,
@@ -256,7 +264,7 @@ def _activation_bytes(
             storage,
             flashinfer,
             device,
-            max_rows=config.max_running,
+            max_rows=config.num_rows,
             max_length=longest,
             dtype=_dtype_of(config),
             batch_invariant=config.batch_invariant,
@@ -266,7 +274,7 @@ def _activation_bytes(
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
-                f"lower chunked_prefill_size, now {config.chunked_prefill_size}, by half"
+                f"lower chunked_prefill_size, now {config.max_chunk_tokens}, by half"
             ) from error
 
     return max(device.peak_bytes(work) - kv_bytes, 0)
@@ -274,8 +282,8 @@ def _activation_bytes(
 
 def _largest_batch(config: EngineConfig, longest: int) -> Batch:
     """Return a step of as many tokens as a step may have, over all rows, which all sample with every filter."""
-    num_rows = config.max_running
-    count = min(-(-(config.chunked_prefill_size + num_rows) // num_rows), longest - 1)
+    num_rows = config.num_rows
+    count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
     pages_per_row = -(-count // config.page_size)
     rows = np.arange(num_rows, dtype=np.int32)
     empty = np.empty(0, np.int32)

@@ -90,7 +90,7 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
     frontend = Frontend(
-        live=LiveRequests(senders, limit=config.engine.max_running + config.max_queued),
+        live=LiveRequests(senders, limit=config.engine.num_rows + config.max_queued),
         status=EngineStatus(),
         defaults=defaults,
         model_name=config.served_model_name,

@@ -230,7 +230,7 @@ class _Run:
             self._runner = self._make_other_runner(self._scenario)
             return self._runner
         self._runner = EchoRunner(
-            num_rows=self._scenario.config.max_running,
+            num_rows=self._scenario.config.num_rows,
             max_length=self._scenario.max_length,
             num_pages=self._scenario.num_pages,
             page_size=self._scenario.config.page_size,

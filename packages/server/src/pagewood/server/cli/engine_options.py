@@ -7,6 +7,7 @@ import argparse
 from pagewood.engine.api import EngineConfig
 
 DEFAULTS = EngineConfig()
+ON_CUDA = EngineConfig(device="cuda")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -135,16 +136,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     scheduling.add_argument(
         "--max-running-requests",
         type=int,
-        default=DEFAULTS.max_running,
         metavar="N",
-        help="requests that run at the same time (default: %(default)s)",
+        help=f"requests that run at the same time (default: {DEFAULTS.num_rows}, on CUDA {ON_CUDA.num_rows})",
     )
     scheduling.add_argument(
         "--chunked-prefill-size",
         type=int,
-        default=DEFAULTS.chunked_prefill_size,
         metavar="TOKENS",
-        help="prompt tokens computed in one step (default: %(default)s)",
+        help="prompt tokens computed in one step "
+        f"(default: {DEFAULTS.max_chunk_tokens}, on CUDA {ON_CUDA.max_chunk_tokens})",
     )
     scheduling.add_argument(
         "--max-prefills",
