@@ -18,7 +18,7 @@ from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
 from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
 
-_CHUNK_BYTES = 16 * 2**20
+_CHUNK_BYTES = 64 * 2**20
 """Of device memory that a copy goes through at a time."""
 _PIECE_BYTES = 512 * 2**10
 """Pieces of this size cost more time to move over a bus (10 us) than to ask for."""
@@ -135,7 +135,7 @@ class StagedPages:
                 for a, b in self._chunks(len(pages), host.shape[1]):
                     images = torch.empty((b - a, host.shape[1]), dtype=self._word, device=self._device)
                     for array, begin in (part for parts in self._parts for part in parts):
-                        images[:, begin : begin + array.shape[1]] = array.index_select(0, index[a:b])
+                        torch.index_select(array, 0, index[a:b], out=images[:, begin : begin + array.shape[1]])
                     for first, last in _runs(slots[a:b]):
                         slot = slots[a + first]
                         host[slot : slot + last - first].copy_(images[first:last], non_blocking=True)
