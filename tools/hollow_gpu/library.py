@@ -56,5 +56,5 @@ class Counts:
         return self._library.hollow_count(what.encode())
 
     def clear(self) -> None:
-        """Begin again."""
+        """Begin again, but for the calls that were refused."""
         self._library.hollow_clear()
