@@ -224,9 +224,8 @@ class CUDARunner:
         )
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
-        self._tokens.index_copy_(
-            0, step.targets.view(torch.int64), tokens
-        )  # of a broken row, too: the next step reads it
+        # A broken row gets some token, too: the next step may have been launched, and reads it.
+        self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 
     def _logits(
