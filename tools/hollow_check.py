@@ -1,8 +1,8 @@
 """Runs all that a host does for a GPU, without a GPU: `python tools/hollow_check.py`.
 
-torch's build for CUDA, FlashInfer and the engine run as they are, on a CUDA runtime of our own: it has memory, makes
-copies, captures graphs, refuses impossible launches, copies and captures, and counts what the host waits for; kernels
-are launched and not run. So it says nothing of numbers and of the device's time: `gpu_check.py` does, on a GPU.
+torch's build for CUDA, FlashInfer and the engine run as they are, on a CUDA runtime of our own: it gives memory, which
+reads as zeros, captures graphs, refuses impossible launches, copies and captures, and counts what the host waits for;
+kernels are launched and not run. So it says nothing of numbers and of the device's time: `gpu_check.py` does, on a GPU.
 
 It needs torch for CUDA, flashinfer-python, its compiled kernels (`python tools/gpu_host/kernels.py`, which needs no GPU
 either) and a compiler for C++.

@@ -1,8 +1,8 @@
 // The CUDA runtime and cuBLAS of a GPU that is not there, as far as torch and FlashInfer call them.
 //
-// Memory is the host's, and copies are made; a kernel is looked at, counted, and not run. So everything that a host does
-// for a GPU happens: planning, allocation, streams, capture, launches with their checks. What the device would compute
-// does not. Launches, copies and captures that no GPU takes are refused; what makes the host wait is counted.
+// Everything that a host does for a GPU happens: planning, allocation, streams, capture, launches with their checks. What
+// the device would compute does not: a kernel is looked at, counted, and not run. So its memory is addresses only, and
+// reads as zeros. Launches, copies and captures that no GPU takes are refused; what makes the host wait is counted.
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -17,7 +17,6 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace {
 
@@ -39,16 +38,9 @@ struct Function {
   size_t shared_limit = kSharedOfBlock;
 };
 
-struct Copy {
-  void* target;
-  const void* source;  // null: fill with `value`
-  size_t size;
-  int value;
-};
-
 struct Graph {
-  std::vector<Copy> copies;
   size_t num_kernels = 0;
+  size_t num_copies = 0;
 };
 
 struct Stream {
@@ -116,7 +108,7 @@ cudaError_t wait(const char* what) {
 cudaError_t take(void** pointer, size_t size, Kind kind) {
   Guard guard(mutex);
   if (kind == Kind::kDevice && num_bytes_taken + size > num_bytes()) return last_error = cudaErrorMemoryAllocation;
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;  // costs nothing until it is written
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;  // addresses cost nothing until they are written to
   void* memory = mmap(nullptr, size ? size : 1, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (memory == MAP_FAILED) return last_error = cudaErrorMemoryAllocation;
   memories[reinterpret_cast<uintptr_t>(memory)] = {size, kind};
@@ -137,41 +129,33 @@ cudaError_t give_back(void* pointer) {
   return cudaSuccess;
 }
 
-void perform(const Copy& copy) {
-  if (copy.source) {
-    memmove(copy.target, copy.source, copy.size);
-    return;
-  }
-  constexpr uintptr_t kPage = 4096;
-  auto start = reinterpret_cast<uintptr_t>(copy.target), stop = start + copy.size;
-  auto first = (start + kPage - 1) & ~(kPage - 1), last = stop & ~(kPage - 1);
-  if (copy.value || first >= last) {
-    memset(copy.target, copy.value, copy.size);
-    return;
-  }
-  memset(copy.target, 0, first - start);  // zeros cost nothing if the pages are given back
-  madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-  memset(reinterpret_cast<void*>(last), 0, stop - last);
-}
-
-cudaError_t queue(const Copy& copy, cudaStream_t where) {
-  if (!copy.size) return cudaSuccess;
-  size_t target_left = copy.size, source_left = copy.size;
-  const Memory* target = find(copy.target, &target_left);
-  const Memory* source = copy.source ? find(copy.source, &source_left) : target;
-  if (target_left < copy.size || source_left < copy.size) {
-    return refuse(cudaErrorInvalidValue, "a copy goes past its memory");
-  }
+cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t where) {
+  if (!size) return cudaSuccess;
+  size_t left_to = size, left_from = size;
+  const Memory* target = find(to, &left_to);
+  const Memory* source = find(from, &left_from);
+  if (left_to < size || left_from < size) return refuse(cudaErrorInvalidValue, "a copy goes past its memory");
   Stream& stream = of(where);
   if (!target || !source) {
     count(target ? "copies from pageable memory" : "copies to pageable memory");
     if (stream.captured) return refuse(cudaErrorStreamCaptureUnsupported, "a copy of pageable memory is captured");
   }
+  bool is_to_device = target && target->kind == Kind::kDevice;
   if (stream.captured) {
-    stream.captured->copies.push_back(copy);
-  } else {
-    perform(copy);
+    stream.captured->num_copies++;
+  } else if (!is_to_device && source && source->kind == Kind::kDevice) {
+    memset(to, 0, size);
+  } else if (!is_to_device) {
+    memmove(to, from, size);
   }
+  return cudaSuccess;
+}
+
+cudaError_t fill(void* to, size_t size, cudaStream_t where) {
+  size_t left = size;
+  find(to, &left);
+  if (left < size) return refuse(cudaErrorInvalidValue, "memory is filled beyond its end");
+  if (of(where).captured) of(where).captured->num_copies++;
   return cudaSuccess;
 }
 
@@ -418,22 +402,19 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 cudaError_t cudaMemcpy(void* target, const void* source, size_t size, cudaMemcpyKind) {
   cudaError_t error = wait("copy");
-  return error ? error : queue({target, source, size, 0}, nullptr);
+  return error ? error : copy(target, source, size, nullptr);
 }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemcpyKind, cudaStream_t stream) {
-  return queue({target, source, size, 0}, stream);
+  return copy(target, source, size, stream);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void* target, int, const void* source, int, size_t size, cudaStream_t stream) {
-  return queue({target, source, size, 0}, stream);
+  return copy(target, source, size, stream);
 }
 
-cudaError_t cudaMemset(void* target, int value, size_t size) { return queue({target, nullptr, size, value}, nullptr); }
-
-cudaError_t cudaMemsetAsync(void* target, int value, size_t size, cudaStream_t stream) {
-  return queue({target, nullptr, size, value}, stream);
-}
+cudaError_t cudaMemset(void* target, int, size_t size) { return fill(target, size, nullptr); }
+cudaError_t cudaMemsetAsync(void* target, int, size_t size, cudaStream_t stream) { return fill(target, size, stream); }
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) { return *pool = nullptr, cudaSuccess; }
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
@@ -526,13 +507,12 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t) {
   auto* graph = reinterpret_cast<Graph*>(instance);
   count("graphs");
   count("kernels of graphs", graph->num_kernels);
-  for (const Copy& copy : graph->copies) perform(copy);
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
   auto* captured = reinterpret_cast<Graph*>(graph);
-  return *count = captured->num_kernels + captured->copies.size(), cudaSuccess;
+  return *count = captured->num_kernels + captured->num_copies, cudaSuccess;
 }
 
 cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*, size_t* count) {
