@@ -54,6 +54,8 @@ DELTA = st.builds(
     first=st.booleans(),
     carry=st.binary(),
     num_prompt_tokens=st.integers(0, 10**6),
+    num_cached_tokens=st.integers(0, 10**6),
+    num_output_tokens=st.integers(0, 10**6),
 )
 PROMPT = (
     st.builds(wire.TextPrompt, text=TEXT)

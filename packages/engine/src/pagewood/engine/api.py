@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 
 class FinishReason(Enum):
@@ -110,9 +110,8 @@ class Refuse:
 Command = Submit | Abort | SetPriority | Refuse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What one step did for one request.
+class Delta(NamedTuple):
+    """What one step did for one request: a tuple, because there is one for every token.
 
     The last Delta of a request has a `finish`; every request gets exactly one such Delta. `first` marks the first
     Delta of a request, the only one that has a `carry`. The token that stopped a request (end of sequence or a stop
