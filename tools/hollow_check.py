@@ -27,7 +27,7 @@ def main() -> int:
     """Do the checks in a process that finds the hollow GPU; return 0 if none failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the checks")
-    parser.add_argument("--gib", default="20", help="memory of the device (default: %(default)s)")
+    parser.add_argument("--gib", default="80", help="memory of the device (default: %(default)s)")
     options = parser.parse_args()
     if _UNDER_WAY not in os.environ:
         return start(gib=options.gib)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import gc
 import json
-import os
+import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.loop import Engine, Pending
 from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
@@ -155,7 +160,7 @@ def check_benchmark(host: Host, counts: Counts) -> str:
     """`benchmarks/gpu.py` measures everything but what only a device can tell."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(BENCHMARK), "--no-peer", "--record", folder]
-        done = subprocess.run(command, env={**os.environ, "HOLLOW_GIB": "80"}, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Failed(done.stderr[-2000:])
         (record,) = Path(folder).glob("*.json")
@@ -169,10 +174,48 @@ def check_benchmark(host: Host, counts: Counts) -> str:
     )
 
 
+def check_host(host: Host, counts: Counts) -> str:
+    """How long the host takes, on a device that takes no time: for a step of Llama 3.1 8B, and to move 1 GiB of KV."""
+    sys.path.append(str(BENCHMARK.parent))
+    from on_gpu.engine import Session
+    from on_gpu.subject import LLAMA_8B, make_subject
+
+    subject = make_subject(host.device, host.flashinfer, LLAMA_8B)
+    texts: list[str] = []
+    for num_requests in (1, 64, 256):
+        session = Session(subject, overlap=True, num_requests=num_requests, length=200, max_tokens=400)
+        while session.num_started < num_requests:
+            session.step()
+        texts.append(f"{num_requests} requests {_median_ms(session.step, 150):.2f}")
+        while session.num_finished < num_requests:
+            session.step()
+    layout = MultiHeadLayout(num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
+    num_pages = (1 << 30) // layout.bytes_per_page
+    pages = device_pages(KVStorage(layout, num_pages, device=host.where).memory)
+    scattered, slots = random.Random(0).sample(range(num_pages), num_pages), list(range(num_pages))
+    memory = pinned_memory(num_pages, layout.bytes_per_page)
+    moves = {
+        "out": lambda: pages.read(scattered, memory, slots),
+        "in": lambda: pages.write(scattered, memory, slots, lambda n: None),
+    }
+    texts += [f"1 GiB {name} {_median_ms(move, 5):.1f}" for name, move in moves.items()]
+    return "ms: " + ", ".join(texts)
+
+
+def _median_ms(work: Callable[[], None], count: int) -> float:
+    times: list[float] = []
+    for _ in range(count + count // 5):  # the first ones warm up
+        start_s = perf_counter()
+        work()
+        times.append(perf_counter() - start_s)
+    return median(times[-count:]) * 1e3
+
+
 CHECKS: dict[str, Callable[[Host, Counts], str]] = {
     "kernels": check_kernels,
     "steps": check_steps,
     "memory": check_memory,
+    "host": check_host,
     "server": check_server,
     "benchmark": check_benchmark,
 }
