@@ -141,13 +141,25 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
+def emulated(session: nox.Session) -> None:
+    """Run the GPU check without a GPU, on this processor: 20 minutes on two cores, of which 10 compile kernels."""
+    compile_flashinfer(session, "--ptx")
+    session.run("python", "tools/emulated_check.py", "--all", *session.posargs)
+
+
+@nox.session
 def hollow(session: nox.Session) -> None:
     """Run all that a host does for a GPU, without one; first it compiles kernels, half an hour on two cores."""
-    install_everything(session, *EXTRAS, "flashinfer-python")
+    compile_flashinfer(session)
+    session.run("python", "tools/hollow_check.py", *session.posargs)
+
+
+def compile_flashinfer(session: nox.Session, *options: str) -> None:
+    """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100."""
+    install_everything(session, *EXTRAS, "flashinfer-python", "openai")
     cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
     if not cuda:
         session.skip("torch is a build for CPUs here; this needs the one for CUDA")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = str(session.run("python", "-c", where, silent=True)).strip()
-    session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda)
-    session.run("python", "tools/hollow_check.py")
+    session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda, *options)

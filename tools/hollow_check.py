@@ -2,7 +2,7 @@
 
 torch's build for CUDA, FlashInfer and the engine run as they are, on a CUDA runtime of our own: it gives memory, which
 reads as zeros, captures graphs, refuses impossible launches, copies and captures, and counts what the host waits for;
-kernels are launched and not run. So it says nothing of numbers and of the device's time: `gpu_check.py` does, on a GPU.
+kernels are launched and not run. So it says nothing of numbers, as `emulated_check.py` does, nor of a device's time.
 
 It needs torch for CUDA, flashinfer-python, its compiled kernels (`python tools/gpu_host/kernels.py`, which needs no GPU
 either) and a compiler for C++.
@@ -27,14 +27,14 @@ def main() -> int:
     """Do the checks in a process that finds the hollow GPU; return 0 if none failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the checks")
-    parser.add_argument("--gib", default="80", help="memory of the device (default: %(default)s)")
+    parser.add_argument("--gib", default=80, type=int, help="memory of the device (default: %(default)s)")
     options = parser.parse_args()
     if _UNDER_WAY not in os.environ:
         return start(gib=options.gib)
     sys.path[:0] = [str(Path(__file__).resolve().parent)]
+    from emulated_gpu.hollow import CHECKS
+    from emulated_gpu.library import Counts
     from gpu_checks.host import open_host
-    from hollow_gpu.checks import CHECKS
-    from hollow_gpu.library import Counts
 
     host, counts, num_failed = open_host(stand_in=False), Counts(), 0
     for name in options.only or CHECKS:
@@ -50,16 +50,18 @@ def main() -> int:
     return 1 if num_failed else 0
 
 
-def start(*, gib: str) -> int:
+def start(*, gib: int) -> int:
     """Build the hollow GPU, and begin again with it."""
-    from hollow_gpu.library import build
+    from emulated_gpu.library import build
 
     if torch.version.cuda is None:
         print(f"torch must be a build for CUDA, got {torch.__version__}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**build(Path(folder), cuda=torch.version.cuda), "HOLLOW_GIB": gib, _UNDER_WAY: "1"}
-        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **environment}).returncode
+        environment = build(Path(folder), cuda=torch.version.cuda, gib=gib, runs_kernels=False)
+        return subprocess.run(
+            [sys.executable, *sys.argv], env={**os.environ, **environment, _UNDER_WAY: "1"}
+        ).returncode
 
 
 if __name__ == "__main__":

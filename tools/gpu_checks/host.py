@@ -20,6 +20,7 @@ from pagewood.engine.testing.recording_device import RecordingDevice
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest difference, as a part of the largest number of a result, or of 1."""
+_SMALL_CHUNK = 64
 QUESTIONS = ("What is 12 + 7?", "Reverse: stone", "What is 9 times 8?", "What is the capital of France?")
 
 
@@ -38,6 +39,8 @@ class Host:
     device: Device
     flashinfer: FlashInfer
     is_gpu: bool
+    is_slow: bool = False
+    """Whether the GPU is emulated."""
 
     @property
     def where(self) -> torch.device:
@@ -47,10 +50,12 @@ class Host:
     def config(self, **options: Any) -> EngineConfig:
         """Return the configuration of a small engine, in float16."""
         small = {"device": "cuda", "dtype": "float16", "max_running": 6, "max_total_tokens": 4096}
+        if self.is_slow:
+            small["chunked_prefill_size"] = _SMALL_CHUNK  # a step of the largest size is computed at every start
         return EngineConfig(**{**small, **options})
 
 
-def open_host(*, stand_in: bool) -> Host:
+def open_host(*, stand_in: bool, is_slow: bool = False) -> Host:
     """Return the GPU and FlashInfer, or their stand-ins on the CPU.
 
     Raises:
@@ -59,7 +64,7 @@ def open_host(*, stand_in: bool) -> Host:
     if stand_in:
         return Host(device=RecordingDevice(), flashinfer=flashinfer_torch, is_gpu=False)
     device, flashinfer = open_cuda()
-    return Host(device=device, flashinfer=flashinfer, is_gpu=True)
+    return Host(device=device, flashinfer=flashinfer, is_gpu=True, is_slow=is_slow)
 
 
 def difference(mine: torch.Tensor, theirs: torch.Tensor, dtype: str) -> str | None:

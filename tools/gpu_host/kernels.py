@@ -2,7 +2,7 @@
 
 SITE holds FlashInfer, unpacked or installed; its sources are what is compiled, so this also shows that nothing is
 missing there. What is compiled is written to SITE, where FlashInfer looks first: a host that has it needs neither nvcc
-nor time.
+nor time. With `--ptx` it is for `emulated_check.py`, and no GPU takes it.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -29,12 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--site", type=Path, required=True, help="the folder that holds FlashInfer")
     parser.add_argument("--arch", required=True, help="compute capability of the GPU, such as 9.0a for H100 and H200")
     parser.add_argument("--models", nargs="*", default=[], type=Path, help="folders of models to serve there, in bf16")
+    parser.add_argument("--ptx", action="store_true", help="for the emulated GPU of `emulated_check.py`: only PTX")
     options = parser.parse_args(arguments)
     sys.path[:0] = [str(options.site), str(ROOT / "tools"), str(ROOT / "benchmarks")]
-    from gpu_host.toolkit import fetch_toolkit
+    from gpu_host.toolkit import fetch_toolkit, keep_ptx
 
     with tempfile.TemporaryDirectory() as work:
-        os.environ["CUDA_HOME"] = str(fetch_toolkit(Path(work) / "cuda", version=options.cuda))
+        root = fetch_toolkit(Path(work) / "cuda", version=options.cuda)
+        if options.ptx:
+            keep_ptx(root)
+        os.environ["CUDA_HOME"] = str(root)
         os.environ["FLASHINFER_CUDA_ARCH_LIST"] = options.arch  # FlashInfer reads these when it is imported
         os.environ["FLASHINFER_WORKSPACE_BASE"] = work
         for name, library in compile_all(options.arch, options.models).items():

@@ -10,6 +10,9 @@ from pathlib import Path
 _WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cublas")
 _OTHERS = ("nvidia-curand",)
 """Wheels that have versions of their own. Of this one and of cuBLAS only headers are used."""
+_STOPPING = """#!/usr/bin/env bash
+exec COMPILER --no-compress "${@//code=sm_/code=compute_}"
+"""
 
 
 def fetch_toolkit(folder: Path, *, version: str) -> Path:
@@ -34,6 +37,14 @@ def fetch_toolkit(folder: Path, *, version: str) -> Path:
         program.chmod(0o755)
     _complete(root)
     return root
+
+
+def keep_ptx(root: Path) -> None:
+    """Let nvcc stop at PTX, which is not compressed, so that `emulated_gpu` can read it."""
+    nvcc = root / "bin" / "nvcc"
+    compiler = nvcc.rename(nvcc.with_name("nvcc-as-it-came"))
+    nvcc.write_text(_STOPPING.replace("COMPILER", str(compiler)))
+    nvcc.chmod(0o755)
 
 
 def _complete(root: Path) -> None:

@@ -1,235 +1,67 @@
 // The CUDA runtime and cuBLAS of a GPU that is not there, as far as torch and FlashInfer call them.
 //
-// Everything that a host does for a GPU happens: planning, allocation, streams, capture, launches with their checks. What
-// the device would compute does not: a kernel is looked at, counted, and not run. So its memory is addresses only, and
-// reads as zeros. Launches, copies and captures that no GPU takes are refused; what makes the host wait is counted.
+// Everything that a host does for a GPU happens: planning, allocation, streams, capture, launches with their checks.
+// Launches, copies and captures that no GPU takes are refused; what makes the host wait is counted. Kernels whose PTX is
+// there are run by this processor, if EMULATED_KERNELS names a folder for their translations. If it does not, the device
+// is hollow: a kernel is looked at, counted, and not run, and memory is addresses only, which read as zeros.
 
-#include <cuda_runtime_api.h>
-#include <sys/mman.h>
-
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <unordered_map>
-#include <utility>
-
-namespace {
-
-constexpr int kMultiprocessors = 132;             // of an H100
-constexpr size_t kSharedOfBlock = 48 << 10;       // that a kernel has without asking
-constexpr size_t kSharedOptIn = 227 << 10;        // that it may ask for
-constexpr size_t kSharedOfMultiprocessor = 228 << 10;
-constexpr size_t kL2 = 50 << 20;
-
-enum class Kind { kDevice, kPinned };
-
-struct Memory {
-  size_t size;
-  Kind kind;
-};
-
-struct Function {
-  std::string name;
-  size_t shared_limit = kSharedOfBlock;
-};
-
-struct Graph {
-  size_t num_kernels = 0;
-  size_t num_copies = 0;
-};
-
-struct Stream {
-  Graph* captured = nullptr;
-  unsigned long long capture_id = 0;
-};
-
-struct Launch {
-  dim3 grid, block;
-  size_t shared;
-  cudaStream_t stream;
-};
-
-std::recursive_mutex mutex;  // guards everything below that is not thread_local
-using Guard = std::lock_guard<std::recursive_mutex>;
-std::map<uintptr_t, Memory> memories;
-std::unordered_map<const void*, Function> functions;
-std::set<Stream*> streams;
-Stream default_stream;
-unsigned long long num_captures = 0;
-int num_capturing = 0;
-size_t num_bytes_taken = 0;
-std::map<std::string, unsigned long long> counts;
-thread_local cudaError_t last_error = cudaSuccess;
-thread_local Launch pushed;
-
-void count(const std::string& what, unsigned long long by = 1) {
-  Guard guard(mutex);
-  counts[what] += by;
-}
-
-cudaError_t refuse(cudaError_t error, const std::string& why) {
-  fprintf(stderr, "hollow GPU: %s\n", why.c_str());
-  count("refused");
-  return last_error = error;
-}
-
-size_t num_bytes() {
-  static const size_t bytes = (getenv("HOLLOW_GIB") ? strtoull(getenv("HOLLOW_GIB"), nullptr, 10) : 80ull) << 30;
-  return bytes;
-}
-
-Stream& of(cudaStream_t stream) {
-  bool is_default = stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
-  return is_default ? default_stream : *reinterpret_cast<Stream*>(stream);
-}
-
-const Memory* find(const void* pointer, size_t* left = nullptr) {
-  Guard guard(mutex);
-  auto next = memories.upper_bound(reinterpret_cast<uintptr_t>(pointer));
-  if (next == memories.begin()) return nullptr;
-  auto [start, memory] = *std::prev(next);
-  size_t offset = reinterpret_cast<uintptr_t>(pointer) - start;
-  if (offset >= memory.size) return nullptr;
-  if (left) *left = memory.size - offset;
-  return &std::prev(next)->second;
-}
-
-cudaError_t wait(const char* what) {
-  count(std::string("wait: ") + what);
-  return num_capturing ? refuse(cudaErrorStreamCaptureUnsupported, "the host waits while a graph is captured")
-                       : cudaSuccess;
-}
-
-cudaError_t take(void** pointer, size_t size, Kind kind) {
-  Guard guard(mutex);
-  if (kind == Kind::kDevice && num_bytes_taken + size > num_bytes()) return last_error = cudaErrorMemoryAllocation;
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;  // addresses cost nothing until they are written to
-  void* memory = mmap(nullptr, size ? size : 1, PROT_READ | PROT_WRITE, flags, -1, 0);
-  if (memory == MAP_FAILED) return last_error = cudaErrorMemoryAllocation;
-  memories[reinterpret_cast<uintptr_t>(memory)] = {size, kind};
-  if (kind == Kind::kDevice) num_bytes_taken += size;
-  count(kind == Kind::kDevice ? "device allocations" : "pinned allocations");
-  *pointer = memory;
-  return cudaSuccess;
-}
-
-cudaError_t give_back(void* pointer) {
-  Guard guard(mutex);
-  if (!pointer) return cudaSuccess;
-  auto place = memories.find(reinterpret_cast<uintptr_t>(pointer));
-  if (place == memories.end()) return refuse(cudaErrorInvalidValue, "memory is freed that was not allocated");
-  if (place->second.kind == Kind::kDevice) num_bytes_taken -= place->second.size;
-  munmap(pointer, place->second.size ? place->second.size : 1);
-  memories.erase(place);
-  return cudaSuccess;
-}
-
-cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t where) {
-  if (!size) return cudaSuccess;
-  size_t left_to = size, left_from = size;
-  const Memory* target = find(to, &left_to);
-  const Memory* source = find(from, &left_from);
-  if (left_to < size || left_from < size) return refuse(cudaErrorInvalidValue, "a copy goes past its memory");
-  Stream& stream = of(where);
-  if (!target || !source) {
-    count(target ? "copies from pageable memory" : "copies to pageable memory");
-    if (stream.captured) return refuse(cudaErrorStreamCaptureUnsupported, "a copy of pageable memory is captured");
-  }
-  bool is_to_device = target && target->kind == Kind::kDevice;
-  if (stream.captured) {
-    stream.captured->num_copies++;
-  } else if (!is_to_device && source && source->kind == Kind::kDevice) {
-    memset(to, 0, size);
-  } else if (!is_to_device) {
-    memmove(to, from, size);
-  }
-  return cudaSuccess;
-}
-
-cudaError_t fill(void* to, size_t size, cudaStream_t where) {
-  size_t left = size;
-  find(to, &left);
-  if (left < size) return refuse(cudaErrorInvalidValue, "memory is filled beyond its end");
-  if (of(where).captured) of(where).captured->num_copies++;
-  return cudaSuccess;
-}
-
-cudaError_t launch(const void* function, const Launch& how) {
-  Guard guard(mutex);
-  auto found = functions.find(function);
-  std::string name = found == functions.end() ? "a kernel" : found->second.name;
-  size_t limit = found == functions.end() ? kSharedOfBlock : found->second.shared_limit;
-  auto [grid, block, shared, where] = how;
-  unsigned long long num_threads = 1ull * block.x * block.y * block.z;
-  if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 || !num_threads ||
-      num_threads > 1024 || block.z > 64) {
-    return refuse(cudaErrorInvalidConfiguration, name + " is launched with a grid or block that no device has");
-  }
-  if (shared > limit) return refuse(cudaErrorInvalidValue, name + " is launched with more shared memory than it asked for");
-  Stream& stream = of(where);
-  if (stream.captured) {
-    stream.captured->num_kernels++;
-  } else {
-    counts[&stream == &default_stream ? "kernels on the default stream" : "kernels"]++;
-  }
-  return cudaSuccess;
-}
-
-int multiply() {  // cuBLAS has its stream in a handle; that a graph is captured is all that matters here
-  Guard guard(mutex);
-  for (Stream* stream : streams) {
-    if (stream->captured) {
-      stream->captured->num_kernels++;
-      return 0;
-    }
-  }
-  counts["kernels"]++;
-  return 0;
-}
-
-int make(void** handle) { return (*handle = calloc(1, 256)) ? 0 : 3; }
-
-int drop(void* handle) {
-  free(handle);
-  return 0;
-}
-
-}  // namespace
+#include "device.hpp"
 
 extern "C" {
 
 // What a program asks about the device that is not there.
 
-unsigned long long hollow_count(const char* what) {
+unsigned long long emulated_count(const char* what) {
   Guard guard(mutex);
   return counts[what];
 }
 
-void hollow_clear() {  // what was refused stays
+void emulated_clear() {  // what was refused stays
   Guard guard(mutex);
   std::map<std::string, unsigned long long> kept{{"refused", counts["refused"]}};
   counts.swap(kept);
 }
 
+// What a program that stands in for torch's own kernels queues. Returns whether it was captured.
+
+int emulated_enqueue(cudaStream_t stream, void (*call)(uint64_t), uint64_t which) {
+  enqueue(of(stream), [=] { call(which); });
+  return of(stream).captured != nullptr;
+}
+
 // Kernels.
 
-void** __cudaRegisterFatBinary(void*) {
-  static void* handle;
-  return &handle;
+void** __cudaRegisterFatBinary(void* binary) {
+  struct Wrapper {
+    int magic, version;
+    const char* data;
+    void* more;
+  };
+  return new void*(const_cast<char*>(static_cast<Wrapper*>(binary)->data));
 }
 
 void __cudaRegisterFatBinaryEnd(void**) {}
 
 void __cudaUnregisterFatBinary(void**) {}
 
-void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+void __cudaRegisterFunction(
+    void** binary, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
   Guard guard(mutex);
   functions[host].name = name;
+  functions[host].module = static_cast<const char*>(*binary);
+}
+
+const void* emulated_function(const char* module, const char* name) {  // of a module of the driver
+  Guard guard(mutex);
+  auto* key = new Function{name};  // its place is what it is launched by
+  functions[key] = {name, kSharedOfBlock, runs_kernels() ? strdup(module) : nullptr};
+  return key;
+}
+
+cudaError_t emulated_launch(
+    const void* function, const unsigned* grid, const unsigned* block, void** arguments, size_t shared,
+    cudaStream_t stream) {
+  return launch(function, {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, stream}, arguments);
 }
 
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
@@ -239,8 +71,9 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t shared, cudaStream_t stream) {
-  return launch(kernel, {grid, block, shared, stream});
+cudaError_t __cudaLaunchKernel(
+    cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  return launch(kernel, {grid, block, shared, stream}, arguments);
 }
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
@@ -254,12 +87,13 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
   return cudaSuccess;
 }
 
-cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t shared, cudaStream_t stream) {
-  return launch(function, {grid, block, shared, stream});
+cudaError_t cudaLaunchKernel(
+    const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  return launch(function, {grid, block, shared, stream}, arguments);
 }
 
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void**) {
-  return launch(function, {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream});
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+  return launch(function, {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream}, arguments);
 }
 
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
@@ -294,7 +128,14 @@ cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMem
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return wait("device"); }
+cudaError_t cudaDeviceSynchronize() {
+  return wait("device", [] {
+    for (Stream* stream : streams) {
+      if (!is_idle(*stream)) return false;
+    }
+    return true;
+  });
+}
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaPeekAtLastError() { return last_error; }
@@ -304,8 +145,8 @@ const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(erro
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   memset(properties, 0, sizeof *properties);
-  strcpy(properties->name, "hollow GPU");
-  properties->major = 9;
+  strcpy(properties->name, "emulated GPU");
+  properties->major = major();
   properties->totalGlobalMem = num_bytes();
   properties->multiProcessorCount = kMultiprocessors;
   properties->warpSize = 32;
@@ -326,7 +167,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   static const std::map<int, int> values = {
-      {cudaDevAttrComputeCapabilityMajor, 9},
+      {cudaDevAttrComputeCapabilityMajor, major()},
       {cudaDevAttrMultiProcessorCount, kMultiprocessors},
       {cudaDevAttrWarpSize, 32},
       {cudaDevAttrMaxThreadsPerBlock, 1024},
@@ -356,9 +197,22 @@ cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 static int succeed() { return 0; }
 
+static int encode_tiles(
+    void* map, int type, unsigned rank, void* address, const uint64_t* size, const uint64_t* stride, const uint32_t* box,
+    const uint32_t*, int, int swizzle, int, int) {
+  static const uint8_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+  TileMap tiles{static_cast<uint8_t*>(address), {}, {}, {}, bytes[type], uint8_t(swizzle)};
+  std::copy_n(size, rank, tiles.size);
+  std::copy_n(stride, rank - 1, tiles.stride);
+  std::copy_n(box, rank, tiles.box);
+  memcpy(map, &tiles, sizeof tiles);
+  return 0;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(
-    const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* result) {
-  *function = reinterpret_cast<void*>(succeed);
+    const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* result) {
+  bool encodes = !strcmp(name, "cuTensorMapEncodeTiled");
+  *function = encodes ? reinterpret_cast<void*>(encode_tiles) : reinterpret_cast<void*>(succeed);
   if (result) *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
@@ -401,8 +255,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpy(void* target, const void* source, size_t size, cudaMemcpyKind) {
-  cudaError_t error = wait("copy");
-  return error ? error : copy(target, source, size, nullptr);
+  cudaError_t error = copy(target, source, size, nullptr);
+  return error ? error : wait("copy", [] { return is_idle(default_stream); });
 }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemcpyKind, cudaStream_t stream) {
@@ -413,8 +267,10 @@ cudaError_t cudaMemcpyPeerAsync(void* target, int, const void* source, int, size
   return copy(target, source, size, stream);
 }
 
-cudaError_t cudaMemset(void* target, int, size_t size) { return fill(target, size, nullptr); }
-cudaError_t cudaMemsetAsync(void* target, int, size_t size, cudaStream_t stream) { return fill(target, size, stream); }
+cudaError_t cudaMemset(void* target, int value, size_t size) { return fill(target, value, size, nullptr); }
+cudaError_t cudaMemsetAsync(void* target, int value, size_t size, cudaStream_t stream) {
+  return fill(target, value, size, stream);
+}
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) { return *pool = nullptr, cudaSuccess; }
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
@@ -435,26 +291,69 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) { return *priority = 0, cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return wait("stream"); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return wait("stream", [=] { return is_idle(of(stream)); });
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t where, cudaEvent_t event, unsigned) {
+  Guard guard(mutex);
+  const auto* awaited = reinterpret_cast<Event*>(event);
+  Stream& stream = of(where);
+  if (runs_kernels() && !stream.captured) stream.queue.push_back({{}, awaited, awaited->recorded});
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return of(stream).captured ? refuse(cudaErrorStreamCaptureUnsupported, "a stream is queried while it is captured")
-                             : cudaSuccess;
+  if (of(stream).captured) return refuse(cudaErrorStreamCaptureUnsupported, "a stream is queried while it is captured");
+  run_one();
+  return is_idle(of(stream)) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void* data, unsigned) {
-  return call(stream, cudaSuccess, data), cudaSuccess;
+  if (!runs_kernels()) return call(stream, cudaSuccess, data), cudaSuccess;
+  return enqueue(of(stream), [=] { call(stream, cudaSuccess, data); }), cudaSuccess;
 }
 
-cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t call, void* data) { return call(data), cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return make(reinterpret_cast<void**>(event)), cudaSuccess; }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void* data) {
+  if (!runs_kernels()) return call(data), cudaSuccess;
+  return enqueue(of(stream), [=] { call(data); }), cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event);  // streams may still wait for it when it is destroyed
+  return cudaSuccess;
+}
+
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return drop(event), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t, cudaStream_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return wait("event"); }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t which, cudaStream_t where, unsigned) {
+  Guard guard(mutex);
+  auto* event = reinterpret_cast<Event*>(which);
+  Stream& stream = of(where);
+  if (!runs_kernels() || stream.captured) return cudaSuccess;
+  unsigned long long version = ++event->recorded;
+  stream.queue.push_back({[=] {
+    Guard guard(mutex);
+    event->reached = std::max(event->reached, version);
+  }});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+
+cudaError_t cudaEventQuery(cudaEvent_t which) {
+  run_one();
+  Guard guard(mutex);
+  const auto* event = reinterpret_cast<Event*>(which);
+  return event->reached >= event->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t which) {
+  const auto* event = reinterpret_cast<Event*>(which);
+  unsigned long long version = event->recorded;
+  return wait("event", [=] { return event->reached >= version; });
+}
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { return *ms = 1, cudaSuccess; }
 
 // Graphs.
@@ -503,8 +402,9 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* instance, cudaGraph_t
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t) {
+cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t stream) {
   auto* graph = reinterpret_cast<Graph*>(instance);
+  for (const Task& task : graph->tasks) enqueue(of(stream), task);
   count("graphs");
   count("kernels of graphs", graph->num_kernels);
   return cudaSuccess;

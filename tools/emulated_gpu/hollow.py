@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from emulated_gpu.library import Counts
 from gpu_checks.host import Failed, Host, prompts
 from gpu_checks.numerics import FP8_KERNELS, KERNELS, attend, operations, paths_of
 from gpu_checks.server import answer_of_server
-from hollow_gpu.library import Counts
 from pagewood.engine import SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine

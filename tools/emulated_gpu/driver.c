@@ -14,25 +14,45 @@ SUCCEED(cuCtxSetCurrent)
 SUCCEED(cuCtxSetLimit)
 SUCCEED(cuDeviceGet)
 SUCCEED(cuDevicePrimaryCtxRetain)
-SUCCEED(cuFuncSetAttribute)
 SUCCEED(cuFuncSetCacheConfig)
-SUCCEED(cuLaunchCooperativeKernel)
-SUCCEED(cuLaunchKernel)
-SUCCEED(cuLaunchKernelEx)
 SUCCEED(cuLinkAddData_v2)
 SUCCEED(cuLinkComplete)
 SUCCEED(cuLinkCreate_v2)
-SUCCEED(cuModuleGetFunction)
-SUCCEED(cuModuleLoad)
-SUCCEED(cuModuleLoadData)
 SUCCEED(cuModuleLoadDataEx)
 SUCCEED(cuModuleUnload)
 SUCCEED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 SUCCEED(cuOccupancyMaxActiveClusters)
-SUCCEED(cuPointerGetAttribute)
 SUCCEED(cuTensorMapEncodeTiled)
 
-int cudaDeviceGetAttribute(int* value, int attribute, int device);  // of the runtime, which numbers them alike
+// Of the runtime, which numbers attributes alike.
+int cudaDeviceGetAttribute(int* value, int attribute, int device);
+int cudaFuncSetAttribute(const void* function, int attribute, int value);
+const void* emulated_function(const char* module, const char* name);
+int emulated_launch(const void* function, const unsigned* grid, const unsigned* block, void** arguments, size_t shared,
+                  void* stream);
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+};
+
+int cuModuleLoadData(void** module, const void* image) {
+  *module = (void*)image;
+  return 0;
+}
+
+int cuModuleGetFunction(const void** function, void* module, const char* name) {
+  *function = emulated_function(module, name);
+  return 0;
+}
+
+int cuFuncSetAttribute(const void* function, int attribute, int value) {
+  return cudaFuncSetAttribute(function, attribute, value);
+}
+
+int cuLaunchKernelEx(const struct LaunchConfig* how, const void* function, void** arguments, void** extra) {
+  return emulated_launch(function, how->grid, how->block, arguments, how->shared, how->stream);
+}
 
 int cuCtxGetCurrent(void** context) {
   *context = (void*)1;
@@ -61,6 +81,11 @@ int cuDriverGetVersion(int* version) {
 
 int cuFuncGetAttribute(int* value, int attribute, void* function) {
   *value = attribute == 0 ? 1024 : attribute == 1 ? 0 : 32;  // threads of a block, static shared memory, registers
+  return 0;
+}
+
+int cuPointerGetAttribute(unsigned long long* value, int attribute, unsigned long long pointer) {
+  *value = pointer;  // the host has the same address
   return 0;
 }
 
