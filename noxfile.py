@@ -144,7 +144,8 @@ def gpu(session: nox.Session) -> None:
 def emulated(session: nox.Session) -> None:
     """Run the GPU check without a GPU, on this processor: 20 minutes on two cores, of which 10 compile kernels."""
     compile_flashinfer(session, "--ptx")
-    session.run("python", "tools/emulated_check.py", "--all", *session.posargs)
+    session.run("python", "tools/emulated_check.py", *(session.posargs or ["--all"]))
+    session.run("python", "tools/emulated_check.py", "--run", "python", "-m", "pytest", "-m", "gpu")
 
 
 @nox.session
@@ -156,7 +157,7 @@ def hollow(session: nox.Session) -> None:
 
 def compile_flashinfer(session: nox.Session, *options: str) -> None:
     """Install everything with torch for CUDA, and compile FlashInfer's kernels for an H100."""
-    install_everything(session, *EXTRAS, "flashinfer-python", "openai")
+    install_everything(session, *TEST_TOOLS, *EXTRAS, "flashinfer-python", "openai")
     cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
     if not cuda:
         session.skip("torch is a build for CPUs here; this needs the one for CUDA")

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
+from gpu_checks.families import check_families
 from gpu_checks.host import Host, Skipped, open_host
 from gpu_checks.numerics import KERNELS, check_attention, check_operations
 from gpu_checks.scenarios import check_echo, check_tiers
@@ -63,6 +64,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "operations": check_operations,
     "attention": check_attention,
     "logits": check_logits,
+    "families": check_families,
     "answers": check_answers,
     "waiting": check_waiting,
     "seeds": check_seeds,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import traceback
+import warnings
 from typing import Any
 
 import torch
@@ -38,8 +40,6 @@ def _run(number: int) -> None:
         with torch.inference_mode():
             task()
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         os.abort()
 
@@ -166,6 +166,12 @@ _libraries: list[Any] = []
 
 def install() -> None:
     """Let the CPU do what torch has kernels for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what is replaced
+        _install()
+
+
+def _install() -> None:
     library = torch.library.Library("aten", "IMPL", "CUDA")
     _libraries.append(library)
     for full in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,12 @@ _BUSY_S = 0.2
 
 def check_logits(host: Host) -> str:
     """The demo model's logits at every position of its prompts are the CPU runner's."""
-    model = load_model(model_folder(None), CPUOps())
+    return f"{compare_logits(host, model_folder(None))} positions, float16 and bfloat16"
+
+
+def compare_logits(host: Host, folder: Path) -> int:
+    """Compare a model's logits at every position of the prompts with the CPU runner's; return how many there are."""
+    model = load_model(folder, CPUOps())
     layout = MultiHeadLayout(
         num_layers=model.config.num_layers, num_kv_heads=model.config.num_kv_heads, head_dim=model.config.head_dim,
         page_size=PAGE_SIZE, order="HND",
@@ -57,14 +63,14 @@ def check_logits(host: Host) -> str:
     reference.close()
     found: list[str] = []
     for dtype in ("float16", "bfloat16"):
-        engine = _build(host, host.config(dtype=dtype))[0]
+        engine = _build(host, host.config(dtype=dtype, model=str(folder)))[0]
         runner: Any = engine._runner
         if problem := difference(runner.forward(_prompt_batch(runner)), expected, dtype):
             found.append(f"{dtype}: {problem}")
         engine.close()
     if found:
         raise Failed("; ".join(found))
-    return f"{len(expected)} positions, float16 and bfloat16"
+    return len(expected)
 
 
 def check_answers(host: Host) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -37,11 +38,12 @@ class Stream:
         self.num_queued = 0
 
 
-def check(pages: DevicePages, storage: Any, host: HostTier) -> None:
+def check(pages: DevicePages, storage: Any, host: HostTier, *, wait: Callable[[], None] = lambda: None) -> None:
     device = storage.device
     for layer in range(storage.layout.num_layers):
         k, v = torch.randn(2, 64, 2, 8, device=device)
         storage.write(layer, k, v, torch.arange(64, device=device))
+    wait()
     assert pages.page_bytes == storage.layout.bytes_per_page
     pages.read([3, 1, 9], host.memory, [5, 6, 2])
     expected = [storage.memory.checksum(page) for page in (3, 1, 9)]
@@ -130,8 +132,9 @@ def test_a_copy_that_is_called_off_is_waited_for() -> None:
 def test_pages_of_a_gpu_go_out_and_come_back(dtype: str) -> None:
     storage = storage_of(dtype, "cuda")
     page_bytes = storage.layout.bytes_per_page
-    for after in (None, torch.cuda.current_stream()):
-        pages = device_pages(storage.memory, after=after)
-        check(pages, storage, HostTier(page_bytes=page_bytes, num_pages=8))
-        check(pages, storage, HostTier(page_bytes=page_bytes, num_pages=8, memory=pinned_memory(8, page_bytes)))
+    waited_for, told = device_pages(storage.memory), device_pages(storage.memory, after=torch.cuda.current_stream())
+    for memory in (None, pinned_memory(8, page_bytes)):
+        check(told, storage, HostTier(page_bytes=page_bytes, num_pages=8, memory=memory))
+        host = HostTier(page_bytes=page_bytes, num_pages=8, memory=memory)
+        check(waited_for, storage, host, wait=torch.cuda.synchronize)
     assert torch.from_numpy(pinned_memory(8, page_bytes)).is_pinned()
