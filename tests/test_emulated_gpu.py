@@ -244,3 +244,15 @@ def test_what_is_not_translated_is_named(tools: None) -> None:
         translate(HEAD + ".entry odd() { .reg .b32 %r<2>; popc.b32 %r1, %r1; ret; }", "odd")
     with pytest.raises(Unknown, match="no kernel"):
         translate(SUM, "other")
+
+
+def test_the_compiler_stops_at_ptx(tools: None, tmp_path: Path) -> None:
+    from gpu_host.toolkit import keep_ptx
+
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text('#!/bin/sh\necho "$@"\n')
+    nvcc.chmod(0o755)
+    keep_ptx(tmp_path)
+    done = subprocess.run([nvcc, "-gencode=arch=compute_90a,code=sm_90a", "a b.cu"], capture_output=True, text=True)
+    assert done.stdout.split("\n")[0] == "--no-compress -gencode=arch=compute_90a,code=compute_90a a b.cu"

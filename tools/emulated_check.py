@@ -2,8 +2,8 @@
 
 torch's build for CUDA, FlashInfer, Triton and the engine run as they are, on a CUDA runtime of our own. The kernels of
 FlashInfer and Triton are translated from PTX and run by this processor: threads, warps, barriers, tensor cores. torch's
-own operations, which come without PTX, are done by torch's CPU. Streams are as late as they may be, one before another by
-chance, so that who does not wait for what it needs is found. It says nothing of the time that a GPU takes.
+own operations, which come without PTX, are done by torch's CPU. Streams are as late as they may be, and one goes before
+another by chance, so that who does not wait for what it needs is found. It says nothing of the time that a GPU takes.
 
 It needs torch for CUDA, flashinfer-python, its kernels as PTX (`python tools/gpu_host/kernels.py --ptx`) and a compiler
 for C++, on x86-64.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shlex
 import subprocess
@@ -61,7 +62,9 @@ def build(folder: Path, *, cuda: str, gib: int, major: int = 9, runs_kernels: bo
 
 
 def _for_kernels(folder: Path, cuda: str) -> dict[str, str]:
-    kernels, assembler = folder / "kernels", folder / "ptxas"
+    sources = sorted([*SOURCES.glob("*.hpp"), *SOURCES.glob("*.py")])
+    version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    kernels, assembler = folder / f"kernels-{version}", folder / "ptxas"
     kernels.mkdir(exist_ok=True)
     assembler.write_text(_ASSEMBLER.replace("VERSION", cuda))
     assembler.chmod(0o755)
