@@ -184,16 +184,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1), unique=True))
     def put(self, indices: list[int]) -> None:
-        """Keep some pages, perhaps again; the memory stays the caller's."""
+        """Keep some pages, perhaps again, and fetch them; the memory stays the caller's."""
         pages = [_page(index, self.page_bytes) for index in indices]
         self.store.put([_key(index) for index in indices], pages)
         for page in pages:
             page.fill(0)
         self.put_so_far.update(indices)
+        self._fetch(indices)
 
     @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1)))
     def get(self, indices: list[int]) -> None:
         """Fetch pages, those that were put and others; 12 pages fit, so none may be forgotten."""
+        self._fetch(indices)
+
+    def _fetch(self, indices: list[int]) -> None:
         memory = np.zeros((len(indices), self.page_bytes), np.uint8)
         found = self.store.get([_key(index) for index in indices], list(memory))
         assert found == [index in self.put_so_far for index in indices], f"get({indices}) answered {found}"
