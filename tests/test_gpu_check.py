@@ -17,7 +17,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_its_checks_hold_on_the_stand_ins() -> None:
-    names = ["operations", "attention", "logits", "families", "invariance", "echo", "tiers"]
+    names = ["operations", "attention", "repeats", "logits", "families", "invariance", "echo", "tiers"]
     done = run("--stand-in", "--here", "--only", *names)
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [(result["name"], result["word"]) for result in results] == [(name, "ok") for name in names], done.stdout

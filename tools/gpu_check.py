@@ -26,7 +26,7 @@ import torch
 from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
 from gpu_checks.families import check_families
 from gpu_checks.host import Host, Skipped, open_host
-from gpu_checks.numerics import KERNELS, check_attention, check_operations
+from gpu_checks.numerics import KERNELS, check_attention, check_operations, check_repeats
 from gpu_checks.scenarios import check_echo, check_tiers
 from gpu_checks.server import check_server
 from pagewood.engine.runner.flashinfer_compile import compile_kernels
@@ -63,6 +63,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "compile": check_compiling,
     "operations": check_operations,
     "attention": check_attention,
+    "repeats": check_repeats,
     "logits": check_logits,
     "families": check_families,
     "answers": check_answers,

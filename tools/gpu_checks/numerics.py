@@ -113,9 +113,27 @@ def compare_paths(host: Host, kernels: Sequence[KernelNeeds]) -> str:
     return _verdict(found, len(paths))
 
 
-def attend(flashinfer: FlashInfer, where: torch.device, path: Path) -> Tensor:
+def check_repeats(host: Host) -> str:
+    """Long prefills give the same bits again and again: warps that do not wait for each other would show."""
+    is_fast = host.is_gpu and not host.is_slow
+    step, count = ([(0, 2000)] * 8, 50) if is_fast else ([(0, 150)] * 2, 2)
+    needs = [need for need in KERNELS if not need.has_soft_cap]
+    for need in needs:
+        path = Path(needs=need, group=need.group, page_size=16, step="prefill", batch_invariant=False)
+        first = attend(host.flashinfer, host.where, path, step)
+        num_different = sum(
+            not torch.equal(attend(host.flashinfer, host.where, path, step), first) for _ in range(count)
+        )
+        if num_different:
+            raise Failed(f"{path}: {num_different} of {count} differ from the first")
+    return f"{len(needs)} kernels, {count} times {sum(size for _, size in step)} tokens each"
+
+
+def attend(
+    flashinfer: FlashInfer, where: torch.device, path: Path, step: Sequence[tuple[int, int]] | None = None
+) -> Tensor:
     """Return what the tokens of a step attend to; the same numbers for every library."""
-    step, page_size = STEPS[path.step], path.page_size
+    step, page_size = step or STEPS[path.step], path.page_size
     special = path.needs.has_soft_cap
     shape = AttentionShape(
         num_heads=2 * path.group,
