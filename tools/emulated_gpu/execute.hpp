@@ -85,9 +85,11 @@ void multiply_by(float* sums, const float* left, const float* right) {
 inline void multiply(float* sums, const float* left, const float* right, int columns) {
   switch (columns) {
     case 8: return multiply_by<8>(sums, left, right);
+    case 32: return multiply_by<32>(sums, left, right);
     case 64: return multiply_by<64>(sums, left, right);
     case 96: return multiply_by<96>(sums, left, right);
     case 128: return multiply_by<128>(sums, left, right);
+    case 256: return multiply_by<256>(sums, left, right);
     default: fail("products of this shape are not emulated");
   }
 }
