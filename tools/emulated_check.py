@@ -30,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="9.0a", help="compute capability that the PTX is for (default: %(default)s)")
     parser.add_argument("--seed", default="0", help="of the turns that streams take (default: %(default)s)")
+    parser.add_argument("--skew", default="0", help="per cent of their turns that warps miss (default: %(default)s)")
     parser.add_argument("--gib", default=8, type=int, help="memory of the device (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where translations are kept, for the next time")
     parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="COMMAND", help="another command, on the same GPU")
@@ -43,7 +44,7 @@ def main() -> int:
             runs_kernels=True,
         )  # fmt: skip
         check = [sys.executable, "-W", "ignore", str(CHECK), "--slow", *rest]
-        environment |= {"EMULATED_SEED": options.seed}
+        environment |= {"EMULATED_SEED": options.seed, "EMULATED_SKEW": options.skew}
         return subprocess.run(options.run or check, env={**os.environ, **environment}).returncode
 
 

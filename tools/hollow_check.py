@@ -2,7 +2,7 @@
 
 torch's build for CUDA, FlashInfer and the engine run as they are, on a CUDA runtime of our own: it gives memory, which
 reads as zeros, captures graphs, refuses impossible launches, copies and captures, and counts what the host waits for;
-kernels are launched and not run. So it says nothing of numbers, as `emulated_check.py` does, nor of a device's time.
+kernels are launched and not run. So it says nothing of numbers (`emulated_check.py` does) or of a device's time.
 
 It needs torch for CUDA, flashinfer-python, its compiled kernels (`python tools/gpu_host/kernels.py`, which needs no GPU
 either) and a compiler for C++.

@@ -189,13 +189,8 @@ void run_one() { run_until([] { return false; }, 1); }
 
 bool is_idle(const Stream& stream) { return stream.queue.empty() && !stream.is_running; }
 
-void run_all() {
-  run_until([] {
-    for (Stream* stream : streams) {
-      if (!is_idle(*stream)) return false;
-    }
-    return true;
-  });
+bool are_all_idle() {
+  return std::ranges::all_of(streams, [](Stream* one) { return is_idle(*one); });
 }
 
 void enqueue(Stream& stream, Task task) {
@@ -228,7 +223,7 @@ cudaError_t take(void** pointer, size_t size, Kind kind) {
 
 cudaError_t give_back(void* pointer) {
   if (!pointer) return cudaSuccess;
-  run_all();
+  run_until(are_all_idle);
   Guard guard(mutex);
   auto place = memories.find(reinterpret_cast<uintptr_t>(pointer));
   if (place == memories.end()) return refuse(cudaErrorInvalidValue, "memory is freed that was not allocated");

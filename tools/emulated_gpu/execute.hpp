@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <deque>
 #include <memory>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -103,6 +104,12 @@ constexpr Host kHost{leave, wake_block, fail, multiply};
   abort();
 }
 
+inline bool misses_turn() {  // as warps of a GPU do, when others are served first
+  static const unsigned percent = getenv("EMULATED_SKEW") ? atoi(getenv("EMULATED_SKEW")) : 0;
+  static std::minstd_rand random(1);
+  return percent && random() % 100 < percent;
+}
+
 class RunningBlock {
  public:
   enum class Stop { kEnded, kLooking, kStuck };
@@ -131,6 +138,10 @@ class RunningBlock {
     for (;;) {
       bool went_on = false, is_looking = false, is_left = false;
       for (Warp& warp : warps_) {  // side by side: each until its lanes wait, or are about to write
+        if (misses_turn()) {
+          went_on = is_left = true;
+          continue;
+        }
         went_on |= (warp.ready | warp.writing) != 0;
         go_on(warp, warp.ready | std::exchange(warp.writing, 0));
         while (warp.ready) go_on(warp, warp.ready);

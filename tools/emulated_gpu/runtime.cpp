@@ -128,14 +128,7 @@ cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMem
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() {
-  return wait("device", [] {
-    for (Stream* stream : streams) {
-      if (!is_idle(*stream)) return false;
-    }
-    return true;
-  });
-}
+cudaError_t cudaDeviceSynchronize() { return wait("device", are_all_idle); }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaPeekAtLastError() { return last_error; }
