@@ -33,9 +33,9 @@ from on_gpu.record import Record, Row, markdown, write
 from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds
 from on_gpu.subject import LLAMA_8B, TINY, Plan, Subject, make_subject
 from pagewood.engine.build_cuda import open_cuda
-from pagewood.engine.runner.device import Device
-from pagewood.engine.runner.flashinfer_api import FlashInfer
-from pagewood.engine.runner.flashinfer_compile import KernelNeeds, compile_kernels
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.recording_device import RecordingDevice
 

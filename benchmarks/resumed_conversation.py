@@ -18,8 +18,8 @@ import numpy as np
 from end_to_end.model import FULL, QUICK, ModelShape, write_model
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.loop import Pending
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.core.loop import Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 NUM_NEW = 32
 """Tokens that the person adds."""

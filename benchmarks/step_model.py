@@ -23,9 +23,9 @@ import numpy as np
 
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import load_model
-from pagewood.engine.runner.cpu import CPURunner
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
-from pagewood.engine.build import assemble
-from pagewood.engine.loop import EngineInfo
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import EngineInfo
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import order_named
 

@@ -1,8 +1,9 @@
 """Every mutable field names its writers where it is declared: `# written by: kv, retire`; here others are found.
 
 A field is what a class body or an `__init__` declares. Its writers are modules of the same package by their file
-stem, classes (`Tree`), or methods (`Tree.split`; a bare `split` is a method in the declaring module). A write is
-an assignment, a deletion, or a call of a method that mutates a list, dict or set, through anything but `self`.
+stem, with their folder where two share a stem (`cuda.attention`), classes (`Tree`), or methods (`Tree.split`; a bare
+`split` is a method in the declaring module). A write is an assignment, a deletion, or a call of a method that mutates a
+list, dict or set, through anything but `self`.
 A write to an object of another library says so on its line: `# not ours`.
 """
 
@@ -76,7 +77,9 @@ def written_fields(target: ast.expr) -> Iterator[str]:
 def violations(sources: dict[str, str]) -> list[str]:
     """Return the writes that no declaration allows, given the sources of one package by file path."""
     homes = {name: path for path, source in sources.items() for name in CLASS.findall(source)}
-    modules = {Path(path).stem: path for path in sources}
+    modules = {
+        name: path for path in sources for name in (Path(path).stem, f"{Path(path).parent.name}.{Path(path).stem}")
+    }
     declared: dict[str, set[str]] = {}
     for path, source in sources.items():
         for field, names in declared_writers(source).items():

@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from end_to_end.model import BYTES_PER_VALUE, LinearShape
 from pagewood.engine.models.decoder import Linear
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
-from pagewood.engine.runner.tape import Buffer
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.tape import Buffer
 from pagewood.engine.testing.tapes import write_down
 
 _STREAM_PASSES = 6

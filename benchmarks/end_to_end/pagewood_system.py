@@ -12,8 +12,8 @@ from end_to_end.cases import Case, Prompts
 from end_to_end.run import Run
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.loop import Pending
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.core.loop import Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 Advance = Callable[[Pending | None], Pending | None]
 """Does one step; gets what it returned the last time."""

@@ -18,9 +18,9 @@ import torch
 
 from on_gpu.subject import PAGE_SIZE, Subject
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.build import assemble
-from pagewood.engine.loop import Engine, EngineInfo, Pending
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 _PROFILED_STEPS = 32
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import torch
 
-from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.cuda.device import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

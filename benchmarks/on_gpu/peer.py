@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from on_gpu.subject import Plan
-from pagewood.engine.runner.device import Device
+from pagewood.engine.runner.cuda.device import Device
 
 
 class Peer:

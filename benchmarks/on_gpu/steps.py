@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from on_gpu.subject import PAGE_SIZE, Plan, Subject
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
 
 _WARM_UP = 3  # steps that do not count
 

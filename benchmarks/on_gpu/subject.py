@@ -14,10 +14,10 @@ from torch import Tensor
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
-from pagewood.engine.runner.cuda import CUDARunner
-from pagewood.engine.runner.device import Device
-from pagewood.engine.runner.flashinfer_api import FlashInfer
-from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 

@@ -27,8 +27,8 @@ from gpu_checks.server import answer_of_server
 from pagewood.engine import SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.loop import Engine, Pending
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory

@@ -19,14 +19,14 @@ from gpu_checks.host import QUESTIONS, Failed, Host, difference, prompts
 from gpu_checks.numerics import FP8_KERNELS, compare_paths
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
-from pagewood.engine.build import build_on
+from pagewood.engine.build_cuda import build_on
 from pagewood.engine.folder import model_folder
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.load import load_model
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu import CPURunner
-from pagewood.engine.runner.flashinfer_compile import compile_kernels
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cuda.flashinfer_compile import compile_kernels
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.kvpool import MultiHeadLayout

@@ -13,8 +13,8 @@ import torch
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.build_cuda import open_cuda
-from pagewood.engine.runner.device import Device
-from pagewood.engine.runner.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.recording_device import RecordingDevice
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_checks.host import Failed, Host, difference
-from pagewood.engine.runner.attention_flashinfer import (
+from pagewood.engine.runner.cuda.attention import (
     STAGING_BYTES,
     WORKSPACE_BYTES,
     AttentionShape,
@@ -24,8 +24,8 @@ from pagewood.engine.runner.attention_flashinfer import (
     Places,
     offsets_of,
 )
-from pagewood.engine.runner.flashinfer_api import FlashInfer
-from pagewood.engine.runner.flashinfer_compile import KernelNeeds
+from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.runner.attention_cpu import CPUAttention
-from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

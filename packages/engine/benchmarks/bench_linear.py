@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
-from pagewood.engine.runner.tape import Buffer
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.tape import Buffer
 from pagewood.engine.testing.tapes import write_down
 
 NUM_THREADS = 2

@@ -8,11 +8,11 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
-from pagewood.engine.build import assemble
-from pagewood.engine.loop import Engine, EngineInfo
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 
 class NoStep:

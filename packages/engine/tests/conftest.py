@@ -11,8 +11,8 @@ import torch
 def small_buffers() -> Iterator[None]:
     """For the CUDA path through stand-ins: buffers as small as its tensors, and no second thread to wait for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
-        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.cuda.attention.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.cuda.staging.STAGING_BYTES", 1024)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield

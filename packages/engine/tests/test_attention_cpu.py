@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewood.engine.arrays import Int32
-from pagewood.engine.runner.attention_cpu import CPUAttention
-from pagewood.engine.runner.compiled.kernel import Kernel
-from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import dequantise, quantise

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewood.engine.runner.attention_flashinfer import (
+from pagewood.engine.runner.cuda.attention import (
     AttentionShape,
     FlashInferAttention,
     HostArrays,
@@ -32,7 +32,7 @@ DIM = 8
 @pytest.fixture(scope="module", autouse=True)
 def small_workspace() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.cuda.attention.WORKSPACE_BYTES", 1024)
         yield
 
 

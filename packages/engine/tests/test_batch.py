@@ -2,8 +2,8 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.batch import BatchBuilder
-from pagewood.engine.plan import Grant
+from pagewood.engine.core.batch import BatchBuilder
+from pagewood.engine.core.plan import Grant
 from pagewood.engine.testing import make_request, make_space
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.build import build_engine
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 
 def build(**options: object) -> tuple[int, int]:

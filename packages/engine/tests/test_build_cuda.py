@@ -14,11 +14,11 @@ import torch
 
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
-from pagewood.engine.build import build_engine, build_on
-from pagewood.engine.build_cuda import kernel_needs
+from pagewood.engine.build import build_engine
+from pagewood.engine.build_cuda import build_on, kernel_needs
+from pagewood.engine.core.loop import Engine
 from pagewood.engine.folder import model_folder
-from pagewood.engine.loop import Engine
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.recording_device import RecordingDevice

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.engine.load import load_model
-from pagewood.engine.runner.cuda import CUDARunner
-from pagewood.engine.runner.invariance import linear_by_row, num_empty_grants
-from pagewood.engine.runner.ops_cuda import CUDAOps
-from pagewood.engine.runner.sampling_cuda import Sampler
+from pagewood.engine.runner.cuda.invariance import linear_by_row, num_empty_grants
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.testing.recording_device import RecordingDevice
@@ -38,8 +38,8 @@ OTHERS = [[7], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8]]
 @pytest.fixture(autouse=True)
 def small_buffers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewood.engine.runner.attention_flashinfer.WORKSPACE_BYTES", 1024)
-        patch.setattr("pagewood.engine.runner.staging.STAGING_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.cuda.attention.WORKSPACE_BYTES", 1024)
+        patch.setattr("pagewood.engine.runner.cuda.staging.STAGING_BYTES", 1024)
         yield
 
 
@@ -168,8 +168,8 @@ def test_sampling_of_a_row_does_not_see_its_neighbours(seed: int) -> None:
 
 INTERPRETED = """
 import torch
-from pagewood.engine.runner.invariance import linear_by_row
-from pagewood.engine.runner.linear_triton import linear
+from pagewood.engine.runner.cuda.invariance import linear_by_row
+from pagewood.engine.runner.cuda.linear_triton import linear
 
 for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130, False), (130, 64, 64, True)):
     x, weight, bias = (torch.randn(size).half() for size in ((num_rows, depth), (num_columns, depth), (num_columns,)))

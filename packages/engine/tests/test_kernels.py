@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.engine.runner.compiled.kernel import kernel
-from pagewood.engine.runner.kernels import warm_up
+from pagewood.engine.runner.cpu.compiled.kernel import kernel
+from pagewood.engine.runner.cpu.kernels import warm_up
 
 COMPILE_ONE = """
-from pagewood.engine.runner.compiled.attention import cut
+from pagewood.engine.runner.cpu.compiled.attention import cut
 cut.compile()
 print(cut.loaded)
 """

@@ -1,7 +1,7 @@
 import pytest
 
-from pagewood.engine.kv import KVSpace, NoPrefixCache
-from pagewood.engine.state import Request
+from pagewood.engine.core.kv import KVSpace, NoPrefixCache
+from pagewood.engine.core.state import Request
 from pagewood.engine.testing import make_request, make_space
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import Watch

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pagewood.engine.load import load_model
 from pagewood.engine.models.checkpoint import Checkpoint
-from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.cpu.ops import CPUOps
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

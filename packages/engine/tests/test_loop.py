@@ -15,11 +15,11 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
 )
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
-from pagewood.engine.build import assemble
-from pagewood.engine.loop import Engine, EngineInfo, Pending, Runner, StepHandle
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 
 INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=32, page_size=4)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.decoder import HeadSplit
-from pagewood.engine.runner.compiled.kernel import Kernel
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
-from pagewood.engine.runner.tape import Buffer
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.tape import Buffer
 from pagewood.engine.testing.tapes import write_down
 
 ROWS = [1, 3, 127, 200]

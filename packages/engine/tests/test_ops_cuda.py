@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pagewood.engine.models.decoder import HeadSplit
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
-from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.tapes import write_down
 

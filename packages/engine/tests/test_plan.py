@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.plan import PromptsInProgress
-from pagewood.engine.state import Request
+from pagewood.engine.core.plan import PromptsInProgress
+from pagewood.engine.core.state import Request
 from pagewood.engine.testing import make_request
 
 

@@ -20,11 +20,11 @@ import transformers
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.folder import model_folder
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.load import load_model
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu import CPURunner
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool import MultiHeadLayout

@@ -17,12 +17,12 @@ import transformers
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.load import load_model
-from pagewood.engine.runner.cpu import CPURunner
-from pagewood.engine.runner.cuda import CUDARunner
-from pagewood.engine.runner.graphs import graph_sizes
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.ops_cpu import CPUOps
-from pagewood.engine.runner.ops_cuda import CUDAOps
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.engine.testing.recording_device import RecordingDevice

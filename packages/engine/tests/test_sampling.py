@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
-from pagewood.engine.runner.compiled.kernel import Kernel
-from pagewood.engine.runner.kernels import warm_up
-from pagewood.engine.runner.sampling import choices_of, draw
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.sampling import choices_of, draw
 from pagewood.engine.testing.tapes import write_down
 
 NONE = np.empty(0, np.int32)

@@ -40,10 +40,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine import batch, intake, kv, loop, plan, retire
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.loop import Engine
-from pagewood.engine.state import Request, deserving
+from pagewood.engine.core import batch, intake, kv, loop, plan, retire
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.state import Request, deserving
 from pagewood.engine.testing import Arrival, Scenario, random_scenario, run_scenario
 from pagewood.schedpolicy import MATCH_ORDERS, Order, order_named
 

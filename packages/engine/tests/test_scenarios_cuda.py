@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner import cuda, staging, step_arrays
+from pagewood.engine.runner.cuda import runner as cuda
+from pagewood.engine.runner.cuda import staging, step_arrays
 from pagewood.engine.testing import Scenario, random_scenario, run_scenario
 from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
 from pagewood.engine.testing.recording_device import RecordingDevice

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.kv import KVSpace
-from pagewood.engine.loop import Engine, Pending
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import make_request, random_scenario, run_scenario
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner.compiled import sampling
+from pagewood.engine.runner.cpu.compiled import sampling
 from pagewood.engine.runner.uniform import uniform
 
 

@@ -18,18 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.api import EngineConfig
-from pagewood.engine.batch import Batch
+from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cuda import CUDARunner
-from pagewood.engine.runner.device import CUDADevice, Device
-from pagewood.engine.runner.flashinfer_api import HEAD_DIMS, FlashInfer
-from pagewood.engine.runner.flashinfer_compile import KernelNeeds
-from pagewood.engine.runner.graphs import graph_sizes
-from pagewood.engine.runner.invariance import linear_by_row
-from pagewood.engine.runner.ops_cuda import CUDAOps, Multiply
+from pagewood.engine.runner.cuda.device import CUDADevice, Device
+from pagewood.engine.runner.cuda.flashinfer_api import HEAD_DIMS, FlashInfer
+from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
+from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.invariance import linear_by_row
+from pagewood.engine.runner.cuda.ops import CUDAOps, Multiply
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.tiers import tiered_cache
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
@@ -54,6 +58,47 @@ class BuiltRunner:
     """Of the KV; its last page is the runner's own."""
     num_pages: int
     max_length: int
+
+
+def build_cuda_engine(
+    config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None
+) -> Engine:
+    """Load a model and make an engine for it that computes on the current CUDA device; see `build_engine`."""
+    if config.dtype == "float32":
+        raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
+    needs = kernel_needs(config, ModelConfig.from_folder(model_folder(config.model)))
+    device, flashinfer = open_cuda()
+    try:
+        compile_kernels([needs], progress=progress)
+    except RuntimeError as error:
+        raise ValueError(f"device cuda needs FlashInfer's kernels, which cannot be compiled here: {error}") from error
+    return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
+
+
+def build_on(
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    *,
+    inbox: Inbox,
+    outbox: Outbox,
+    progress: Progress | None = None,
+) -> Engine:
+    """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
+    folder = model_folder(config.model)
+    built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
+    info = EngineInfo(
+        model_name=model_name(config.model),
+        max_length=built.max_length,
+        vocab_size=built.model.vocab_size,
+        eos_token_ids=built.model.eos_token_ids,
+        num_pages=built.num_pages,
+        page_size=config.page_size,
+    )
+    make_cache = tiered_cache(config, folder, built.memory)
+    return assemble(
+        config, info=info, make_runner=lambda kv: built.runner, make_cache=make_cache, inbox=inbox, outbox=outbox
+    )
 
 
 def open_cuda() -> tuple[CUDADevice, FlashInfer]:
@@ -186,7 +231,7 @@ def _multiply_of(config: EngineConfig, device: Device) -> Multiply:
     if device.torch_device.type == "cpu":
         return linear_by_row
     try:
-        return importlib.import_module("pagewood.engine.runner.linear_triton").linear
+        return importlib.import_module("pagewood.engine.runner.cuda.linear_triton").linear
     except ImportError as error:
         raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
 

@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Refusal, SamplingParams, Submit
 from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Pending
 from pagewood.engine.folder import default_sampling, model_folder
-from pagewood.engine.loop import Pending
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.text import ChatMessage, TextStream, Tokenizer
 
 Prompt = str | Sequence[int]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.host_memory import available_memory_bytes
+from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.kvpool.tiers.arrays import Bytes
@@ -76,6 +77,14 @@ class TieredCaches:
             write_policy=WritePolicy(self._config.cache_write_policy),
         )
         return self._last
+
+
+def tiered_cache(config: EngineConfig, folder: Path, memory: PageMemory) -> Callable[[], TieredIndex] | None:
+    """Return what makes prefix caches over the host and perhaps a disk; None: the configuration asks for none."""
+    if config.host_cache_gb is None:
+        return None
+    fingerprint = model_fingerprint(folder)
+    return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint).make
 
 
 def model_fingerprint(folder: Path) -> bytes:

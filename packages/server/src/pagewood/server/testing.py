@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.batch import Batch
-from pagewood.engine.build import assemble
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.folder import default_sampling
-from pagewood.engine.loop import EngineInfo, StepHandle
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
 
 
 class _Handle(Protocol):

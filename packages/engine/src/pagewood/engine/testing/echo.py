@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
 
 _UInt64 = NDArray[np.uint64]
 _GARBAGE = np.uint64(0xDEADBEEF)

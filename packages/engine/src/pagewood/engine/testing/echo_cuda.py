@@ -19,12 +19,12 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pagewood.engine.arrays import Int32
-from pagewood.engine.batch import Batch
-from pagewood.engine.runner.attention_flashinfer import PlannedAttention
-from pagewood.engine.runner.cuda import CUDARunner
-from pagewood.engine.runner.device import Device
-from pagewood.engine.runner.graphs import graph_sizes
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.runner.cuda.attention import PlannedAttention
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.testing import flashinfer_torch
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -127,7 +127,7 @@ class EchoWrapper:
     """Adds up the hashes of grants of one token."""
 
     def __init__(self, graph: _Arrays | None) -> None:
-        self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: attention_flashinfer
+        self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
         self._graph = graph
         self._planned: _Arrays | None = graph  # written by: plan
 
@@ -151,7 +151,7 @@ class EchoPrefill:
     """Adds up the hashes of grants of any number of tokens."""
 
     def __init__(self) -> None:
-        self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: attention_flashinfer
+        self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
         self._planned: _Arrays | None = None  # written by: plan
 
     def plan(

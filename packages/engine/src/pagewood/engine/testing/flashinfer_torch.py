@@ -47,9 +47,7 @@ class _Wrapper:
         if kv_layout != "NHD":
             raise ValueError(f"kv_layout must be NHD, got {kv_layout}")
         self.device = float_workspace_buffer.device
-        self._pin_memory_int_workspace_buffer = torch.empty(
-            1 << 12, dtype=torch.uint8
-        )  # written by: attention_flashinfer
+        self._pin_memory_int_workspace_buffer = torch.empty(1 << 12, dtype=torch.uint8)  # written by: cuda.attention
         self._plan: _Plan | None = None
 
     def _take(

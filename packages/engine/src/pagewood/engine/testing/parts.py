@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.kv import KVSpace
-from pagewood.engine.state import Request
+from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.state import Request
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, SetPriority, Submit
-from pagewood.engine.build import assemble
-from pagewood.engine.kv import KVSpace, PrefixCache
-from pagewood.engine.loop import Engine, EngineInfo, Pending, Runner
-from pagewood.engine.memory import MemoryInbox, MemoryOutbox
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.kv import KVSpace, PrefixCache
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]

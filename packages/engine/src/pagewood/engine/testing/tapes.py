@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.compiled.kernel import Kernel
-from pagewood.engine.runner.tape import Buffer, Rows, StepTables, Tape
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.tape import Buffer, Rows, StepTables, Tape
 
 Float32 = NDArray[np.float32]
 

@@ -1,0 +1,101 @@
+"""Put an engine together around any runner, from the leaves; imports no torch, so it serves engines of other kinds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.core.batch import BatchBuilder
+from pagewood.engine.core.intake import Intake
+from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
+from pagewood.engine.core.loop import Engine, EngineInfo, Runner
+from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.state import EngineState
+from pagewood.kvpool import PageAllocator
+from pagewood.radixcache import RadixCache
+from pagewood.schedpolicy import (
+    MATCH_ORDERS,
+    PLAIN_ORDERS,
+    Budget,
+    NewTokenRatio,
+    SkipAhead,
+    choose_victim,
+    order_named,
+)
+
+
+def assemble(
+    config: EngineConfig,
+    *,
+    info: EngineInfo,
+    make_runner: Callable[[KVSpace], Runner],
+    make_cache: Callable[[], PrefixCache] | None = None,
+    inbox: Inbox,
+    outbox: Outbox,
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """Put the parts together around any runner.
+
+    Args:
+        config: its policies and limits are used; model, device and memory are `info`'s and the runner's business.
+        info: what the engine is; `max_length` must fit into `num_pages`.
+        make_runner: gets the KV space, for runners that audit it.
+        make_cache: makes empty prefix caches; None: a radix cache, or none if the configuration says so.
+        inbox: where commands come from.
+        outbox: where answers go.
+        clock: seconds, monotonic.
+    """
+    page_size = info.page_size
+    order = _order_name(config.schedule_policy)
+    kv = KVSpace(
+        make_cache=make_cache or (partial(RadixCache, page_size) if config.prefix_cache else NoPrefixCache),
+        allocator=PageAllocator(info.num_pages),
+        page_size=page_size,
+        num_rows=config.num_rows,
+        follows_waiting=config.prefix_cache and order in MATCH_ORDERS,
+    )
+    state = EngineState(waiting=order_named(order, seed=config.seed, told=True))
+    planner = Planner(
+        kv=kv,
+        budget=Budget(
+            max_step_tokens=config.max_chunk_tokens + config.num_rows,
+            max_chunk_tokens=config.max_chunk_tokens,
+            max_running=config.num_rows,
+            max_prefills=config.max_prefills,
+        ),
+        reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
+        victim=choose_victim,
+        skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
+        defer_repeats=config.prefix_cache,
+    )
+    intake = Intake(
+        state=state,
+        kv=kv,
+        max_length=info.max_length,
+        vocab_size=info.vocab_size,
+        eos_token_ids=frozenset(info.eos_token_ids),
+        seed=config.seed,
+    )
+    return Engine(
+        info=info,
+        state=state,
+        intake=intake,
+        planner=planner,
+        kv=kv,
+        builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size),
+        runner=make_runner(kv),
+        inbox=inbox,
+        outbox=outbox,
+        clock=clock,
+        overlap=config.overlap,
+    )
+
+
+def _order_name(name: str) -> str:
+    """Return the name of an order that reads nothing but what the requests of the engine have."""
+    names = (*PLAIN_ORDERS, "dfs-weight", "fair")
+    if name.replace("_", "-") not in names:
+        raise ValueError(f"schedule_policy must be one of {', '.join(names)}, got {name!r}")
+    return name.replace("_", "-")

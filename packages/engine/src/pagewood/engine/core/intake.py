@@ -1,0 +1,131 @@
+"""Commands become requests, or are answered at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SetPriority, Submit
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.retire import end, refuse
+from pagewood.engine.core.state import EngineState, Request, deserving
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**63 - 1
+
+
+class Intake:
+    """The way into `waiting`. Invariant: what it lets in fits into the memory when it runs alone.
+
+    Args:
+        state: where requests go.
+        kv: keeps the matches of waiting requests true, and gives back what aborted ones hold.
+        max_length: longest prompt plus output of one request.
+        vocab_size: token ids are below it.
+        eos_token_ids: tokens that end a request unless it ignores them.
+        seed: the seeds of requests that name none are derived from it and their arrival.
+    """
+
+    __slots__ = ("_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_seed", "_state", "_vocab_size")
+
+    def __init__(
+        self,
+        *,
+        state: EngineState,
+        kv: KVSpace,
+        max_length: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        seed: int,
+    ) -> None:
+        self._state = state
+        self._kv = kv
+        self._max_length = max_length
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._seed = seed
+        self._num_arrivals = 0  # written by: intake
+
+    def take(self, command: Command, now_s: float) -> Delta | None:
+        """Carry out a command; return its answer if it has one already."""
+        match command:
+            case Submit():
+                return self._submit(command, now_s)
+            case Abort():
+                request = self._state.by_id.get(command.request_id)
+                return None if request is None else end(self._state, self._kv, request, FinishReason.ABORT)
+            case SetPriority():
+                self._set_priority(command)
+                return None
+            case Refuse():
+                return refuse(command.request_id, command.refusal, command.carry)
+
+    def _submit(self, submit: Submit, now_s: float) -> Delta | None:
+        prompt = np.frombuffer(submit.tokens[: len(submit.tokens) // 4 * 4], "<i4")
+        refusal = self._refusal(submit, prompt)
+        if refusal is not None:
+            return refuse(submit.request_id, refusal, submit.carry)
+        sampling = submit.sampling
+        max_tokens = self._max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
+        tokens = np.empty(len(prompt) + max_tokens, np.int32)
+        tokens[: len(prompt)] = prompt
+        self._num_arrivals += 1
+        eos = frozenset[int]() if sampling.ignore_eos else self._eos_token_ids
+        request = Request(
+            request_id=submit.request_id,
+            sampling=sampling,
+            seed=self._next_seed() if sampling.seed is None else sampling.seed,
+            stop_ids=eos.union(sampling.stop_token_ids),
+            priority=submit.priority,
+            namespace=submit.namespace,
+            carry=submit.carry,
+            arrival=self._num_arrivals,
+            arrived_s=now_s,
+            num_prompt=len(prompt),
+            max_length=len(tokens),
+            tokens=tokens,
+            num_known=len(prompt),
+        )
+        self._kv.follow(request)
+        self._state.waiting.add(request)
+        self._state.by_id[request.request_id] = request
+        return None
+
+    def _set_priority(self, command: SetPriority) -> None:
+        request = self._state.by_id.get(command.request_id)
+        if request is None:
+            return
+        request.priority = command.priority
+        if request.row < 0:
+            self._state.waiting.update(request)
+        else:
+            self._state.running.sort(key=deserving)
+
+    def _next_seed(self) -> int:
+        return (self._seed + self._num_arrivals * _GOLDEN) & _MASK
+
+    def _refusal(self, submit: Submit, prompt: Int32) -> Refusal | None:
+        if submit.request_id in self._state.by_id:
+            return Refusal(
+                message=f"request_id must be unique among live requests, got {submit.request_id!r} again",
+                param="request_id",
+            )
+        if len(submit.tokens) % 4 or not len(prompt):
+            return Refusal(
+                message=f"prompt must be one or more int32 token ids, got {len(submit.tokens)} bytes", param="prompt"
+            )
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
+            bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
+            return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
+        max_tokens = submit.sampling.max_tokens
+        if len(prompt) + (max_tokens or 1) > self._max_length:
+            wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
+            return Refusal(
+                message=(
+                    f"This model's maximum context length is {self._max_length} tokens, "
+                    f"but the prompt has {len(prompt)} tokens{wanted}"
+                ),
+                param="prompt" if max_tokens is None else "max_tokens",
+                code="context_length_exceeded",
+            )
+        return None

@@ -1,0 +1,91 @@
+"""Matrix products with weights laid out in panels, for any number of rows.
+
+A projection `[out, in]` is kept as panels of 32 outputs: `panels[p, k, j]` weighs input k for output 32 p + j.
+A tile of a few rows times one panel is computed in vector registers, in one pass over the panel, which lies in memory
+as it is read. So one row costs what reading the weights costs, many rows cost what the arithmetic costs, and there is
+one copy of the weights. Every element is summed over k in ascending order, whatever the tile: a row of the result
+depends on nothing but its own input, to the last bit.
+
+Legend: T rows, K inputs, N outputs, P panels.
+Source: Goto and van de Geijn, Anatomy of high-performance matrix multiplication, 2008.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.runner.cpu.compiled.kernel import inlined
+from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_packed
+
+_STRIP = 128  # inputs that are packed together: their places stay in the first level of the cache
+_BLOCK = 8  # tiles that one thread multiplies with a panel
+_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+
+
+@inlined
+def num_tiles(num_rows: Any) -> Any:
+    """Return how many tiles rows are cut into: as few as can be, and as even as can be."""
+    return (num_rows + TALL - 1) // TALL
+
+
+@inlined
+def pack(x: Any, packed: Any, tile: Any) -> None:
+    """Copy the rows of one tile of `x` `[T, K]` to its place in `packed` `[T * K]`, as `[K, rows of the tile]`."""
+    num_rows, depth = x.shape
+    count = num_tiles(num_rows)
+    first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+    height, base = _U(last - first), _U(first * depth)
+    for start in range(0, depth, _STRIP):
+        end = _U(min(start + _STRIP, depth))
+        for r in range(height):
+            for k in range(_U(start), end):
+                packed[base + k * height + r] = x[_U(first) + r, k]
+
+
+@inlined
+def num_products(num_rows: Any, size: Any) -> Any:
+    """Return the parts of a product that threads can share: a panel, times a block of tiles."""
+    return (num_tiles(num_rows) + _BLOCK - 1) // _BLOCK * ((size + WIDTH - 1) // WIDTH)
+
+
+@inlined
+def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, following: Any,
+             margin: Any) -> None:  # fmt: skip
+    """Write one part of `out` `[T, N]`: the rows of a block of tiles, times one panel, plus the bias.
+
+    Args:
+        packed: `[T * K]`, what `pack` made; a single row is its own packing.
+        panels: `[P * K * 32]`.
+        bias: `[P * 32]`.
+        out: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
+        depth: K.
+        product: which part, panel by panel.
+        following: the part that the same thread computes next: its panel is read while this one is computed with.
+        margin: `[TALL * 32]`, scratch: takes the outputs of a panel that goes beyond N.
+    """
+    num_rows, size = out.shape
+    count = num_tiles(num_rows)
+    num_blocks = (count + _BLOCK - 1) // _BLOCK
+    panel, block = product // num_blocks, product % num_blocks
+    column, panel_at = panel * WIDTH, panel * depth * WIDTH
+    cut = column + WIDTH > size
+    first_tile, last_tile = block * _BLOCK, min(block * _BLOCK + _BLOCK, count)
+    ahead_step = (WIDTH + last_tile - first_tile - 1) // (last_tile - first_tile)
+    ahead = following // num_blocks * depth * WIDTH
+    for tile in range(first_tile, last_tile):
+        first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+        target, at, stride = (margin, 0, WIDTH) if cut else (out.reshape(-1), first * size + column, size)
+        multiply_packed(
+            last - first, packed, first * depth, panels, panel_at, depth, bias, column, target, at, stride,
+            ahead, ahead_step,
+        )  # fmt: skip
+        ahead += depth * ahead_step
+        if cut:
+            for row in range(first, last):
+                for j in range(size - column):
+                    out[row, column + j] = margin[(row - first) * WIDTH + j]

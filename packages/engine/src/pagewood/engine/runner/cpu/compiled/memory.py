@@ -1,0 +1,111 @@
+"""Memory by address, and counters that threads share.
+
+A program of many matrices is run by one compiled function, which is given where they are and not what they are.
+"""
+
+# pyright: basic
+# numba and llvmlite have no types.
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray  # pyright: ignore[reportPrivateImportUsage]
+from numba.core import types
+from numba.extending import intrinsic
+
+from pagewood.engine.runner.cpu.compiled.kernel import inlined
+
+_SPINS = 2000  # looks at a counter, tens of microseconds, after which the core is offered to others
+_HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+_pointer_to: Any = intrinsic(_pointer)
+
+
+@inlined
+def floats(address: Any, rows: Any, columns: Any) -> Any:
+    """Return the float32 matrix `[rows, columns]` that starts at an address."""
+    return carray(_pointer_to(address), (rows, columns), np.float32)
+
+
+@inlined
+def vector(address: Any, size: Any) -> Any:
+    """Return the float32 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.float32)
+
+
+@inlined
+def integers(address: Any, size: Any) -> Any:
+    """Return the int32 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.int32)
+
+
+@inlined
+def codes(address: Any, size: Any) -> Any:
+    """Return the int8 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.int8)
+
+
+def _at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    return builder.gep(data, [arguments[1]])
+
+
+def _fetch_add(typing_context: Any, counters: Any, at: Any, amount: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _at(context, builder, signature, arguments)
+        return builder.atomic_rmw("add", place, arguments[2], "acq_rel")
+
+    return types.int64(counters, types.int64, types.int64), generate
+
+
+def _load(typing_context: Any, counters: Any, at: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(_at(context, builder, signature, arguments), "acquire", 8)
+
+    return types.int64(counters, types.int64), generate
+
+
+def _pause(typing_context: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if _HAS_PAUSE:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+fetch_add: Any = intrinsic(_fetch_add)
+"""Adds to one of flat int64 counters and returns what it was; who sees the sum sees all that was written before."""
+_load_shared: Any = intrinsic(_load)
+_relax: Any = intrinsic(_pause)
+
+if hasattr(os, "sched_yield"):
+    _offer_core: Any = types.ExternalFunction("sched_yield", types.int32())
+else:
+    _offer_core: Any = _relax
+
+
+@inlined
+def wait_for(counters: Any, at: Any, wanted: Any) -> None:
+    """Wait until a counter is at least `wanted`; what was written before it became so is then seen."""
+    spins = 0
+    while _load_shared(counters, at) < wanted:
+        spins += 1
+        if spins < _SPINS:
+            _relax()
+        else:
+            _offer_core()

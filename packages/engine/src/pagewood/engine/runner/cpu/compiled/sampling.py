@@ -1,0 +1,189 @@
+"""Drawing a token from a row of logits: temperature, top-k, top-p and min-p, and one hashed number per token.
+
+The token is a function of (row, parameters, seed, position) alone: the random number is a hash of seed and position,
+and the distribution is walked in the order of the vocabulary. No row is sorted. Its probabilities fall into a histogram
+over the distance from the largest logit, and only the bin in which a filter's limit lies is looked at closely.
+
+Legend: S rows, V vocab_size.
+Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014 (the mixing function).
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.runner.cpu.compiled.kernel import exact
+from pagewood.engine.runner.cpu.compiled.numeric import exp
+
+_F = np.float32
+_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+_NUM_MAXIMA = 64
+_NUM_BINS = 1024
+NUM_CHOICE_COLUMNS = 7
+"""Of a row that says how to draw.
+
+They are temperature (float32; 0 takes the largest logit, the first of equal ones), top_k (int32; 0 is off), top_p
+(float32; 1 is off), min_p (float32; 0 is off), the position where the token will stand (int32), and the lower and the
+upper half of the seed.
+"""
+_BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
+
+
+@exact
+def _mix(bits: Any) -> Any:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@exact
+def uniform(seed: Any, position: Any) -> Any:
+    """Return a number in [0, 1) for a seed and a position: 53 bits of a hash of both."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    bits = _mix(_mix(np.uint64(seed) + golden) + np.uint64(position) * golden)
+    return np.float64(bits >> np.uint64(11)) * 2.0**-53
+
+
+@exact
+def _bin(distance: Any) -> Any:
+    return int(min(distance * _BINS_PER_UNIT, _F(_NUM_BINS - 1)))
+
+
+@exact
+def _gather_bin(row: Any, largest: Any, wanted: Any, limit: Any) -> Any:
+    """Return the distances of `row` that fall into bin `wanted` and are at most `limit`, ascending."""
+    found = np.empty(row.shape[0], np.float32)
+    n = 0
+    for i in range(row.shape[0]):
+        distance = largest - row[i]
+        if distance <= limit and _bin(distance) == wanted:
+            found[n] = distance
+            n += 1
+    return np.sort(found[:n])
+
+
+@exact
+def _top_k_limit(row: Any, largest: Any, counts: Any, k: Any) -> Any:
+    """Return the distance of the k-th largest number of `row`; numbers equal to it are all kept."""
+    before = 0
+    for b in range(_NUM_BINS):
+        if before + counts[b] >= k:
+            return _gather_bin(row, largest, b, _F(np.inf))[k - before - 1]
+        before += counts[b]
+    return _F(np.inf)
+
+
+@exact
+def _top_p_limit(row: Any, largest: Any, masses: Any, limit: Any, p: Any) -> Any:
+    """Return the distance at which the mass of all that is as near as that, or nearer, reaches the share `p`."""
+    total = 0.0
+    for b in range(_NUM_BINS):
+        total += masses[b]
+    before = 0.0
+    for b in range(_NUM_BINS):
+        if before + masses[b] >= p * total and masses[b] > 0.0:
+            found = _gather_bin(row, largest, b, limit)
+            for i in range(found.shape[0]):
+                before += exp(-found[i])
+                if before >= p * total:
+                    return found[i]
+            return found[found.shape[0] - 1]
+        before += masses[b]
+    return limit
+
+
+@exact
+def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    """Return how far below the largest logit a logit may lie, after top-k, then top-p, then min-p."""
+    limit = _F(np.inf)
+    if 0 < top_k < row.shape[0]:
+        counts = np.zeros(_NUM_BINS, np.int64)
+        for i in range(row.shape[0]):
+            counts[_bin(largest - row[i])] += 1
+        limit = _top_k_limit(row, largest, counts, top_k)
+    if top_p < _F(1.0):
+        masses = np.zeros(_NUM_BINS, np.float64)
+        for i in range(row.shape[0]):
+            distance = largest - row[i]
+            if distance <= limit:
+                masses[_bin(distance)] += exp(-distance)
+        limit = _top_p_limit(row, largest, masses, limit, top_p)
+    if min_p > _F(0.0):
+        limit = min(limit, _F(-np.log(min_p)))
+    return limit
+
+
+@exact
+def _best(logits: Any) -> Any:
+    """Return the place of the largest number, the first of equal ones, or -1 where one is no number.
+
+    Several running maxima side by side are compared as vectors, one alone number by number.
+    """
+    size = _U(logits.shape[0])
+    whole = size - size % _U(_NUM_MAXIMA)
+    maxima = np.full(_NUM_MAXIMA, -np.inf, np.float32)
+    strange = np.zeros(_NUM_MAXIMA, np.int32)
+    for start in range(_U(0), whole, _U(_NUM_MAXIMA)):
+        for j in range(_U(_NUM_MAXIMA)):
+            x = logits[start + j]
+            maxima[j] = x if x > maxima[j] else maxima[j]
+            strange[j] |= np.int32(x != x)
+    for i in range(whole, size):
+        x = logits[i]
+        maxima[0] = x if x > maxima[0] else maxima[0]
+        strange[0] |= np.int32(x != x)
+    if strange.any():
+        return -1
+    largest = maxima.max()
+    place = _U(0)
+    while place < size and logits[place] != largest:
+        place += _U(1)
+    return np.int64(place) if place < size else 0  # all are minus infinity
+
+
+@exact
+def _draw(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, number: Any, row: Any) -> Any:
+    """Return a token of `logits` `[V]`, or -1 where one of them is no number; `row` `[V]` is scratch."""
+    size = logits.shape[0]
+    best = _best(logits)
+    if best < 0 or temperature == _F(0.0):
+        return best
+    largest = logits[best] / temperature
+    for i in range(size):
+        row[i] = logits[i] / temperature
+    limit = _limit(row, largest, top_k, top_p, min_p)
+    total = 0.0
+    for i in range(size):
+        distance = largest - row[i]
+        row[i] = exp(-distance) if distance <= limit else _F(0.0)
+        total += row[i]
+    target, reached, last = number * total, 0.0, best
+    for i in range(size):
+        if row[i] > _F(0.0):
+            reached += row[i]
+            last = i
+            if reached > target:
+                break
+    return last
+
+
+@exact
+def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
+    """Draw a token.
+
+    Args:
+        logits: `[V] float32`.
+        choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
+        exact_choice: the same memory as int32.
+        token: `[1] int32`, written; -1 where a logit is no number.
+    """
+    temperature = choice[0]
+    seed = np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))
+    number = uniform(seed, exact_choice[4])
+    row = np.empty(logits.shape[0] if temperature != _F(0.0) else 0, np.float32)
+    token[0] = _draw(logits, temperature, exact_choice[1], choice[2], choice[3], number, row)

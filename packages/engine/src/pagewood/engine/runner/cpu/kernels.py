@@ -1,0 +1,33 @@
+"""Compiling everything that the CPU runner needs, before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagewood.engine.runner.cpu.compiled import attention
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.step import step_kernel
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of its parts are done, and how many there are."""
+
+
+def warm_up(head_dim: int, *, int8: bool = False, progress: Progress | None = None) -> Kernel:
+    """Load every kernel from the cache on disk, or compile it and store it there; return the step's.
+
+    Args:
+        head_dim: elements of a head.
+        int8: whether the KV memory is int8 with scales, or float32.
+        progress: is told what is being loaded or compiled.
+    """
+    step = step_kernel(head_dim, int8=int8)
+    kernels = (attention.cut, step)
+    doing = "loading"
+    for done, kernel in enumerate(kernels):
+        if progress:
+            progress(f"{doing} kernel {kernel.name}", done, len(kernels))
+        kernel.compile()
+        doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
+    if progress:
+        progress("kernels are ready", len(kernels), len(kernels))
+    return step

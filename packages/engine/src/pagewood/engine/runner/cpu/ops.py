@@ -1,0 +1,146 @@
+"""The arithmetic of a decoder on a CPU, in float32, as instructions on a tape.
+
+Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
+"""
+
+# pyright: basic
+# torch's conversions from and to numpy have no types.
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.tile import WIDTH
+from pagewood.engine.runner.cpu.tape import Buffer
+
+Float32 = NDArray[np.float32]
+
+
+class PanelLinear:
+    """A projection, its weights in the panels of `compiled.matmul`.
+
+    Invariant: a row of the result depends on the same row of the input only, to the last bit, however many rows there
+    are and however many threads share the work.
+    """
+
+    __slots__ = ("_bias", "_size", "panels")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Lay out `weight` `[out, in]` anew, and pad it and `bias` `[out]` with zeros to whole panels."""
+        self._size = len(weight)
+        padding = -self._size % WIDTH
+        padded = functional.pad(weight, (0, 0, 0, padding)).view(-1, WIDTH, weight.shape[1])
+        self.panels: Float32 = padded.transpose(1, 2).contiguous().numpy()
+        """[P, in, 32]"""
+        self._bias: Float32 = np.zeros(self._size + padding, np.float32)
+        if bias is not None:
+            self._bias[: self._size] = bias.numpy()
+
+    def __call__(self, x: Buffer) -> Buffer:
+        """Return `[T, out]` of `[T, in]`."""
+        tape = x.tape
+        packed, out = tape.buffer(x.rows, x.size), tape.buffer(x.rows, self._size)
+        tape.emit(Operation.PACK, x.rows, x, packed, x.size)
+        tape.emit(Operation.MULTIPLY, x.rows, x, packed, self.panels, self._bias, out, x.size, self._size)
+        return out
+
+
+class TableEmbedding:
+    """An embedding table of its own, `[V, E]`."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Tensor) -> None:
+        self._table: Float32 = table.contiguous().numpy()
+
+    def __call__(self, tokens: Buffer) -> Buffer:
+        """Return `[T, E]`."""
+        size = self._table.shape[1]
+        out = tokens.tape.buffer(tokens.rows, size)
+        tokens.tape.emit(Operation.GATHER, tokens.rows, tokens, self._table, out, size)
+        return out
+
+
+class TiedEmbedding:
+    """The weights of a projection as an embedding table, so that there is one copy of both."""
+
+    __slots__ = ("_projection",)
+
+    def __init__(self, projection: PanelLinear) -> None:
+        self._projection = projection
+
+    def __call__(self, tokens: Buffer) -> Buffer:
+        """Return `[T, E]`."""
+        panels = self._projection.panels
+        size = panels.shape[1]
+        out = tokens.tape.buffer(tokens.rows, size)
+        tokens.tape.emit(Operation.GATHER_PANELS, tokens.rows, tokens, panels, out, size)
+        return out
+
+
+class CPUOps:
+    """`models.decoder.Ops` in float32: writes down on the tape of its arguments what has to be done.
+
+    The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
+    """
+
+    __slots__ = ()
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
+        """Lay out `weight` `[out, in]` in panels; the caller drops its own reference, so that one copy is left."""
+        return PanelLinear(weight, bias)
+
+    def embedding(self, table: Tensor) -> Embedding[Buffer]:
+        """Keep `table` `[V, E]`."""
+        return TableEmbedding(table)
+
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Buffer], Linear[Buffer]]:
+        """Lay out `table` `[V, E]` in panels, which serve both."""
+        projection = PanelLinear(table, None)
+        return TiedEmbedding(projection), projection
+
+    def rms_norm(self, x: Buffer, weight: Tensor, epsilon: float) -> Buffer:
+        """Return the norm of `x` `[T, E]`."""
+        out = x.tape.buffer(x.rows, x.size)
+        x.tape.emit(Operation.NORM, x.rows, x, _array(weight), out, x.size, number=epsilon)
+        return out
+
+    def add_rms_norm(self, x: Buffer, residual: Buffer, weight: Tensor, epsilon: float) -> Buffer:
+        """Add `x` to `residual` and return the norm of the sum."""
+        out = x.tape.buffer(x.rows, x.size)
+        x.tape.emit(Operation.ADD_NORM, x.rows, x, residual, _array(weight), out, x.size, number=epsilon)
+        return out
+
+    def split_heads(
+        self, qkv: Buffer, rotation: tuple[Buffer, Buffer], split: HeadSplit
+    ) -> tuple[Buffer, Buffer, Buffer]:
+        """Return rotated q and k, and v."""
+        tape, rows = qkv.tape, qkv.rows
+        q, k, v = (tape.buffer(rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
+        norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
+        tape.emit(
+            Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, number=split.epsilon
+        )
+        return q, k, v
+
+    def silu_mul(self, gate_up: Buffer) -> Buffer:
+        """Return silu of the first half times the second half."""
+        out = gate_up.tape.buffer(gate_up.rows, gate_up.size // 2)
+        gate_up.tape.emit(Operation.SILU_MUL, gate_up.rows, gate_up, out, out.size)
+        return out
+
+    def take(self, x: Buffer, wanted: Buffer) -> Buffer:
+        """Return the rows of `x` at `wanted`."""
+        out = x.tape.buffer(wanted.rows, x.size)
+        x.tape.emit(Operation.TAKE, wanted.rows, x, wanted, out, x.size)
+        return out
+
+
+def _array(weight: Tensor) -> Float32:
+    """Return a vector of parameters as float32 in one piece, which is what its address stands for."""
+    return np.ascontiguousarray(weight.numpy(), np.float32)

@@ -1,0 +1,228 @@
+"""The runner of a CPU: one worker thread computes batches in the order in which they are launched.
+
+Whoever waits for a step computes with it, so that the thread which plans is not one more than there are cores: while
+it plans, the others go on without it.
+
+Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
+"""
+
+# pyright: basic
+# torch and numba are typed in part only.
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.sampling import choices_of, draw
+from pagewood.engine.runner.cpu.tape import Buffer, Program, Rows, Run, StepTables, Tape
+from pagewood.kvpool.storage import KVStorage
+
+Float32 = NDArray[np.float32]
+Result = TypeVar("Result")
+
+
+class StepHandle(Generic[Result]):
+    """What comes of a step that has been launched."""
+
+    __slots__ = ("_result", "_run")
+
+    def __init__(self, run: Future[Run] | None, result: Future[Result]) -> None:
+        """Wait for `result`, and until then work on `run`, if there is one to work on."""
+        self._run = run
+        self._result = result
+
+    def wait(self) -> Result:
+        """Return the result; computes until the step is done.
+
+        Raises:
+            Exception: what went wrong in the step.
+        """
+        if self._run is not None:
+            self._run.result().work()
+        return self._result.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A batch, made ready for the worker."""
+
+    batch: Batch
+    token_rows: Int32
+    """[T] row of each token."""
+    positions: Int32
+    """[T] where it stands in its row."""
+    inputs: tuple[NDArray[np.generic], ...]
+    """What the program is given besides the tokens: cosines, sines, wanted tokens, choices."""
+    tables: StepTables
+    run: Future[Run]
+    """What there is to compute, once it can be."""
+
+
+class CPURunner:
+    """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
+
+    The model is written down on a tape once, for steps of up to so many tokens; a step only fills in its numbers.
+
+    Invariant: what a step computes and keeps happens on the worker, in the order of the launches, so a step may read
+    tokens that the one before it samples. Call it from one thread.
+    """
+
+    __slots__ = (
+        "_attention", "_cosines", "_helpers", "_kernel", "_model", "_num_threads", "_page_table", "_program", "_sines",
+        "_tokens", "_worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        model: Decoder[Buffer],
+        storage: KVStorage,
+        kernel: Kernel,
+        *,
+        max_rows: int,
+        max_length: int,
+        num_threads: int,
+    ) -> None:
+        """Allocate the tables and start the worker.
+
+        Args:
+            model: what to compute.
+            storage: its KV memory, in a layout of order HND.
+            kernel: of the model's head_dim, compiled.
+            max_rows: requests that can hold a row at the same time.
+            max_length: longest sequence of a row.
+            num_threads: that compute: the worker, who waits for the step, and more beyond two.
+        """
+        config, page_size = model.config, storage.layout.page_size
+        self._model = model
+        self._kernel = kernel
+        self._num_threads = num_threads
+        self._tokens: Int32 = np.zeros((max_rows, max_length + 1), np.int32)  # written by: the worker
+        num_pages = -(-(max_length + 1) // page_size)
+        self._page_table: Int32 = np.zeros((max_rows, num_pages), np.int32)  # written by: the worker
+        self._attention = CPUAttention(storage, self._page_table, num_heads=config.num_heads, windows=config.windows)
+        self._cosines: Float32 = np.empty((0, config.head_dim // 2), np.float32)  # written by: the caller
+        self._sines: Float32 = self._cosines  # written by: the caller
+        self._program = self._write_down(1, 1)  # written by: the worker
+        self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # what is left to torch is small
+        self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
+
+    def launch(self, batch: Batch) -> StepHandle[Int32]:
+        """Queue a step and return at once; its result is the sampled tokens `[S]`, in the order of `batch.sampled`."""
+        ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
+        last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
+        step = self._prepare(batch, last, choices_of(batch, ends))
+        return self._handle(step, self._worker.submit(self._step, step, ends))
+
+    def forward(self, batch: Batch) -> Float32:
+        """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
+        wanted = np.arange(batch.num_tokens, dtype=np.int32)
+        step = self._prepare(batch, wanted, np.zeros((len(wanted), NUM_CHOICE_COLUMNS), np.float32))
+        return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
+
+    def close(self) -> None:
+        """Finish what has been launched and end the threads; a second call does nothing."""
+        self._worker.shutdown()
+        self._helpers.shutdown()
+
+    def _handle(self, step: _Step, result: Future[Result]) -> StepHandle[Result]:
+        return StepHandle(step.run if self._num_threads > 1 else None, result)
+
+    def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
+        """Work out all that does not depend on the steps before, here and not between two steps on the worker.
+
+        Args:
+            batch: what to compute.
+            wanted: `[W]` tokens of the step whose logits are wanted.
+            choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token that follows each.
+        """
+        # copies, because a batch may be read-only, and kernels are compiled for arrays that are not
+        rows, starts, counts = (array.copy() for array in (batch.rows, batch.starts, batch.counts))
+        positions = np.arange(counts.sum(), dtype=np.int32)
+        positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
+        return _Step(
+            batch=batch,
+            token_rows=np.repeat(rows, counts),
+            positions=positions,
+            inputs=(*self._rotations(positions), wanted[:, None], choices),
+            tables=self._attention.plan(rows, starts, counts),
+            run=Future(),
+        )
+
+    def _step(self, step: _Step, ends: Int32) -> Int32:
+        _, tokens = self._compute(step)
+        if (tokens < 0).any():
+            raise ValueError("logits must be numbers, got NaN")
+        batch = step.batch
+        self._tokens[batch.rows[batch.sampled], ends] = tokens
+        return tokens.copy()
+
+    def _all_logits(self, step: _Step) -> Float32:
+        return self._compute(step)[0].copy()
+
+    def _compute(self, step: _Step) -> tuple[Float32, Int32]:
+        """Return `[W, V]` logits and `[W]` tokens, which the next step overwrites.
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+        """
+        try:
+            run = self._start(step)
+        except Exception as error:
+            step.run.set_exception(error)
+            raise
+        step.run.set_result(run)
+        for _ in range(self._num_threads - 2):
+            self._helpers.submit(run.work)
+        run.work()
+        logits, drawn = self._program.outputs
+        num_wanted = len(step.inputs[-1])
+        return logits[:num_wanted], drawn.view(np.int32)[:num_wanted, 0]
+
+    def _start(self, step: _Step) -> Run:
+        """Take in what the batch brings, and give the program its numbers."""
+        batch = step.batch
+        self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
+        self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
+        tokens = self._tokens[step.token_rows, step.positions]
+        vocab_size = self._model.config.vocab_size
+        if not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise IndexError(f"tokens must be in [0, {vocab_size}), got {tokens.tolist()}")
+        sizes = (len(tokens), len(step.inputs[-1]))
+        if any(size > most for size, most in zip(sizes, self._program.capacity, strict=True)):
+            self._program = self._write_down(*(max(pair) for pair in zip(sizes, self._program.capacity, strict=True)))
+        for target, source in zip(self._program.inputs, (tokens[:, None], *step.inputs), strict=True):
+            target.view(source.dtype)[: len(source)] = source
+        return self._program.start(sizes, step.tables)
+
+    def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
+        """Return the model as a program for steps of up to so many tokens, rounded up to a power of two."""
+        tape, half = Tape(), self._model.config.head_dim // 2
+        tokens, wanted = tape.buffer(Rows.TOKENS, 1), tape.buffer(Rows.WANTED, 1)
+        cosines, sines = tape.buffer(Rows.TOKENS, half), tape.buffer(Rows.TOKENS, half)
+        choices = tape.buffer(Rows.WANTED, NUM_CHOICE_COLUMNS)
+        logits = self._model(tokens, (cosines, sines), self._attention, wanted)
+        drawn = draw(logits, choices)
+        capacity = tuple(1 << (size - 1).bit_length() for size in (max(num_tokens, 1), max(num_wanted, 1)))
+        inputs = (tokens, cosines, sines, wanted, choices)
+        return tape.program(self._kernel, capacity, inputs=inputs, outputs=(logits, drawn))
+
+    def _rotations(self, positions: Int32) -> tuple[Float32, Float32]:
+        """Return the cosines and sines of positions, from a table that grows to the furthest position seen."""
+        end = int(positions.max()) + 1
+        if end > len(self._cosines):
+            with torch.inference_mode():
+                cosines, sines = self._model.rope(torch.arange(1 << (end - 1).bit_length()))
+            self._cosines, self._sines = cosines.numpy(), sines.numpy()
+        return self._cosines[positions], self._sines[positions]

@@ -1,0 +1,47 @@
+"""How the next token of every sampled grant is drawn: an instruction, and the numbers that it reads.
+
+A token is a function of its row of logits, parameters, seed and position only.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.tape import Buffer
+
+Float32 = NDArray[np.float32]
+
+
+def draw(logits: Buffer, choices: Buffer) -> Buffer:
+    """Return the tokens `[S, 1] int32` of `logits` `[S, V]`; -1 where a logit is no number.
+
+    Args:
+        logits: of the sampled grants.
+        choices: `[S, NUM_CHOICE_COLUMNS]`, what `choices_of` returns.
+    """
+    tokens = logits.tape.buffer(logits.rows, 1)
+    logits.tape.emit(Operation.DRAW, logits.rows, logits, choices, tokens, logits.size)
+    return tokens
+
+
+def choices_of(batch: Batch, positions: Int32) -> Float32:
+    """Return how every sampled grant wants its token drawn, `[S, NUM_CHOICE_COLUMNS]`.
+
+    Args:
+        batch: holds the parameters.
+        positions: `[S] int32`, where each token will stand.
+    """
+    choices = np.empty((len(positions), NUM_CHOICE_COLUMNS), np.float32)
+    whole = choices.view(np.int32)
+    choices[:, 0], choices[:, 2], choices[:, 3] = batch.temperatures, batch.top_ps, batch.min_ps
+    whole[:, 1], whole[:, 4] = batch.top_ks, positions
+    whole[:, 5:] = np.ascontiguousarray(batch.seeds).view(np.int32).reshape(-1, 2)
+    return choices

@@ -1,0 +1,342 @@
+"""Paged attention by FlashInfer: planned once a step and window on the host, run once a layer on the device.
+
+Legend: T tokens of a step, G grants, N pages of all grants, H query heads, K KV heads, D head_dim, P page_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.runner.cuda.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
+from pagewood.engine.runner.cuda.invariance import num_empty_grants
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.codes import encode
+from pagewood.kvpool.storage import KVStorage
+
+WORKSPACE_BYTES = 256 << 20
+"""Of the buffer in which partial results of a split grant are kept; one is enough for all wrappers of a stream."""
+STAGING_BYTES = 8 << 20
+"""Of the pinned buffer through which a plan goes to the device: as many as FlashInfer allocates itself."""
+TENSOR_CORE_GROUP = 4  # query heads of a KV head from which on tensor cores pay for a single token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageArrays:
+    """Which pages the grants of a step read, for the host. Every grant has at least one page."""
+
+    kv_indptr: Int32
+    """[G + 1], first page of each grant among all pages of the step."""
+    last_page_len: Int32
+    """[G], positions in the last page of each grant, in [1, page_size]."""
+
+    @classmethod
+    def of(cls, ends: Int32, *, page_size: int) -> PageArrays:
+        """Return the arrays of grants that end before positions `ends` `[G]`, each >= 1."""
+        num_pages = (ends + (page_size - 1)) // page_size
+        return cls(
+            kv_indptr=offsets_of(num_pages),
+            last_page_len=(ends - (num_pages - 1) * page_size).astype(np.int32),
+        )
+
+
+def offsets_of(counts: Int32) -> Int32:
+    """Return `[G + 1] int32`: where each of `counts` `[G]` starts when they lie one after another, and the end."""
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostArrays:
+    """What a step is planned from, in pinned memory; all int32."""
+
+    is_decode: bool
+    """Whether every grant has one token."""
+    qo_indptr: Tensor
+    """[G + 1], first token of each grant."""
+    kv_indptr: Tensor
+    """[G + 1]"""
+    last_page_len: Tensor
+    """[G]"""
+    kv_lens: Tensor
+    """[G], positions that each grant sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the tokens of a step stand, on the device; all int32."""
+
+    grants: Tensor
+    """[T], the grant of each token."""
+    positions: Tensor
+    """[T]"""
+    kv_indptr: Tensor
+    """[G + 1]"""
+    kv_indices: Tensor
+    """[N], page ids; the memory of a graph may hold more, which are not read."""
+    last_page_len: Tensor
+    """[G]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What the attention of a model is, in numbers."""
+
+    num_heads: int
+    windows: Sequence[int | None]
+    """Per layer, see `ModelConfig.windows`."""
+    logits_soft_cap: float | None = None
+    dtype: str | None = None
+    """Of queries and results; None: as of the KV memory."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype as torch's."""
+        return None if self.dtype is None else getattr(torch, self.dtype)
+
+    @property
+    def windows_left(self) -> list[int]:
+        """Per layer: positions that a token sees before itself; -1: all."""
+        return [-1 if window is None else window - 1 for window in self.windows]
+
+    @property
+    def all_windows_left(self) -> list[int]:
+        """The different ones."""
+        return sorted(set(self.windows_left))
+
+
+Wrapper = DecodeWrapper | PrefillWrapper
+Staging = Mapping[int, Tensor]
+"""By window: a pinned buffer of `STAGING_BYTES` that no plan in flight uses."""
+
+
+class DecodeKernels:
+    """The decode wrappers of all windows. Invariant: one plan serves all layers until the next plan."""
+
+    __slots__ = ("_layout", "_shape", "by_window")
+
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        layout: MultiHeadLayout,
+        shape: AttentionShape,
+        workspace: Tensor,
+        graph: Places | None,
+    ) -> None:
+        """Make a wrapper for each window; those of a graph read their page arrays from the memory of `graph`."""
+        self._layout = layout
+        self._shape = shape
+        self.by_window: dict[int, DecodeWrapper] = {
+            window: flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                workspace,
+                use_cuda_graph=graph is not None,
+                use_tensor_cores=shape.num_heads >= TENSOR_CORE_GROUP * layout.num_kv_heads,
+                paged_kv_indptr_buffer=graph.kv_indptr if graph else None,
+                paged_kv_indices_buffer=graph.kv_indices if graph else None,
+                paged_kv_last_page_len_buffer=graph.last_page_len if graph else None,
+            )
+            for window in shape.all_windows_left
+        }
+
+    def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
+        """Plan a step in which every grant has one token; a graph's wrappers copy the arrays to its memory."""
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
+        for window, wrapper in self.by_window.items():
+            _lend(wrapper, staging[window])
+            wrapper.plan(
+                host.kv_indptr,
+                kv_indices,
+                host.last_page_len,
+                self._shape.num_heads,
+                layout.num_kv_heads,
+                layout.head_dim,
+                layout.page_size,
+                window_left=window,
+                logits_soft_cap=self._shape.logits_soft_cap,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
+                seq_lens=host.kv_lens,  # FlashInfer would work it out
+            )
+
+
+class PrefillKernels:
+    """The wrappers for any number of tokens, of all windows. Invariant: as of the decode wrappers."""
+
+    __slots__ = ("_batch_invariant", "_layout", "_shape", "by_window")
+
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        layout: MultiHeadLayout,
+        shape: AttentionShape,
+        workspace: Tensor,
+        graph: Places | None,
+        *,
+        batch_invariant: bool,
+    ) -> None:
+        """Make a wrapper for each window; those of a graph take steps of single tokens only, as those for decoding."""
+        self._layout = layout
+        self._shape = shape
+        self._batch_invariant = batch_invariant
+        self.by_window: dict[int, PrefillWrapper] = {
+            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                workspace,
+                use_cuda_graph=graph is not None,
+                qo_indptr_buf=torch.zeros_like(graph.kv_indptr) if graph else None,
+                paged_kv_indptr_buf=graph.kv_indptr if graph else None,
+                paged_kv_indices_buf=graph.kv_indices if graph else None,
+                paged_kv_last_page_len_buf=graph.last_page_len if graph else None,
+                backend="fa2" if batch_invariant else "auto",
+            )
+            for window in shape.all_windows_left
+        }
+
+    def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
+        """Plan a step; a graph's wrappers copy the arrays to its memory."""
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
+        for window, wrapper in self.by_window.items():
+            _lend(wrapper, staging[window])
+            wrapper.plan(
+                host.qo_indptr,
+                host.kv_indptr,
+                kv_indices,
+                host.last_page_len,
+                self._shape.num_heads,
+                layout.num_kv_heads,
+                layout.head_dim,
+                layout.page_size,
+                causal=True,
+                window_left=window,
+                logits_soft_cap=self._shape.logits_soft_cap,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
+                seq_lens=host.kv_lens,  # FlashInfer would make it itself, in memory that is not pinned
+                disable_split_kv=self._batch_invariant,
+            )
+
+
+Kernels = DecodeKernels | PrefillKernels
+
+
+class PlannedAttention:
+    """The attention of one step; satisfies `models.decoder.Attention`."""
+
+    __slots__ = ("_by_layer", "_flashinfer", "_num_heads", "_places", "_storage")
+
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        storage: KVStorage,
+        shape: AttentionShape,
+        by_window: Mapping[int, Wrapper],
+        places: Places,
+    ) -> None:
+        """Attend by wrappers that are planned before they are run."""
+        self._flashinfer = flashinfer
+        self._storage = storage
+        self._num_heads = shape.num_heads
+        self._by_layer = [by_window[window] for window in shape.windows_left]
+        self._places = places
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return `[T, H * D]`, what `q` attends to."""
+        layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
+        num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
+        if k.dtype != memory.dtype:
+            k, v = encode(k, memory.dtype), encode(v, memory.dtype)
+        self._flashinfer.append_paged_kv_cache(
+            k.view(kv_shape), v.view(kv_shape), places.grants, places.positions, memory,
+            places.kv_indices, places.kv_indptr, places.last_page_len,
+        )  # fmt: skip
+        heads = q.view(num_tokens, self._num_heads, layout.head_dim)
+        return self._by_layer[layer].run(heads, memory).view(num_tokens, -1)
+
+
+class FlashInferAttention:
+    """Causal grouped-head attention over the pages of a `KVStorage`, for the steps of one stream.
+
+    Invariant: steps of one stream may share wrappers and workspace, because the device works them off in order; what
+    they may not share is the pinned memory that a plan is copied from, so each step lends its own.
+    """
+
+    __slots__ = ("_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
+
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        storage: KVStorage,
+        shape: AttentionShape,
+        *,
+        batch_invariant: bool = False,
+        workspace_bytes: int | None = None,
+    ) -> None:
+        """Attend over `storage`, whose layout must have the order NHD.
+
+        Args:
+            flashinfer: the module, or a stand-in.
+            storage: the KV memory.
+            shape: of the model.
+            batch_invariant: whether all steps go through the same kernels, see `invariance`.
+            workspace_bytes: of the partial results of split grants; None: `WORKSPACE_BYTES`.
+
+        Raises:
+            ValueError: the layout is another.
+        """
+        layout = storage.layout
+        if layout.order != "NHD":
+            raise ValueError(f"storage must have the layout NHD, got {layout.order}")
+        self._flashinfer = flashinfer
+        self._storage = storage
+        self.shape = shape
+        self._workspace = torch.zeros(
+            WORKSPACE_BYTES if workspace_bytes is None else workspace_bytes, dtype=torch.uint8, device=storage.device
+        )
+        self._batch_invariant = batch_invariant
+        self._prefill = PrefillKernels(
+            flashinfer, layout, shape, self._workspace, None, batch_invariant=batch_invariant
+        )
+        self._decode: Kernels = (
+            self._prefill if batch_invariant else DecodeKernels(flashinfer, layout, shape, self._workspace, None)
+        )
+
+    def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
+        """Plan a step: by the decode kernels where every grant has one token, else by those for any number."""
+        kernels = self._decode if host.is_decode else self._prefill
+        kernels.plan(host, places.kv_indices, staging)
+        return self.over(kernels, places)
+
+    def kernels_of_graph(self, memory: Places) -> Kernels:
+        """Return kernels for steps of exactly as many grants as `memory` has room for, each of one token."""
+        if self._batch_invariant:
+            return PrefillKernels(
+                self._flashinfer, self._storage.layout, self.shape, self._workspace, memory, batch_invariant=True
+            )
+        return DecodeKernels(self._flashinfer, self._storage.layout, self.shape, self._workspace, memory)
+
+    def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
+        """Return how many empty grants a step without a graph must have."""
+        if not self._batch_invariant:
+            return 0
+        return num_empty_grants(num_tokens, num_grants, self.shape.num_heads // self._storage.layout.num_kv_heads)
+
+    def over(self, kernels: Kernels, places: Places) -> PlannedAttention:
+        """Return what a model calls: `kernels` over tokens that stand at `places`."""
+        return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
+
+
+def _lend(wrapper: Wrapper, staging: Tensor) -> None:
+    """Let the next plan of `wrapper` go through `staging`.
+
+    FlashInfer copies a plan to the device from one pinned buffer of the wrapper, and does not wait for the copy: the
+    next plan would overwrite it. There is no argument for another buffer, only this attribute.
+    """
+    wrapper._pin_memory_int_workspace_buffer = staging

@@ -1,0 +1,183 @@
+"""The functions of FlashInfer that the engine calls. The module itself satisfies this, and so does a stand-in in torch.
+
+Legend: T tokens of a step, G grants, N pages of all grants, H query heads, K KV heads, D head_dim, P page_size.
+Source: the signatures of flashinfer-python 0.7.2.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (64, 128, 256)
+"""For which all kernels are there that are called here."""
+
+
+class DecodeWrapper(Protocol):
+    """Attention of one token of each grant."""
+
+    _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
+    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
+    ) -> None:
+        """Decide how the work is split.
+
+        Args:
+            indptr: `[G + 1] int32` on the host, first page of each grant in `indices`.
+            indices: `[N] int32` on the device, page ids.
+            last_page_len: `[G] int32` on the host, positions in the last page, in [1, P].
+            num_qo_heads: H.
+            num_kv_heads: K.
+            head_dim: D.
+            page_size: P.
+            window_left: positions that a token sees before itself; -1: all.
+            logits_soft_cap: None: no cap.
+            q_data_type: of the queries.
+            kv_data_type: of the KV memory; None: as the queries.
+            non_blocking: whether the host goes on before the copies to the device are done.
+            seq_lens: `[G] int32` on the host, positions of each grant; None: it is worked out.
+        """
+        ...
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        """Return `[G, H, D]` of `q` `[G, H, D]` and `[pages, 2, P, K, D]`."""
+        ...
+
+
+class PrefillWrapper(Protocol):
+    """Attention of any number of tokens of each grant."""
+
+    _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
+    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        non_blocking: bool = True,
+        seq_lens: Tensor | None = None,
+        disable_split_kv: bool = False,
+    ) -> None:
+        """Decide how the work is split: as the decode's, with `qo_indptr` `[G + 1] int32`, first token of each grant.
+
+        `causal` aligns the last token of a grant with its last position. With `disable_split_kv`, a grant is one piece.
+        """
+        ...
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        """Return `[T, H, D]` of `q` `[T, H, D]` and `[pages, 2, P, K, D]`."""
+        ...
+
+
+class FlashInfer(Protocol):
+    """What the module offers, as far as it is used here."""
+
+    def rmsnorm(self, input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+        """Return the norm over the last axis of `[T, E]` or `[T, heads, D]`, written to `out` where it is given."""
+        ...
+
+    def fused_add_rmsnorm(self, input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+        """Add `input` to `residual`, both `[T, E]`, and write the norm of the sum to `input`."""
+        ...
+
+    def silu_and_mul(self, input: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return `[T, I]`: silu of the first half of `[T, 2I]` times the second."""
+        ...
+
+    def apply_rope_with_cos_sin_cache_inplace(
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        head_size: int,
+        cos_sin_cache: Tensor,
+        is_neox: bool = True,
+    ) -> None:
+        """Rotate `[T, heads * D]` in place by `positions` `[T]` and a table `[length, D] float32`, cosines first."""
+        ...
+
+    def append_paged_kv_cache(
+        self,
+        append_key: Tensor,
+        append_value: Tensor,
+        batch_indices: Tensor,
+        positions: Tensor,
+        paged_kv_cache: Tensor,
+        kv_indices: Tensor,
+        kv_indptr: Tensor,
+        kv_last_page_len: Tensor,
+        kv_layout: str = "NHD",
+    ) -> None:
+        """Write `[T, K, D]` twice to `positions` `[T]` of grants `batch_indices` `[T]`; all arrays on the device."""
+        ...
+
+    def softmax(self, logits: Tensor, temperature: Tensor | None = None) -> Tensor:
+        """Return the probabilities `[S, V] float32` of logits divided by `temperature` `[S] float32`."""
+        ...
+
+    def top_k_renorm_probs(self, probs: Tensor, top_k: Tensor, is_deterministic: bool = False) -> Tensor:
+        """Return `[S, V]`, only the `top_k` `[S] int32` largest of each row left."""
+        ...
+
+    def top_p_renorm_probs(self, probs: Tensor, top_p: Tensor, is_deterministic: bool = False) -> Tensor:
+        """Return `[S, V]`, only the largest whose sum reaches `top_p` `[S] float32` left."""
+        ...
+
+    def BatchDecodeWithPagedKVCacheWrapper(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
+    ) -> DecodeWrapper:
+        """Return a wrapper; with `use_cuda_graph`, for exactly as many grants as the buffers have room for."""
+        ...
+
+    def BatchPrefillWithPagedKVCacheWrapper(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        *,
+        backend: str = "auto",
+    ) -> PrefillWrapper:
+        """Return a wrapper; with `use_cuda_graph`, for as many grants as the buffers, and tokens as its first plan."""
+        ...

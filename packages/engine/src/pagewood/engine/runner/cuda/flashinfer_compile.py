@@ -1,0 +1,101 @@
+"""Compiles FlashInfer's kernels for a model before it is loaded, several at a time, with progress.
+
+FlashInfer compiles a kernel when it is first called, one after the other, which takes minutes on a new host. What is
+compiled lies in FlashInfer's cache, where its first call finds it.
+
+Source: the generators of flashinfer-python 0.7.2, as its wrappers call them.
+"""
+
+# pyright: basic
+# FlashInfer has no types.
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagewood.engine.runner.cuda.attention import TENSOR_CORE_GROUP
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of its parts are done, and how many there are."""
+
+_NUM_AT_A_TIME = 2  # each compiles its files, up to ten, at the same time, in 2 to 3 GB of memory each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelNeeds:
+    """What decides which attention kernels a model needs."""
+
+    dtype: str
+    head_dim: int
+    group: int
+    """Query heads of a KV head."""
+    has_windows: tuple[bool, ...]
+    """Whether layers have a sliding window: one or both."""
+    batch_invariant: bool = False
+    has_soft_cap: bool = False
+    kv_dtype: str | None = None
+    """None: `dtype`."""
+
+
+def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[Any]:
+    """Return what FlashInfer must compile, each once.
+
+    Args:
+        needs: of one or several models.
+        prefill_backend: "fa2" or "fa3", what FlashInfer chooses on the device.
+    """
+    jit = importlib.import_module("flashinfer.jit")
+    attention = importlib.import_module("flashinfer.jit.attention.modules")
+    specs = [
+        importlib.import_module("flashinfer.jit.norm").gen_norm_module(),
+        importlib.import_module("flashinfer.jit.rope").gen_rope_module(),
+        importlib.import_module("flashinfer.jit.page").gen_page_module(),
+        importlib.import_module("flashinfer.jit.sampling").gen_sampling_module(),
+        jit.activation.gen_act_and_mul_module("silu"),
+    ]
+    for need in needs:
+        dtype = getattr(torch, need.dtype)
+        kv_dtype = getattr(torch, need.kv_dtype) if need.kv_dtype else dtype
+        prefill = "fa2" if need.batch_invariant or kv_dtype != dtype else prefill_backend
+        for has_window in need.has_windows:
+            shape = (dtype, kv_dtype, dtype, torch.int32, need.head_dim, need.head_dim, 0, has_window,
+                     need.has_soft_cap)  # fmt: skip
+            if need.batch_invariant or need.group >= TENSOR_CORE_GROUP or prefill == "fa2":
+                specs.append(attention._gen_batch_prefill_primary_module("fa2", *shape, False))
+            if prefill == "fa3":
+                specs.append(attention.gen_batch_prefill_module("fa3", *shape, False))
+            if not need.batch_invariant and need.group < TENSOR_CORE_GROUP:
+                specs.append(attention.gen_batch_decode_module(*shape))
+    return list({spec.name: spec for spec in specs}.values())
+
+
+def compile_kernels(needs: Sequence[KernelNeeds], *, progress: Progress | None = None) -> None:
+    """Compile what is not there yet, for the current CUDA device.
+
+    Raises:
+        RuntimeError: the compiler fails; the message holds what it printed.
+    """
+    choose = importlib.import_module("flashinfer.utils").determine_attention_backend
+    device = torch.device("cuda", torch.cuda.current_device())
+    backends = {
+        need: choose(
+            device, 0, False, False, getattr(torch, need.dtype), getattr(torch, need.dtype),
+            head_dim_qk=need.head_dim, head_dim_vo=need.head_dim,
+        )
+        for need in needs
+    }  # fmt: skip
+    specs = {
+        spec.name: spec for need, backend in backends.items() for spec in kernel_specs([need], prefill_backend=backend)
+    }
+    with ThreadPoolExecutor(_NUM_AT_A_TIME) as pool:
+        jobs = [pool.submit(spec.build_and_load) for spec in specs.values()]
+        for done, job in enumerate(as_completed(jobs)):
+            job.result()
+            if progress:
+                progress("compiling kernels", done + 1, len(jobs))

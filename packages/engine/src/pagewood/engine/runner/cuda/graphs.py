@@ -1,0 +1,148 @@
+"""Decode steps as CUDA graphs: one for each of some sizes, and a step takes the smallest that has room for it.
+
+Legend: B grants of a graph, V vocab_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.runner.cuda.attention import (
+    FlashInferAttention,
+    HostArrays,
+    Kernels,
+    Places,
+    PlannedAttention,
+    Staging,
+)
+from pagewood.engine.runner.cuda.device import Device
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of its parts are done, and how many there are."""
+
+Forward = Callable[[Tensor, Tensor, PlannedAttention, Tensor], Tensor]
+"""(sources, positions, attention, wanted) -> logits, as of `StepArrays`."""
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Return the sizes that are captured, ascending, up to and with `largest`: 1, 2, 4, 8, then by 8, from 64 on by 16.
+
+    Raises:
+        ValueError: `largest` is less than 1.
+    """
+    if largest < 1:
+        raise ValueError(f"largest must be >= 1, got {largest}")
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, largest, 16)]
+    return [size for size in sizes if size < largest] + [largest]
+
+
+class DecodeGraph:
+    """A captured decode step. Invariant: it reads and writes the memory that it was captured with, and no other."""
+
+    __slots__ = ("_kernels", "_logits", "_memory", "_replay", "_sources")
+
+    def __init__(
+        self, memory: Places, sources: Tensor, kernels: Kernels, logits: Tensor, replay: Callable[[], None]
+    ) -> None:
+        self._memory = memory
+        self._sources = sources
+        self._kernels = kernels
+        self._logits = logits
+        self._replay = replay
+
+    def launch(
+        self, host: HostArrays, sources: Tensor, positions: Tensor, kv_indices: Tensor, staging: Staging
+    ) -> Tensor:
+        """Queue a step of exactly B grants; return the memory of its logits `[B, V]`, until the next launch."""
+        self._sources.copy_(sources)
+        self._memory.positions.copy_(positions)
+        self._kernels.plan(host, kv_indices, staging)
+        self._replay()
+        return self._logits
+
+
+class DecodeGraphs:
+    """The graphs of all sizes."""
+
+    __slots__ = ("_graphs", "sizes")
+
+    def __init__(self, graphs: dict[int, DecodeGraph]) -> None:
+        self._graphs = graphs
+        self.sizes = sorted(graphs)
+        """[sizes] ascending."""
+
+    def size_for(self, num_grants: int) -> int | None:
+        """Return the smallest size that has room; None: there is none."""
+        place = bisect.bisect_left(self.sizes, num_grants)
+        return self.sizes[place] if place < len(self.sizes) else None
+
+    def of(self, size: int) -> DecodeGraph:
+        """Return the graph of a size."""
+        return self._graphs[size]
+
+
+def capture_graphs(
+    sizes: Sequence[int],
+    attention: FlashInferAttention,
+    forward: Forward,
+    *,
+    device: Device,
+    padding_source: int,
+    padding_page: int,
+    pages_per_row: int,
+    staging: Staging,
+    progress: Progress | None = None,
+) -> DecodeGraphs:
+    """Capture decode steps, the largest first, so that the others fit into the memory that it has taken.
+
+    Args:
+        sizes: grants of each graph.
+        attention: of the model.
+        forward: computes a step; called inside the capture.
+        device: captures.
+        padding_source: place in the token table of a token that nothing reads.
+        padding_page: page that nothing reads.
+        pages_per_row: most pages of a grant.
+        staging: lent to the plans while they are captured.
+        progress: is told of every graph.
+    """
+    graphs: dict[int, DecodeGraph] = {}
+    options = {"dtype": torch.int32, "device": device.torch_device}
+    all_indices = torch.full((max(sizes, default=0) * pages_per_row,), padding_page, **options)
+    for done, size in enumerate(sorted(sizes, reverse=True)):
+        if progress:
+            progress(f"capturing the graph of {size} requests", done, len(sizes))
+        counts = torch.arange(size + 1, dtype=torch.int32)
+        ones = torch.ones(size, dtype=torch.int32)
+        memory = Places(
+            grants=torch.arange(size, **options),
+            positions=torch.zeros(size, **options),
+            kv_indptr=torch.arange(size + 1, **options),
+            kv_indices=all_indices,
+            last_page_len=torch.ones(size, **options),
+        )
+        sources = torch.full((size,), padding_source, **options)
+        kernels = attention.kernels_of_graph(memory)
+        kernels.plan(
+            HostArrays(is_decode=True, qo_indptr=counts, kv_indptr=counts, last_page_len=ones, kv_lens=ones),
+            all_indices[:size],
+            staging,
+        )
+        device.finish()  # the next plan goes through the same staging
+        planned = attention.over(kernels, memory)
+        logits, replay = device.capture(
+            lambda sources=sources, memory=memory, planned=planned: forward(
+                sources, memory.positions, planned, memory.grants
+            )
+        )
+        graphs[size] = DecodeGraph(memory, sources, kernels, logits, replay)
+    if progress and sizes:
+        progress("graphs are captured", len(sizes), len(sizes))
+    return DecodeGraphs(graphs)

@@ -1,0 +1,106 @@
+"""The arithmetic of a decoder on a CUDA device: torch's projections, and FlashInfer's fused operations between them.
+
+Legend: T tokens, E hidden_size, V vocab_size.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
+from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(x `[T, in]`, weight `[out, in]`, bias `[out]`) -> `[T, out]`."""
+
+
+class DenseLinear:
+    """A projection with its weights as they are."""
+
+    __slots__ = ("_bias", "_multiply", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, multiply: Multiply) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._multiply = multiply
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `[T, out]` of `[T, in]`."""
+        return self._multiply(x, self._weight, self._bias)
+
+
+class DenseEmbedding:
+    """An embedding table `[V, E]`."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return `[T, E]`."""
+        return functional.embedding(tokens, self._table)
+
+
+class CUDAOps:
+    """`models.decoder.Ops` on tensors of one device and dtype; every call is queued and none waits for the device.
+
+    The rotation of a step is (positions `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
+    cosines of position i, then its sines.
+    """
+
+    __slots__ = ("_flashinfer", "_multiply")
+
+    def __init__(self, flashinfer: FlashInfer, multiply: Multiply = functional.linear) -> None:
+        """Compute with `flashinfer`, the module or a stand-in for it, and project with `multiply`."""
+        self._flashinfer = flashinfer
+        self._multiply = multiply
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
+        """Keep `weight` `[out, in]` and `bias` `[out]`."""
+        return DenseLinear(weight, bias, self._multiply)
+
+    def embedding(self, table: Tensor) -> Embedding[Tensor]:
+        """Keep `table` `[V, E]`."""
+        return DenseEmbedding(table)
+
+    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
+        """Keep `table` `[V, E]`, which serves both."""
+        return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Return the norm of `x` `[T, E]`."""
+        return self._flashinfer.rmsnorm(x, weight, epsilon)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Add `x` to `residual` and return the norm of the sum, in the memory of `x`."""
+        self._flashinfer.fused_add_rmsnorm(x, residual, weight, epsilon)
+        return x
+
+    def split_heads(
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q and k, and v, in the memory of `qkv`."""
+        positions, table = rotation
+        head_dim = table.shape[1]
+        q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)
+        for x, weight in ((q, split.q_norm), (k, split.k_norm)):
+            if weight is not None:
+                heads = x.view(x.shape[0], -1, head_dim)
+                self._flashinfer.rmsnorm(heads, weight, split.epsilon, out=heads)
+        self._flashinfer.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_dim, table)
+        return q, k, v
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return silu of the first half times the second half."""
+        return self._flashinfer.silu_and_mul(gate_up)
+
+    def take(self, x: Tensor, wanted: Tensor) -> Tensor:
+        """Return the rows of `x` at `wanted`."""
+        return x.index_select(0, wanted)

@@ -1,0 +1,88 @@
+"""The memory through which a step's numbers go to the device and its tokens come back; none is used twice at a time."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.runner.cuda.attention import STAGING_BYTES
+from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.step_arrays import StepArrays
+
+_ALIGNMENT = 4  # int32 elements: every array starts on 16 bytes
+_NAMES = [field.name for field in fields(StepArrays)]
+
+
+class StagingSlot:
+    """The memory of one step in flight. Invariant: between `take` and `give_back` no other step touches it."""
+
+    __slots__ = ("_device", "_on_device", "_on_host", "on_host_tokens", "plans", "tokens")
+
+    def __init__(self, device: Device, *, windows: Sequence[int], max_rows: int) -> None:
+        """Allocate what a step of up to `max_rows` sampled grants needs, and a plan's buffer for each window."""
+        self._device = device
+        self._on_host = device.pinned(0, torch.int32)  # written by: upload
+        self._on_device = self._on_host  # written by: upload
+        self.plans = {window: device.pinned(STAGING_BYTES, torch.uint8) for window in windows}
+        """By window: what the wrappers are lent."""
+        self.tokens = torch.empty(max_rows, dtype=torch.int32, device=device.torch_device)
+        """[max_rows], sampled tokens on the device."""
+        self.on_host_tokens = device.pinned(max_rows, torch.int32)
+        """[max_rows], the same, pinned."""
+
+    def upload(self, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
+        """Queue one copy of all arrays; return them in pinned memory, and on the device."""
+        spans: list[tuple[int, int]] = []
+        end = 0
+        for name in _NAMES:
+            size = len(getattr(arrays, name))
+            spans.append((end, end + size))
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if end > len(self._on_host):
+            capacity = 1 << (end - 1).bit_length()
+            self._on_host = self._device.pinned(capacity, torch.int32)
+            self._on_device = torch.empty(capacity, dtype=torch.int32, device=self._device.torch_device)
+        target = self._on_host.numpy()
+        for name, (start, stop) in zip(_NAMES, spans, strict=True):
+            target[start:stop] = getattr(arrays, name)
+        self._device.upload(self._on_host[:end], self._on_device[:end])
+        return _cut(self._on_host, spans), _cut(self._on_device, spans)
+
+
+class StagingPool:
+    """As many slots as steps were ever in flight together; taking one waits for nothing."""
+
+    __slots__ = ("_device", "_free", "_max_rows", "_windows")
+
+    def __init__(self, device: Device, *, windows: Sequence[int], max_rows: int) -> None:
+        self._device = device
+        self._windows = windows
+        self._max_rows = max_rows
+        self._free: list[StagingSlot] = []  # written by: take, give_back
+
+    def take(self) -> StagingSlot:
+        """Return a slot that no step in flight uses."""
+        if self._free:
+            return self._free.pop()
+        return StagingSlot(self._device, windows=self._windows, max_rows=self._max_rows)
+
+    def give_back(self, slot: StagingSlot) -> None:
+        """Let another step have a slot; the device must be done with it."""
+        self._free.append(slot)
+
+
+def _cut(memory: Tensor, spans: Sequence[tuple[int, int]]) -> StepArrays[Tensor]:
+    return StepArrays(**{name: memory[start:stop] for name, (start, stop) in zip(_NAMES, spans, strict=True)})
+
+
+def read(tokens: Tensor, count: int) -> Int32:
+    """Return a copy of the first `count` numbers of a pinned array, which must have arrived."""
+    return np.array(tokens.numpy()[:count], np.int32)
