@@ -12,16 +12,20 @@ from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import (
     MATCH_ORDERS,
     PLAIN_ORDERS,
-    Budget,
+    InBatchDeferral,
     NewTokenRatio,
     SkipAhead,
     choose_victim,
+    decode_first,
+    deserving,
     order_named,
 )
 
@@ -54,21 +58,22 @@ def assemble(
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
         num_rows=config.num_rows,
-        follows_waiting=config.prefix_cache and order in MATCH_ORDERS,
     )
-    state = EngineState(waiting=order_named(order, seed=config.seed, told=True))
+    waiting = WaitingQueue(
+        order=order_named(order, seed=config.seed, notified=True),
+        kv=kv,
+        deferral=InBatchDeferral[Request](page_size=page_size) if config.prefix_cache else None,
+        is_watching=config.prefix_cache and order in MATCH_ORDERS,
+    )
+    state = EngineState(waiting=waiting, rank=deserving)
     planner = Planner(
         kv=kv,
-        budget=Budget(
-            max_step_tokens=config.max_chunk_tokens + config.num_rows,
-            max_chunk_tokens=config.max_chunk_tokens,
-            max_running=config.num_rows,
-            max_prefills=config.max_prefills,
+        budget=decode_first(
+            max_running=config.num_rows, max_prefill_tokens=config.max_chunk_tokens, max_prefills=config.max_prefills
         ),
         reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
-        defer_repeats=config.prefix_cache,
     )
     intake = Intake(
         state=state,

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
@@ -332,8 +333,8 @@ def _largest_batch(config: EngineConfig, longest: int) -> Batch:
     pages_per_row = -(-count // config.page_size)
     rows = np.arange(num_rows, dtype=np.int32)
     empty = np.empty(0, np.int32)
+    every_filter = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1)
     return Batch(
-        step=0,
         page_rows=np.repeat(rows, pages_per_row),
         page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),
         page_ids=np.arange(num_rows * pages_per_row, dtype=np.int32),
@@ -344,9 +345,6 @@ def _largest_batch(config: EngineConfig, longest: int) -> Batch:
         starts=np.zeros(num_rows, np.int32),
         counts=np.full(num_rows, count, np.int32),
         sampled=rows.copy(),
-        temperatures=np.ones(num_rows, np.float32),
-        top_ks=np.full(num_rows, 2, np.int32),
-        top_ps=np.full(num_rows, 0.9, np.float32),
-        min_ps=np.full(num_rows, 0.1, np.float32),
-        seeds=np.zeros(num_rows, np.int64),
+        num_promised=np.ones(num_rows, np.int32),
+        sampling=SamplingArrays.of([every_filter] * num_rows, [0] * num_rows),
     )

@@ -1,4 +1,4 @@
-"""One step as flat arrays: what a runner is given, with nothing of the host's objects in it."""
+"""One step as flat arrays: the input of a runner, without any of the host's objects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.sampling import SamplingArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +19,12 @@ class Batch:
     """What to compute in one step. Owns its arrays: none aliases the state that it was built from.
 
     Tokens are addressed, not carried: grant g computes positions [start, start + count) of its row and reads their
-    token ids from the runner's table `tokens[row, position]`. A grant in `sampled` samples the token that follows;
-    the runner writes it to `tokens[row, start + count]`, so that the next step can be built before it is known here.
+    token ids from the runner's table `tokens[row, position]`. A grant in `sampled` yields the token that follows its last
+    position; the runner writes it to `tokens[row, start + count]`, so the next step can be built before the host knows it.
 
     A runner first applies the page updates and the token updates, then computes. Legend: U page updates, T token
     updates, G grants, S sampled grants.
     """
-
-    step: int
-    """Counts launched steps from 0."""
 
     page_rows: Int32
     """[U] row of each new page."""
@@ -50,17 +48,11 @@ class Batch:
     """[G] number of positions that are computed, >= 1."""
 
     sampled: Int32
-    """[S] indices into the grants, ascending: those that sample a next token."""
-    temperatures: NDArray[np.float32]
-    """[S] 0 is greedy."""
-    top_ks: Int32
-    """[S] 0 is off."""
-    top_ps: NDArray[np.float32]
-    """[S] 1 is off."""
-    min_ps: NDArray[np.float32]
-    """[S] 0 is off."""
-    seeds: NDArray[np.int64]
-    """[S] with the position of the sampled token, the only source of randomness of a row."""
+    """[S] indices into the grants, ascending: those that yield tokens."""
+    num_promised: Int32
+    """[S] the most tokens that each yields, >= 1: one after each of its last `num_promised` positions."""
+    sampling: SamplingArrays
+    """How the tokens of each are drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -71,43 +63,41 @@ class Batch:
 class BatchBuilder:
     """Turns grants into arrays. Keeps the sampling parameters of each row, so that a decode step only gathers them."""
 
-    __slots__ = ("_min_ps", "_page_size", "_seeds", "_temperatures", "_top_ks", "_top_ps")
+    __slots__ = ("_page_size", "_table")
 
     def __init__(self, *, num_rows: int, page_size: int) -> None:
         self._page_size = page_size
-        self._temperatures = np.zeros(num_rows, np.float32)
-        self._top_ks = np.zeros(num_rows, np.int32)
-        self._top_ps = np.ones(num_rows, np.float32)
-        self._min_ps = np.zeros(num_rows, np.float32)
-        self._seeds = np.zeros(num_rows, np.int64)
+        self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
 
-    def build(self, grants: Sequence[Grant], *, step: int) -> Batch:
+    def build(self, grants: Sequence[Grant]) -> Batch:
         """Return the arrays of one step. Grants are those of one plan, before its launch is counted."""
         page_size = self._page_size
         page_rows: list[int] = []
         page_columns: list[int] = []
         page_ids: list[Int32] = []
-        token_rows: list[int] = []
+        admitted: list[Request] = []
         token_starts: list[int] = []
-        token_ids: list[Int32] = []
-        for request, start, count, _, admitted in grants:
-            first = 0 if admitted else -(-start // page_size)  # the page that start is inside of is known already
-            last = -(-(start + count) // page_size)
+        for grant in grants:
+            request, start, is_admitted = grant.request, grant.start, grant.is_admitted
+            first = 0 if is_admitted else -(-start // page_size)  # the page that start is inside of is known already
+            last = -(-(start + grant.num_tokens) // page_size)
             if first < last:
                 page_rows.append(request.row)
                 page_columns.append(first)
                 page_ids.append(request.pages[first:last])
-            if admitted:
-                token_rows.append(request.row)
+            if is_admitted:
+                admitted.append(request)
                 token_starts.append(start)
-                token_ids.append(request.tokens[start : request.num_known])
-                self._remember(request.row, request.sampling, request.seed)
-        rows = np.array([grant.request.row for grant in grants], np.int32)
-        sampled = np.array([index for index, grant in enumerate(grants) if grant.samples], np.int32)
-        sampled_rows = rows[sampled]
+        token_rows = [request.row for request in admitted]
+        if admitted:
+            entries = SamplingArrays.of([one.sampling for one in admitted], [one.seed for one in admitted])
+            self._table.put(np.array(token_rows, np.int32), entries)
+        token_ids = [one.tokens[start : one.num_known] for one, start in zip(admitted, token_starts, strict=True)]
         pages, tokens = _Ragged(page_rows, page_columns, page_ids), _Ragged(token_rows, token_starts, token_ids)
+        rows = np.array([grant.request.row for grant in grants], np.int32)
+        promised = np.array([grant.num_promised for grant in grants], np.int32)
+        sampled = np.flatnonzero(promised).astype(np.int32)
         return Batch(
-            step=step,
             page_rows=pages.rows,
             page_columns=pages.columns,
             page_ids=pages.values,
@@ -118,19 +108,9 @@ class BatchBuilder:
             starts=np.array([grant.start for grant in grants], np.int32),
             counts=np.array([grant.num_tokens for grant in grants], np.int32),
             sampled=sampled,
-            temperatures=self._temperatures[sampled_rows],
-            top_ks=self._top_ks[sampled_rows],
-            top_ps=self._top_ps[sampled_rows],
-            min_ps=self._min_ps[sampled_rows],
-            seeds=self._seeds[sampled_rows],
+            num_promised=promised[sampled],
+            sampling=self._table.take(rows[sampled]),
         )
-
-    def _remember(self, row: int, sampling: SamplingParams, seed: int) -> None:
-        self._temperatures[row] = sampling.temperature
-        self._top_ks[row] = sampling.top_k
-        self._top_ps[row] = sampling.top_p
-        self._min_ps[row] = sampling.min_p
-        self._seeds[row] = seed
 
 
 class _Ragged:

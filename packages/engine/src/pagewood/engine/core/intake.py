@@ -1,4 +1,4 @@
-"""Commands become requests, or are answered at once."""
+"""Turn commands into requests, or answer them at once."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Re
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.retire import end, refuse
-from pagewood.engine.core.state import EngineState, Request, deserving
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.state import EngineState
 
-_GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds
 _MASK = 2**63 - 1
 
 
 class Intake:
-    """The way into `waiting`. Invariant: what it lets in fits into the memory when it runs alone.
+    """Turns commands into requests. Invariant: each request that it queues fits into the memory when it runs alone.
 
     Args:
-        state: where requests go.
-        kv: keeps the matches of waiting requests true, and gives back what aborted ones hold.
+        state: where requests are queued.
+        kv: takes back the pages of aborted requests.
         max_length: longest prompt plus output of one request.
         vocab_size: token ids are below it.
         eos_token_ids: tokens that end a request unless it ignores them.
-        seed: the seeds of requests that name none are derived from it and their arrival.
+        seed: with the arrival, the source of the seeds of requests that bring none.
     """
 
     __slots__ = ("_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_seed", "_state", "_vocab_size")
@@ -86,7 +87,6 @@ class Intake:
             tokens=tokens,
             num_known=len(prompt),
         )
-        self._kv.follow(request)
         self._state.waiting.add(request)
         self._state.by_id[request.request_id] = request
         return None
@@ -99,7 +99,7 @@ class Intake:
         if request.row < 0:
             self._state.waiting.update(request)
         else:
-            self._state.running.sort(key=deserving)
+            self._state.sort_running()
 
     def _next_seed(self) -> int:
         return (self._seed + self._num_arrivals * _GOLDEN) & _MASK

@@ -1,4 +1,4 @@
-"""The order of things: the plain and the overlapped loop are the same verbs in another order."""
+"""The loops: plain and overlapped are the same verbs in another order."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagewood.engine.api import Delta, FinishReason, Inbox, Outbox, Refusal
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch, BatchBuilder
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant, Planner
-from pagewood.engine.core.retire import end, retire
+from pagewood.engine.core.retire import end, release_drained, retire
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.state import EngineState
 
 _log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
-"""How long an idle engine waits for commands before it asks again whether to stop."""
-
+"""How long an idle engine waits for commands before it checks again whether to stop."""
 
 _RECALL_WAIT_S = 0.001
-"""How long an engine rests that has nothing to do but to wait for KV from another memory."""
+"""How long an engine rests when all it could do is wait for KV from a lower tier."""
 
 
 class StepHandle(Protocol):
     """A launched step."""
 
-    def wait(self) -> Int32:
-        """[num_sampled] token ids, once they are there. Raises what the step raised."""
+    def wait(self) -> StepResult:
+        """Return the result once it is there; a second call returns it again.
+
+        Raises:
+            Exception: what the step raised; it ends the requests of the step.
+        """
         ...
 
 
@@ -39,7 +42,11 @@ class Runner(Protocol):
     """Computes batches, in the order in which they were launched."""
 
     def launch(self, batch: Batch) -> StepHandle:
-        """Hand a batch to the device; returns without waiting for it."""
+        """Hand a batch to the device and return without waiting for it.
+
+        Raises:
+            Exception: nothing was launched; it ends the requests of the step.
+        """
         ...
 
     def close(self) -> None:
@@ -57,7 +64,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What the users of an engine may ask about it."""
+    """What an engine is: fixed when it is built."""
 
     model_name: str
     max_length: int
@@ -70,14 +77,14 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Where an engine stands; all of them since it was built or at this moment."""
+    """Counts of an engine: steps, tokens, preemptions and violations since it was built, the rest at this moment."""
 
     num_steps: int
     num_tokens: int
     """Positions computed or being computed."""
     num_preempted: int
     num_violations: int
-    """How often the idle invariant was broken, and healed."""
+    """Times that the idle invariant was broken, and healed."""
     num_waiting: int
     num_running: int
     num_draining: int
@@ -87,10 +94,13 @@ class Counters:
 
 
 class Engine:
-    """Takes commands, runs steps, answers. Invariant: at most one step is in flight between two calls of a step.
+    """Takes commands, runs steps, answers. Invariant: at most one step is in flight between two calls of `advance`.
 
-    Call it from one thread. `run` is the whole life of a server's engine; `step` and `step_overlapped` are for those
-    who bring their own loop.
+    Call it from one thread. `run` is the whole life of a server's engine; `advance` is for callers with their own loop.
+
+    A step that fails ends its requests with an error, and no others. A `KeyboardInterrupt` or another exception that is
+    no `Exception` passes to the caller, after the steps in flight have been waited for and taken into the state; an
+    engine that was left by one can be used again.
     """
 
     __slots__ = (
@@ -151,11 +161,15 @@ class Engine:
         """Launch one step, and take the tokens of the step before it while it computes."""
         self._take_commands(last)
         pending = self._launch()
-        self._finish(last)
+        try:
+            self._finish(last)
+        except BaseException:  # the caller gets no handle of the step just launched
+            self._finish(pending)
+            raise
         return pending
 
     def counters(self) -> Counters:
-        """Return where the engine stands, in constant time."""
+        """Return the counters, in constant time."""
         return Counters(
             num_steps=self._num_steps,
             num_tokens=self._num_tokens,
@@ -170,8 +184,9 @@ class Engine:
         )
 
     def violation(self) -> str | None:
-        """Say how the accounting of KV memory is wrong now, for tests and diagnosis: reads the whole pool."""
-        return self._kv.violation([*self._state.running, *self._state.draining])
+        """Return what is wrong with the accounting of KV memory now, or None; for tests and diagnosis: reads the whole pool."""
+        holders = [*self._state.running, *self._state.draining]
+        return self._kv.violation(holders, is_recalling=bool(self._state.waiting.num_recalling))
 
     def close(self) -> None:
         """Give back the runner's threads and memory, and write down the KV that is to outlive the process."""
@@ -185,8 +200,8 @@ class Engine:
             self._check_invariant()
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S
-        elif last is None and not self._state.running and self._kv.num_recalling:
-            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a loop that spins holds the copies up
+        elif last is None and not self._state.running and self._state.waiting.num_recalling:
+            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a loop that spins slows the copies
         commands = self._inbox.receive(timeout_s=timeout_s)
         if commands:
             now_s = self._clock()
@@ -200,43 +215,62 @@ class Engine:
         self._num_preempted += plan.num_preempted
         if not plan.grants:
             return None
-        batch = self._builder.build(plan.grants, step=self._num_steps)
+        try:
+            handle = self._runner.launch(self._builder.build(plan.grants))
+        except Exception as error:
+            _log.exception("a step could not be launched")
+            self._send(self._fail(plan.grants, error))
+            return None
         self._num_steps += 1
-        for request, start, count, samples, _ in plan.grants:
-            request.num_launched = start + count
+        for grant in plan.grants:
+            request = grant.request
+            request.num_launched = grant.start + grant.num_tokens
             request.num_in_flight += 1
-            request.num_unseen += samples
-            self._num_tokens += count
-        return Pending(grants=plan.grants, handle=self._runner.launch(batch))
+            request.num_unseen += grant.num_promised
+            self._num_tokens += grant.num_tokens
+        return Pending(grants=plan.grants, handle=handle)
 
     def _finish(self, pending: Pending | None) -> None:
+        """Wait for a step and take its result into the state."""
         if pending is None:
             return
+        result: StepResult | None = None
         failure: Exception | None = None
-        tokens: list[int] = []
-        try:
-            tokens = pending.handle.wait().tolist()
-        except Exception as error:  # whatever a device raises ends its requests, not the engine
-            _log.exception("a step failed")
-            failure = error
+        interrupt: BaseException | None = None
+        while result is None and failure is None:
+            try:
+                result = pending.handle.wait()
+            except Exception as error:  # it ends the requests of the step, not the engine
+                _log.exception("a step failed")
+                failure = error
+            except BaseException as error:  # the device is still using the requests' pages: wait again, then pass it on
+                interrupt = error
         for grant in pending.grants:
             grant.request.num_in_flight -= 1
-            grant.request.num_unseen -= grant.samples
-        self._send(self._fail(pending, failure) if failure else retire(self._state, self._kv, pending.grants, tokens))
+            grant.request.num_unseen -= grant.num_promised
+        if result is not None:
+            self._send(retire(self._state, self._kv, pending.grants, result))
+        elif failure is not None:
+            self._send(self._fail(pending.grants, failure))
+        if interrupt is not None:
+            raise interrupt
 
-    def _fail(self, pending: Pending, failure: Exception) -> list[Delta]:
+    def _fail(self, grants: Sequence[Grant], failure: Exception) -> list[Delta]:
+        """End the requests of a step that failed."""
         refusal = Refusal(message=f"the step of this request failed: {failure}", code="step_failed")
-        alive = [grant.request for grant in pending.grants if grant.request.finish is None]
+        alive = [grant.request for grant in grants if grant.request.finish is None]
         deltas = [end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal) for request in alive]
-        return deltas + retire(self._state, self._kv, (), ())
+        release_drained(self._state, self._kv)
+        return deltas
 
     def _send(self, deltas: Sequence[Delta]) -> None:
         if deltas:
             self._outbox.send(deltas)
 
     def _check_invariant(self) -> None:
-        violation = self._kv.violation(())
+        violation = self._kv.violation((), is_recalling=False)
         if violation is not None:
             self._num_violations += 1
             _log.error("KV accounting is wrong while idle; the cache is cleared: %s", violation)
             self._kv.heal()
+            self._state.waiting.watch_again()

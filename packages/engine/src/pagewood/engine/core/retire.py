@@ -1,4 +1,4 @@
-"""A request's tokens and its end: takes the results of a step into the state, and answers."""
+"""Take the result of a step into the state: tokens, ends of requests, and the answers."""
 
 from __future__ import annotations
 
@@ -7,57 +7,69 @@ from collections.abc import Sequence
 from pagewood.engine.api import Delta, FinishReason, Refusal
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.state import EngineState, Request
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.state import EngineState
+
+_NOT_NUMBERS = Refusal(
+    message="the logits of this request are not numbers, so no token can be drawn", code="logits_not_numbers"
+)
 
 
-def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], tokens: Sequence[int]) -> list[Delta]:
+def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: StepResult) -> list[Delta]:
     """Take a finished step into the state.
 
     Args:
         state: the launch counters of its requests no longer count this step.
-        kv: publishes computed prompts, and releases what ended.
+        kv: publishes computed prompts, and releases requests that ended.
         grants: those of the step.
-        tokens: the sampled tokens, one for each grant that samples, in order.
+        result: the tokens that the grants with a promise yielded, in order.
 
     Returns:
-        One answer for each request that got a token.
+        One answer for each request that got tokens or whose logits were not numbers.
     """
     deltas: list[Delta] = []
-    sampled = iter(tokens)
-    for request, start, count, samples, _ in grants:
-        token = next(sampled) if samples else -1
+    tokens, counts = result.tokens.tolist(), iter(result.counts.tolist())
+    first = last = 0
+    for grant in grants:
+        request = grant.request
+        if grant.num_promised:
+            first, last = last, last + next(counts)
         if request.finish is not None:  # it ended while this step was in flight
             continue
-        request.num_computed = start + count
-        if start < request.num_prompt:
+        request.num_computed = grant.start + grant.num_tokens
+        if grant.start < request.num_prompt:
             kv.publish(request)
-        if samples:
-            deltas.append(_accept(state, kv, request, token))
-    if state.draining:
-        _release_drained(state, kv)
+        if grant.num_promised:
+            deltas.append(_accept(state, kv, request, tokens[first:last]))
+    release_drained(state, kv)
     return deltas
 
 
 def end(
     state: EngineState, kv: KVSpace, request: Request, reason: FinishReason, *, refusal: Refusal | None = None
 ) -> Delta:
-    """End a request wherever it is; its row and pages go back as soon as nothing in flight reads them."""
+    """End a request wherever it is; its row and pages are released once no launched step reads them."""
     return _answer(state, kv, request, (), reason, refusal)
 
 
 def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
-    """Answer a request that never came to be one."""
+    """Return the answer to a request that was refused before it was queued."""
     return Delta(request_id=request_id, finish=FinishReason.REFUSED, refusal=refusal, first=True, carry=carry)
 
 
-def _accept(state: EngineState, kv: KVSpace, request: Request, token: int) -> Delta:
-    """Append a sampled token, and end the request if it was the last one."""
-    request.tokens[request.num_known] = token
-    request.num_known += 1
-    if token in request.stop_ids:
-        return _answer(state, kv, request, (), FinishReason.STOP, None)
-    finish = FinishReason.LENGTH if request.num_known == request.max_length else None
-    return _answer(state, kv, request, (token,), finish, None)
+def _accept(state: EngineState, kv: KVSpace, request: Request, tokens: list[int]) -> Delta:
+    """Append the tokens of one grant, up to the one that ends the request."""
+    if not tokens:
+        return end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS)
+    for index, token in enumerate(tokens):
+        request.tokens[request.num_known] = token
+        request.num_known += 1
+        if token in request.stop_ids:
+            return _answer(state, kv, request, tuple(tokens[:index]), FinishReason.STOP, None)
+        if request.num_known == request.max_length:
+            return _answer(state, kv, request, tuple(tokens[: index + 1]), FinishReason.LENGTH, None)
+    return _answer(state, kv, request, tuple(tokens), None, None)
 
 
 def _answer(
@@ -91,17 +103,18 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
     del state.by_id[request.request_id]
     if request.row < 0:
         state.waiting.remove(request)
-        kv.forget(request)
         return
-    state.running.remove(request)
-    state.waiting.stop(request)
+    state.stop(request)
     if request.num_in_flight:
         state.draining.append(request)
     else:
         kv.release(request)
 
 
-def _release_drained(state: EngineState, kv: KVSpace) -> None:
+def release_drained(state: EngineState, kv: KVSpace) -> None:
+    """Release the ended requests whose last launched step has been retired."""
+    if not state.draining:
+        return
     still_read: list[Request] = []
     for request in state.draining:
         if request.num_in_flight:

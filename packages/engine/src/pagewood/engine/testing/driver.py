@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
-
-
-class _Handle(Protocol):
-    def wait(self) -> Int32:
-        """[num_sampled] token ids."""
-        ...
-
-
-class _Runner(Protocol):
-    def launch(self, batch: Batch) -> _Handle:
-        """Hand a batch to the device."""
-        ...
+from pagewood.engine.core.loop import Runner
+from pagewood.engine.core.sampling import SamplingArrays
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,14 +43,13 @@ class RowDriver:
     order, so that a kernel that takes them for consecutive is caught.
     """
 
-    __slots__ = ("_free", "_num_rows", "_num_steps", "_page_size", "_runner")
+    __slots__ = ("_free", "_num_rows", "_page_size", "_runner")
 
-    def __init__(self, runner: _Runner, *, num_pages: int, page_size: int, seed: int = 0) -> None:
+    def __init__(self, runner: Runner, *, num_pages: int, page_size: int, seed: int = 0) -> None:
         self._runner = runner
         self._page_size = page_size
         self._free = [int(page) for page in np.random.default_rng(seed).permutation(num_pages)]
         self._num_rows = 0
-        self._num_steps = 0
 
     def add(
         self,
@@ -110,13 +98,11 @@ class RowDriver:
             if sequence.num_computed == len(sequence.tokens):
                 sampled.append(len(grants))
             grants.append((sequence.row, start, count))
-        self._num_steps += 1
         chosen = [work[i][0] for i in sampled]
         page_rows, page_columns, page_ids = _columns(pages)
         token_rows, token_positions, token_ids = _columns(tokens)
         rows, starts, counts = _columns(grants)
         return Batch(
-            step=self._num_steps - 1,
             page_rows=page_rows,
             page_columns=page_columns,
             page_ids=page_ids,
@@ -127,11 +113,8 @@ class RowDriver:
             starts=starts,
             counts=counts,
             sampled=np.array(sampled, np.int32),
-            temperatures=np.array([s.sampling.temperature for s in chosen], np.float32),
-            top_ks=np.array([s.sampling.top_k for s in chosen], np.int32),
-            top_ps=np.array([s.sampling.top_p for s in chosen], np.float32),
-            min_ps=np.array([s.sampling.min_p for s in chosen], np.float32),
-            seeds=np.array([s.seed for s in chosen], np.int64),
+            num_promised=np.ones(len(sampled), np.int32),
+            sampling=SamplingArrays.of([s.sampling for s in chosen], [s.seed for s in chosen]),
         )
 
     def generate(self, sequences: Sequence[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
@@ -143,7 +126,7 @@ class RowDriver:
             batch = self.batch([(sequence, chunk) for sequence in live])
             results = self._runner.launch(batch).wait()
             chosen: list[DrivenSequence] = [live[index] for index in batch.sampled.tolist()]
-            for sequence, token in zip(chosen, results.tolist(), strict=True):
+            for sequence, token in zip(chosen, results.tokens.tolist(), strict=True):
                 sequence.tokens.append(token)
 
 

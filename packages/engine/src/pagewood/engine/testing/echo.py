@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.result import StepResult
 
 _UInt64 = NDArray[np.uint64]
 _GARBAGE = np.uint64(0xDEADBEEF)
@@ -100,14 +101,14 @@ class EchoRunner:
         """Refuse further use."""
         self.closed = True
 
-    def finish(self, step: _EchoStep) -> Int32:
-        """Compute steps in order up to this one; return its tokens."""
+    def finish(self, step: _EchoStep) -> StepResult:
+        """Compute steps in order up to this one; return its result."""
         while True:
             head = self._queue.popleft()
             if head.tokens is None:
                 head.tokens = self._compute(head.batch)
             if head is step:
-                return head.tokens
+                return StepResult.of_one_each(head.tokens)
 
     def _compute(self, batch: Batch) -> Int32:
         self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
@@ -125,11 +126,12 @@ class EchoRunner:
             kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
             self._kv[self._slots(row, start, start + count)] = kv
             sums.append((total + _sum(kv)) % 2**64)
+        sampling = batch.sampling
         sampled: list[int] = []
         for index, grant in enumerate(map(int, batch.sampled)):
             position = int(batch.starts[grant] + batch.counts[grant])
             token = _next_token(
-                sums[grant], position, float(batch.temperatures[index]), int(batch.seeds[index]), self._vocab_size
+                sums[grant], position, float(sampling.temperatures[index]), int(sampling.seeds[index]), self._vocab_size
             )
             self._tokens[batch.rows[grant], position] = token
             sampled.append(token)
@@ -152,8 +154,8 @@ class _EchoStep:
         self.tokens: Int32 | None = None  # written by: echo
         self.waited = False
 
-    def wait(self) -> Int32:
-        """Return the sampled tokens."""
+    def wait(self) -> StepResult:
+        """Return one token for each sampled grant."""
         self.waited = True
         return self._runner.finish(self)
 

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
@@ -233,12 +233,12 @@ class WatchedCUDARunner:
 class _WatchedStep:
     """A launched step."""
 
-    def __init__(self, runner: WatchedCUDARunner, wait: Callable[[], Int32]) -> None:
+    def __init__(self, runner: WatchedCUDARunner, wait: Callable[[], StepResult]) -> None:
         self._runner = runner
         self._wait = wait
 
-    def wait(self) -> Int32:
-        """Return the sampled tokens."""
+    def wait(self) -> StepResult:
+        """Return one token for each sampled grant."""
         self._runner.close_step()
         return self._wait()
 

@@ -9,19 +9,18 @@ import numpy as np
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.state import Request
+from pagewood.engine.core.request import Request
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 
 
-def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4, follows_waiting: bool = False) -> KVSpace:
+def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4) -> KVSpace:
     """Return an empty KV space over a radix cache and a page allocator."""
     return KVSpace(
         make_cache=partial(RadixCache, page_size),
         allocator=PageAllocator(num_pages),
         page_size=page_size,
         num_rows=num_rows,
-        follows_waiting=follows_waiting,
     )
 
 

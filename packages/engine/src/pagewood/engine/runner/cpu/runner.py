@@ -1,7 +1,7 @@
 """The runner of a CPU: one worker thread computes batches in the order in which they are launched.
 
-Whoever waits for a step computes with it, so that the thread which plans is not one more than there are cores: while
-it plans, the others go on without it.
+A thread that waits for a step computes with it. So the thread that plans is one of the compute threads; while it plans,
+the others go on without it.
 
 Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 """
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
@@ -34,12 +35,12 @@ Result = TypeVar("Result")
 
 
 class StepHandle(Generic[Result]):
-    """What comes of a step that has been launched."""
+    """A launched step."""
 
     __slots__ = ("_result", "_run")
 
     def __init__(self, run: Future[Run] | None, result: Future[Result]) -> None:
-        """Wait for `result`, and until then work on `run`, if there is one to work on."""
+        """Make `wait` return `result`, after working on `run` if there is one."""
         self._run = run
         self._result = result
 
@@ -62,18 +63,18 @@ class _Step:
     token_rows: Int32
     """[T] row of each token."""
     positions: Int32
-    """[T] where it stands in its row."""
+    """[T] its position in the row."""
     inputs: tuple[NDArray[np.generic], ...]
     """What the program is given besides the tokens: cosines, sines, wanted tokens, choices."""
     tables: StepTables
     run: Future[Run]
-    """What there is to compute, once it can be."""
+    """What there is to compute, once its inputs are in place."""
 
 
 class CPURunner:
     """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
 
-    The model is written down on a tape once, for steps of up to so many tokens; a step only fills in its numbers.
+    The model is written to a tape once, for steps up to a number of tokens; a step only fills in its numbers.
 
     Invariant: what a step computes and keeps happens on the worker, in the order of the launches, so a step may read
     tokens that the one before it samples. Call it from one thread.
@@ -102,7 +103,7 @@ class CPURunner:
             kernel: of the model's head_dim, compiled.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
-            num_threads: that compute: the worker, who waits for the step, and more beyond two.
+            num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
@@ -118,11 +119,11 @@ class CPURunner:
         self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # what is left to torch is small
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
-    def launch(self, batch: Batch) -> StepHandle[Int32]:
-        """Queue a step and return at once; its result is the sampled tokens `[S]`, in the order of `batch.sampled`."""
+    def launch(self, batch: Batch) -> StepHandle[StepResult]:
+        """Queue a step and return at once; each of its sampled grants yields one token."""
         ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
         last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
-        step = self._prepare(batch, last, choices_of(batch, ends))
+        step = self._prepare(batch, last, choices_of(batch.sampling, ends))
         return self._handle(step, self._worker.submit(self._step, step, ends))
 
     def forward(self, batch: Batch) -> Float32:
@@ -140,7 +141,7 @@ class CPURunner:
         return StepHandle(step.run if self._num_threads > 1 else None, result)
 
     def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
-        """Work out all that does not depend on the steps before, here and not between two steps on the worker.
+        """Prepare all that does not depend on earlier steps, in the caller's thread and not between two steps on the worker.
 
         Args:
             batch: what to compute.
@@ -160,13 +161,12 @@ class CPURunner:
             run=Future(),
         )
 
-    def _step(self, step: _Step, ends: Int32) -> Int32:
-        _, tokens = self._compute(step)
-        if (tokens < 0).any():
-            raise ValueError("logits must be numbers, got NaN")
+    def _step(self, step: _Step, ends: Int32) -> StepResult:
+        _, drawn = self._compute(step)
         batch = step.batch
-        self._tokens[batch.rows[batch.sampled], ends] = tokens
-        return tokens.copy()
+        # A row without a token gets 0: the next step may have been launched already, and reads it.
+        self._tokens[batch.rows[batch.sampled], ends] = np.maximum(drawn, 0)
+        return StepResult.of_one_each(drawn.copy())
 
     def _all_logits(self, step: _Step) -> Float32:
         return self._compute(step)[0].copy()
@@ -191,7 +191,7 @@ class CPURunner:
         return logits[:num_wanted], drawn.view(np.int32)[:num_wanted, 0]
 
     def _start(self, step: _Step) -> Run:
-        """Take in what the batch brings, and give the program its numbers."""
+        """Apply the updates of the batch, and give the program its numbers."""
         batch = step.batch
         self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
@@ -207,7 +207,7 @@ class CPURunner:
         return self._program.start(sizes, step.tables)
 
     def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
-        """Return the model as a program for steps of up to so many tokens, rounded up to a power of two."""
+        """Return the model as a program for steps up to these sizes, rounded up to powers of two."""
         tape, half = Tape(), self._model.config.head_dim // 2
         tokens, wanted = tape.buffer(Rows.TOKENS, 1), tape.buffer(Rows.WANTED, 1)
         cosines, sines = tape.buffer(Rows.TOKENS, half), tape.buffer(Rows.TOKENS, half)

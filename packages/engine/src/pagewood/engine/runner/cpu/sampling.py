@@ -1,4 +1,4 @@
-"""How the next token of every sampled grant is drawn: an instruction, and the numbers that it reads.
+"""The instruction that draws the next token of each sampled grant, and the numbers that it reads.
 
 A token is a function of its row of logits, parameters, seed and position only.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.tape import Buffer
@@ -21,7 +21,7 @@ Float32 = NDArray[np.float32]
 
 
 def draw(logits: Buffer, choices: Buffer) -> Buffer:
-    """Return the tokens `[S, 1] int32` of `logits` `[S, V]`; -1 where a logit is no number.
+    """Return the tokens `[S, 1] int32` of `logits` `[S, V]`; -1 where a logit is not a number.
 
     Args:
         logits: of the sampled grants.
@@ -32,16 +32,16 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
     return tokens
 
 
-def choices_of(batch: Batch, positions: Int32) -> Float32:
-    """Return how every sampled grant wants its token drawn, `[S, NUM_CHOICE_COLUMNS]`.
+def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
+    """Return how each token is to be drawn, `[S, NUM_CHOICE_COLUMNS]`.
 
     Args:
-        batch: holds the parameters.
+        sampling: the parameters of each token.
         positions: `[S] int32`, where each token will stand.
     """
     choices = np.empty((len(positions), NUM_CHOICE_COLUMNS), np.float32)
     whole = choices.view(np.int32)
-    choices[:, 0], choices[:, 2], choices[:, 3] = batch.temperatures, batch.top_ps, batch.min_ps
-    whole[:, 1], whole[:, 4] = batch.top_ks, positions
-    whole[:, 5:] = np.ascontiguousarray(batch.seeds).view(np.int32).reshape(-1, 2)
+    choices[:, 0], choices[:, 2], choices[:, 3] = sampling.temperatures, sampling.top_ps, sampling.min_ps
+    whole[:, 1], whole[:, 4] = sampling.top_ks, positions
+    whole[:, 5:] = np.ascontiguousarray(sampling.seeds).view(np.int32).reshape(-1, 2)
     return choices

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cuda.attention import (
     AttentionShape,
@@ -32,47 +32,28 @@ from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step
 from pagewood.kvpool.storage import KVStorage
 
 NO_TOKEN = -1
-"""What comes back for a row whose logits hold a NaN."""
+"""What comes back for a row whose logits are not numbers, see `StepResult.of_one_each`."""
 
 
 class CUDAStepHandle:
     """A step that has been launched."""
 
-    __slots__ = ("_count", "_done", "_pool", "_slot", "_tokens")
+    __slots__ = ("_count", "_done", "_pool", "_result", "_slot")
 
     def __init__(self, pool: StagingPool, slot: StagingSlot, done: Event, count: int) -> None:
         self._pool = pool
         self._slot = slot
         self._done = done
         self._count = count
-        self._tokens: Int32 | None = None  # written by: wait
+        self._result: StepResult | None = None  # written by: wait
 
-    def wait(self) -> Int32:
-        """Return the sampled tokens `[S] int32`, in the order of `batch.sampled`; waits until they have arrived.
-
-        Raises:
-            ValueError: a row of logits holds a NaN, so that there is no token to choose.
-        """
-        if self._tokens is None:
+    def wait(self) -> StepResult:
+        """Return one token for each sampled grant; waits until they have arrived."""
+        if self._result is None:
             self._done.synchronize()
-            self._tokens = read(self._slot.on_host_tokens, self._count)
+            self._result = StepResult.of_one_each(read(self._slot.on_host_tokens, self._count))
             self._pool.give_back(self._slot)
-        if (self._tokens == NO_TOKEN).any():
-            raise ValueError("logits must be numbers, got NaN")
-        return self._tokens
-
-
-class FailedStep:
-    """A step that could not be queued."""
-
-    __slots__ = ("_error",)
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def wait(self) -> Int32:
-        """Raise what went wrong."""
-        raise self._error
+        return self._result
 
 
 class CUDARunner:
@@ -159,13 +140,14 @@ class CUDARunner:
             device.finish()
             self._staging.give_back(slot)
 
-    def launch(self, batch: Batch) -> CUDAStepHandle | FailedStep:
-        """Queue a step and return at once."""
-        try:
-            with torch.inference_mode(), self._device.computing():
-                return self._launch(batch)
-        except Exception as error:  # it belongs to the requests of this step, which learn of it when they wait
-            return FailedStep(error)
+    def launch(self, batch: Batch) -> CUDAStepHandle:
+        """Queue a step and return at once.
+
+        Raises:
+            Exception: it could not be queued; what had been queued of it is done.
+        """
+        with torch.inference_mode(), self._device.computing():
+            return self._launch(batch)
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
@@ -214,17 +196,10 @@ class CUDARunner:
             self._sample(batch, step, logits, slot.tokens[: len(batch.sampled)])
 
     def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
-        sampler = Sampler.of(
-            batch,
-            temperatures=step.temperatures.view(torch.float32),
-            top_ks=step.top_ks,
-            top_ps=step.top_ps.view(torch.float32),
-            min_ps=step.min_ps.view(torch.float32),
-            uniforms=step.uniforms.view(torch.float64),
-        )
+        sampler = Sampler.of(batch.sampling, step)
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
-        # A broken row gets some token, too: the next step may have been launched, and reads it.
+        # A row without a token gets some token in the table: the next step may have been launched already, and reads it.
         self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
 _MASS = float(1 << 40)  # what probability one is as a whole number: V of them cannot overflow 63 bits
 
@@ -45,27 +46,18 @@ class Sampler:
     """[S] float64 in [0, 1), what each token is drawn by."""
 
     @classmethod
-    def of(
-        cls,
-        batch: Batch,
-        *,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-        uniforms: Tensor,
-    ) -> Sampler:
-        """Return the sampler of a batch whose numbers are on the device."""
+    def of(cls, sampling: SamplingArrays, step: StepArrays[Tensor]) -> Sampler:
+        """Return the sampler of a batch from its parameters on the host, and its arrays on the device."""
         return cls(
-            draws=bool((batch.temperatures > 0).any()),
-            filters_top_k=bool((batch.top_ks > 0).any()),
-            filters_top_p=bool((batch.top_ps < 1).any()),
-            filters_min_p=bool((batch.min_ps > 0).any()),
-            temperatures=temperatures,
-            top_ks=top_ks,
-            top_ps=top_ps,
-            min_ps=min_ps,
-            uniforms=uniforms,
+            draws=bool((sampling.temperatures > 0).any()),
+            filters_top_k=bool((sampling.top_ks > 0).any()),
+            filters_top_p=bool((sampling.top_ps < 1).any()),
+            filters_min_p=bool((sampling.min_ps > 0).any()),
+            temperatures=step.sampling["temperatures"].view(torch.float32),
+            top_ks=step.sampling["top_ks"],
+            top_ps=step.sampling["top_ps"].view(torch.float32),
+            min_ps=step.sampling["min_ps"].view(torch.float32),
+            uniforms=step.uniforms.view(torch.float64),
         )
 
     def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
 _ALIGNMENT = 4  # int32 elements: every array starts on 16 bytes
-_NAMES = [field.name for field in fields(StepArrays)]
 
 
 class StagingSlot:
@@ -40,19 +38,19 @@ class StagingSlot:
 
     def upload(self, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
         """Queue one copy of all arrays; return them in pinned memory, and on the device."""
-        spans: list[tuple[int, int]] = []
+        words = arrays.words()
+        spans: dict[str, tuple[int, int]] = {}
         end = 0
-        for name in _NAMES:
-            size = len(getattr(arrays, name))
-            spans.append((end, end + size))
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        for name, array in words.items():
+            spans[name] = end, end + len(array)
+            end += -(-len(array) // _ALIGNMENT) * _ALIGNMENT
         if end > len(self._on_host):
             capacity = 1 << (end - 1).bit_length()
             self._on_host = self._device.pinned(capacity, torch.int32)
             self._on_device = torch.empty(capacity, dtype=torch.int32, device=self._device.torch_device)
         target = self._on_host.numpy()
-        for name, (start, stop) in zip(_NAMES, spans, strict=True):
-            target[start:stop] = getattr(arrays, name)
+        for name, (start, stop) in spans.items():
+            target[start:stop] = words[name]
         self._device.upload(self._on_host[:end], self._on_device[:end])
         return _cut(self._on_host, spans), _cut(self._on_device, spans)
 
@@ -79,8 +77,8 @@ class StagingPool:
         self._free.append(slot)
 
 
-def _cut(memory: Tensor, spans: Sequence[tuple[int, int]]) -> StepArrays[Tensor]:
-    return StepArrays(**{name: memory[start:stop] for name, (start, stop) in zip(_NAMES, spans, strict=True)})
+def _cut(memory: Tensor, spans: Mapping[str, tuple[int, int]]) -> StepArrays[Tensor]:
+    return StepArrays.of_words({name: memory[start:stop] for name, (start, stop) in spans.items()})
 
 
 def read(tokens: Tensor, count: int) -> Int32:

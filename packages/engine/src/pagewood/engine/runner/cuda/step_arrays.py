@@ -5,7 +5,8 @@ Legend: U page updates, N token updates, T tokens, G grants (with those that pad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -64,16 +65,26 @@ class StepArrays(Generic[X]):
     """[max(S, 1)] the tokens whose logits are wanted; at least one, because kernels do not take none."""
     targets: X
     """[2S] int64 by its bits, where the token table takes each sampled token."""
-    top_ks: X
-    """[S]"""
-    temperatures: X
-    """[S] float32 by its bits."""
-    top_ps: X
-    """[S] float32 by its bits."""
-    min_ps: X
-    """[S] float32 by its bits."""
+    sampling: Mapping[str, X]
+    """[S] of each, by their bits: the fields of `SamplingArrays`, without the seeds, which `uniforms` come from."""
     uniforms: X
     """[2S] float64 by its bits, see `uniform`."""
+
+    def words(self) -> dict[str, X]:
+        """Return all arrays by name; those of `sampling` after a dot."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return own | {_SAMPLING + name: array for name, array in self.sampling.items()}
+
+    @classmethod
+    def of_words(cls, words: Mapping[str, X]) -> StepArrays[X]:
+        """Undo `words`."""
+        own = {name: words[name] for name in _OWN}
+        sampling = {name[len(_SAMPLING) :]: words[name] for name in words if name.startswith(_SAMPLING)}
+        return cls(sampling=sampling, **own)
+
+
+_SAMPLING = "sampling."
+_OWN = [field.name for field in fields(StepArrays) if field.name != "sampling"]
 
 
 def step_arrays(
@@ -98,7 +109,8 @@ def step_arrays(
     kv_lens = starts + counts
     pages = PageArrays.of(kv_lens, page_size=tables.page_size)
     ends = (batch.starts + batch.counts)[batch.sampled]
-    draws = bool((batch.temperatures > 0).any())
+    sampling = batch.sampling
+    draws = bool((sampling.temperatures > 0).any())
     last = offsets[1:][batch.sampled] - 1
     wanted = np.arange(offsets[-1], dtype=np.int32) if all_wanted else last
     return StepArrays(
@@ -116,11 +128,8 @@ def step_arrays(
         kv_lens=_extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
-        top_ks=batch.top_ks,
-        temperatures=batch.temperatures.view(np.int32),
-        top_ps=batch.top_ps.view(np.int32),
-        min_ps=batch.min_ps.view(np.int32),
-        uniforms=(uniform(batch.seeds, ends) if draws else np.zeros(len(ends))).view(np.int32),
+        sampling={name: array.view(np.int32) for name, array in sampling.fields().items() if name != "seeds"},
+        uniforms=(uniform(sampling.seeds, ends) if draws else np.zeros(len(ends))).view(np.int32),
     )
 
 

@@ -1,0 +1,125 @@
+"""One request from its arrival to its last answer: data, and numbers derived from it.
+
+Positions of a request, left to right:
+
+    0        num_computed      num_launched       num_known          length         max_length
+    |  KV readable  |  KV being written  |  token known to the host  |  promised  |  not yet promised
+
+`num_launched` runs ahead of `num_computed` by the steps in flight. `length` runs ahead of `num_known` by the tokens
+that launched steps will yield and that the host has not seen yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.core.arrays import Int32
+
+_NO_TOKEN = b"\xff\xff\xff\xff"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """A request of the engine. Invariant: num_computed <= num_launched <= length."""
+
+    request_id: str
+    sampling: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    priority: int  # written by: intake
+    namespace: str | None
+    carry: bytes
+    arrival: int
+    """Number of its arrival, unique; a preempted request keeps it."""
+    arrived_s: float
+    num_prompt: int
+    max_length: int
+    """Prompt plus output at which it ends."""
+
+    tokens: Int32
+    """[max_length] token ids, valid up to num_known."""  # written by: retire
+    num_known: int
+    """Tokens that the host knows."""  # written by: retire
+    num_computed: int = 0
+    """Leading positions whose KV is computed."""  # written by: retire, kv
+    finish: FinishReason | None = None  # written by: retire
+    answered: bool = False
+    """Whether its first Delta has been sent."""  # written by: retire
+
+    num_launched: int = 0
+    """Positions handed to the device since it was admitted."""  # written by: loop
+    num_unseen: int = 0
+    """Tokens promised by launched steps."""  # written by: loop
+    num_in_flight: int = 0
+    """Launched steps that read or write its pages."""  # written by: loop
+
+    num_matched: int = 0
+    """Leading tokens whose KV is cached: kept true while it waits, fixed when it is admitted."""
+    # written by: waiting, kv
+    num_cached: int = -1
+    """Prompt tokens that its first admission found in the cache; -1 until then."""  # written by: kv
+    row: int = -1
+    """Its row in the device tables; -1 if it has none."""  # written by: kv
+    pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """[capacity] page ids, valid up to num_pages; append-only while it runs."""  # written by: kv
+    num_pages: int = 0  # written by: kv
+    num_published: int = 0
+    """Leading pages that were offered to the cache."""  # written by: kv
+    private: np.ndarray[Any, np.dtype[np.bool_]] = field(default_factory=lambda: np.empty(0, np.bool_))
+    """[capacity] whether the request owns the page; the others belong to the cache."""  # written by: kv
+    lease: object = None
+    """Locked path in the cache that covers its published pages; None without a row."""  # written by: kv
+
+    @property
+    def length(self) -> int:
+        """Tokens known and promised."""
+        return self.num_known + self.num_unseen
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the host knows."""
+        return self.num_known
+
+    @property
+    def num_generated(self) -> int:
+        """Output tokens that the host knows."""
+        return self.num_known - self.num_prompt
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Output tokens that it may have in total."""
+        return self.max_length - self.num_prompt
+
+    @property
+    def tenant(self) -> str:
+        """The sender, for policies that share the engine fairly: its namespace."""
+        return self.namespace or ""
+
+    def reusable_tokens(self) -> Int32:
+        """Return the tokens whose KV may come from a cache: all but the last, because its logits are needed."""
+        return self.tokens[: self.num_known - 1]
+
+    def prefix(self, num_tokens: int) -> bytes:
+        """Return its first tokens as bytes, after its namespace between two items that are no token ids."""
+        tokens = self.tokens[: min(num_tokens, self.num_known)].tobytes()
+        if self.namespace is None:
+            return tokens
+        name = self.namespace.encode()
+        return _NO_TOKEN + name + bytes(-len(name) % len(_NO_TOKEN)) + _NO_TOKEN + tokens
+
+    def window(self, start: int, end: int) -> bytes:
+        """Return the known tokens at positions [start, end) as bytes."""
+        return self.tokens[start : min(end, self.num_known)].tobytes()
+
+    def num_shared(self, other: Request) -> int:
+        """Return the number of leading tokens that both know to be equal; 0 in different namespaces."""
+        if self.namespace != other.namespace:
+            return 0
+        num_both = min(self.num_known, other.num_known)
+        differs = self.tokens[:num_both] != other.tokens[:num_both]
+        first = int(differs.argmax()) if num_both else 0
+        return first if num_both and differs[first] else num_both

@@ -1,0 +1,37 @@
+"""What comes back from a runner for one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The tokens that a step yielded. Legend: S sampled grants of the batch, N tokens yielded, E elements of a vector.
+
+    Invariant: the tokens of one grant are consecutive, and the grants are in the order of `Batch.sampled`.
+    """
+
+    tokens: Int32
+    """[N] int32, ids."""
+    counts: Int32
+    """[S] int32, tokens of each grant, at most what it promised; 0 says that its logits were not numbers."""
+    logprobs: NDArray[np.float32] | None = None
+    """[N] float32, natural logarithm of the probability of each token; None: not asked for."""
+    vectors: NDArray[np.float32] | None = None
+    """[S, E] float32, hidden states of the last position of each grant; None: not asked for."""
+
+    @classmethod
+    def of_one_each(cls, tokens: Int32) -> StepResult:
+        """Return the result of a step in which each sampled grant yields one token.
+
+        Args:
+            tokens: `[S] int32`; negative where the logits were not numbers.
+        """
+        is_token = tokens >= 0
+        return cls(tokens=tokens if is_token.all() else tokens[is_token], counts=is_token.astype(np.int32))

@@ -1,0 +1,63 @@
+"""How the tokens of a batch are drawn: one array per parameter, so that a parameter is declared in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.arrays import Int32
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingArrays:
+    """The sampling parameters of some requests, S of them. Invariant: every field is an array of S numbers."""
+
+    temperatures: Float32
+    """[S] float32, 0 is greedy."""
+    top_ks: Int32
+    """[S] int32, 0 switches the filter off."""
+    top_ps: Float32
+    """[S] float32, 1 switches the filter off."""
+    min_ps: Float32
+    """[S] float32, 0 switches the filter off."""
+    seeds: NDArray[np.int64]
+    """[S] int64; with the position of the drawn token, the only source of randomness of a request."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int]) -> SamplingArrays:
+        """Return the arrays of some requests.
+
+        Args:
+            params: of each request; their own seeds are not read.
+            seeds: of each request, 64 signed bits.
+        """
+        return cls(
+            temperatures=np.array([one.temperature for one in params], np.float32),
+            top_ks=np.array([one.top_k for one in params], np.int32),
+            top_ps=np.array([one.top_p for one in params], np.float32),
+            min_ps=np.array([one.min_p for one in params], np.float32),
+            seeds=np.array(seeds, np.int64),
+        )
+
+    def take(self, indices: Int32) -> SamplingArrays:
+        """Return copies of the entries at `indices` `[n] int32`, in that order."""
+        return SamplingArrays(**{name: getattr(self, name)[indices] for name in _NAMES})
+
+    def put(self, indices: Int32, entries: SamplingArrays) -> None:
+        """Overwrite the entries at `indices` `[n] int32` in place, for tables that outlive a batch."""
+        for name in _NAMES:
+            getattr(self, name)[indices] = getattr(entries, name)
+
+    def fields(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays by name, in the order of their declaration."""
+        return {name: getattr(self, name) for name in _NAMES}
+
+
+_NAMES = tuple(field.name for field in fields(SamplingArrays))

@@ -1,0 +1,310 @@
+"""The waiting requests: their order, how much of each is cached, and which of them wait for another request's prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.kv import KVSpace, PrefixCache
+from pagewood.engine.core.request import Request
+
+_MAX_EXAMINED = 256
+"""Requests that one pass looks at, not counting those that it defers."""
+
+
+class Order(Protocol):
+    """A queue that knows which request is next."""
+
+    def add(self, request: Request) -> None:
+        """Take a request in: a new one, or one that was preempted."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Drop a request that ended or was parked."""
+        ...
+
+    def admit(self, request: Request) -> None:
+        """Drop a request that was admitted."""
+        ...
+
+    def stop(self, request: Request) -> None:
+        """Note that a request admitted from here has ended or was preempted."""
+        ...
+
+    def update(self, request: Request) -> None:
+        """Note that the priority or the match of a request has changed."""
+        ...
+
+    def ordered(self, now_s: float) -> Iterator[Request]:
+        """Yield the requests, first to be admitted first; the order must not change during the iteration."""
+        ...
+
+
+class Deferral(Protocol):
+    """Parks requests whose prompt repeats one that is being computed, until the repeated part is cached."""
+
+    def start(self, request: Request) -> None:
+        """Note that the prompt of an admitted request is being computed."""
+        ...
+
+    def stop(self, request: Request) -> None:
+        """Note that a running request has ended or was preempted."""
+        ...
+
+    def defer(self, request: Request) -> bool:
+        """Park a waiting request if a prompt in progress will raise its match enough; return whether it is parked."""
+        ...
+
+    def discard(self, request: Request) -> None:
+        """Forget a parked request that has ended."""
+        ...
+
+    def ready(self) -> list[Request]:
+        """Remove and return the parked requests that need not wait any longer; called once per pass."""
+        ...
+
+    def __contains__(self, request: Request, /) -> bool:
+        """Return whether the request is parked."""
+        ...
+
+
+class Watch(Protocol):
+    """A match that stays true while the cache changes."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are cached now."""
+        ...
+
+    def close(self) -> None:
+        """Stop watching."""
+        ...
+
+
+class WatchGroup(Protocol):
+    """Watches that know which of them have changed."""
+
+    def watch(self, owner: Request, tokens: Int32, namespace: str | None = None) -> Watch:
+        """Return a match that stays true until it is closed."""
+        ...
+
+    def changed(self) -> list[Request]:
+        """Return the owners of the open watches whose length has changed since the last call."""
+        ...
+
+
+@runtime_checkable
+class WatchedCache(PrefixCache, Protocol):
+    """A prefix cache that knows which waiting sequences an insertion or eviction concerns."""
+
+    def watch_group(self) -> WatchGroup:
+        """Return a group without watches."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Entry:
+    """What the queue keeps of one request."""
+
+    watch: Watch | None = None
+    """Keeps `num_matched` true; None: it is looked up when the request is examined."""  # written by: waiting
+    matched_epoch: int = -1
+    """State of the cache in which `num_matched` was last looked up without a watch."""  # written by: waiting
+    is_looked_up: bool = False
+    """Whether the lower tiers have been searched for its prefix since it was queued."""  # written by: waiting
+    recall: Any = None
+    """The copy of its prefix from a lower tier that is under way; None: there is none."""  # written by: waiting
+
+
+class WaitingQueue:
+    """The requests without a row. Invariant: each is in the order or parked, and only requests in the order have a watch.
+
+    Args:
+        order: decides which request is next; empty, and from now on notified by this queue only.
+        kv: the cache in which requests are matched.
+        deferral: parks requests that repeat a prompt in progress; None: none are parked.
+        is_watching: whether the order compares requests by how much of them is cached.
+
+    Raises:
+        ValueError: `is_watching`, and the cache has no watches.
+    """
+
+    __slots__ = ("_deferral", "_entries", "_group", "_is_watching", "_kv", "_num_recalling", "_order", "_parked")
+
+    def __init__(self, *, order: Order, kv: KVSpace, deferral: Deferral | None, is_watching: bool) -> None:
+        self._order = order
+        self._kv = kv
+        self._deferral = deferral
+        self._is_watching = is_watching
+        self._group = self._new_group()  # written by: waiting
+        self._entries: dict[int, _Entry] = {}
+        """By arrival."""  # written by: waiting
+        self._parked: list[Request] = []
+        """Parked in this pass, still in the order."""  # written by: waiting
+        self._num_recalling = 0  # written by: waiting
+
+    def __len__(self) -> int:
+        """Return how many requests wait."""
+        return len(self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        """Return whether a request waits."""
+        return request.arrival in self._entries
+
+    @property
+    def num_recalling(self) -> int:
+        """Waiting requests whose prefix may be on its way back from a lower tier."""
+        return self._num_recalling
+
+    def add(self, request: Request) -> None:
+        """Queue a request: a new one, or one that was preempted."""
+        self._entries[request.arrival] = _Entry()
+        self._enter(request)
+
+    def remove(self, request: Request) -> None:
+        """Drop a request that has ended."""
+        if self._is_parked(request) and self._deferral is not None:
+            self._deferral.discard(request)
+        else:
+            self._order.remove(request)
+        self._forget(request)
+
+    def stopped(self, request: Request) -> None:
+        """Note that a running request has ended or was preempted."""
+        self._order.stop(request)
+        if self._deferral is not None:
+            self._deferral.stop(request)
+
+    def update(self, request: Request) -> None:
+        """Note that the priority of a waiting request has changed."""
+        if not self._is_parked(request):
+            self._order.update(request)
+
+    def examine(self, now_s: float) -> Iterator[Request]:
+        """Begin a pass of admission: yield requests, first to be admitted first, each with a fresh `num_matched`.
+
+        Close the pass with `end_pass`. Until then requests may be deferred and recalled, and none may be added or
+        removed.
+        """
+        if self._deferral is not None:
+            for request in self._deferral.ready():
+                self._enter(request)
+        if self._group is not None:
+            for request in self._group.changed():
+                self._match(request)
+                self._order.update(request)
+        num_examined = 0
+        for request in self._order.ordered(now_s):
+            self._match(request)
+            num_parked = len(self._parked)
+            yield request
+            num_examined += len(self._parked) == num_parked
+            if num_examined == _MAX_EXAMINED:
+                return
+
+    def defer(self, request: Request) -> bool:
+        """Park a request of this pass if it repeats a prompt in progress; return whether it is parked now."""
+        if self._deferral is None or not self._deferral.defer(request):
+            return False
+        self._parked.append(request)
+        return True
+
+    def recall(self, request: Request, *, num_reserved: int) -> bool:
+        """Copy the request's prefix back from lower tiers; return whether to admit it later, when the copy is done.
+
+        The pages to copy to are taken under the condition under which `KVSpace.admit` accepts the request, so it finds
+        them when it is admitted.
+
+        Args:
+            request: of this pass.
+            num_reserved: as for `KVSpace.admit`.
+        """
+        tiers, entry = self._kv.tiers, self._entries[request.arrival]
+        if tiers is None or (entry.is_looked_up and entry.recall is None):
+            return False
+        tokens = request.reusable_tokens()
+        if not entry.is_looked_up:
+            entry.is_looked_up = True
+            entry.recall = tiers.recall(tokens, request.namespace)
+            if entry.recall is None:
+                return False
+            self._num_recalling += 1
+
+        def take(n: int) -> Int32 | None:
+            num_matched = self._kv.peek(request)
+            num_missing = -(-request.num_known // self._kv.page_size) - num_matched // self._kv.page_size
+            return self._kv.take(n, num_available=max(n, num_missing + num_reserved))
+
+        is_coming = tiers.advance(entry.recall, take)
+        if entry.recall.is_over:
+            self._end_recall(entry)
+            self._kv.epoch += 1  # what has arrived can be matched
+        return is_coming
+
+    def admitted(self, request: Request) -> None:
+        """Note that a request of this pass holds a row: its watch and its recall end, others may wait for its prompt."""
+        self._end(self._entries[request.arrival])
+        if self._deferral is not None:
+            self._deferral.start(request)
+
+    def end_pass(self, admitted: list[Request]) -> None:
+        """End a pass: the admitted and the parked requests leave the order."""
+        for request in admitted:
+            self._order.admit(request)
+            del self._entries[request.arrival]
+        for request in self._parked:
+            self._order.remove(request)
+            self._unwatch(self._entries[request.arrival])
+        self._parked.clear()
+
+    def watch_again(self) -> None:
+        """Watch the cache that has replaced a broken one. No request may wait."""
+        assert not self._entries
+        self._group = self._new_group()
+
+    def _enter(self, request: Request) -> None:
+        """Put a request into the order, with a watch if the order reads matches."""
+        if self._group is not None:
+            watch = self._group.watch(request, request.reusable_tokens(), request.namespace)
+            self._entries[request.arrival].watch = watch
+            request.num_matched = watch.num_tokens
+        self._order.add(request)
+
+    def _match(self, request: Request) -> None:
+        """Refresh `num_matched`."""
+        entry = self._entries[request.arrival]
+        if entry.watch is not None:
+            request.num_matched = entry.watch.num_tokens
+        elif entry.matched_epoch != self._kv.epoch:
+            entry.matched_epoch = self._kv.epoch
+            request.num_matched = self._kv.peek(request)
+
+    def _is_parked(self, request: Request) -> bool:
+        return self._deferral is not None and request in self._deferral
+
+    def _forget(self, request: Request) -> None:
+        self._end(self._entries.pop(request.arrival))
+
+    def _end(self, entry: _Entry) -> None:
+        self._unwatch(entry)
+        self._end_recall(entry)
+
+    def _unwatch(self, entry: _Entry) -> None:
+        if entry.watch is not None:
+            entry.watch.close()
+            entry.watch = None
+
+    def _end_recall(self, entry: _Entry) -> None:
+        if entry.recall is not None and self._kv.tiers is not None:
+            self._kv.tiers.cancel(entry.recall)
+            self._num_recalling -= 1
+        entry.recall = None
+
+    def _new_group(self) -> WatchGroup | None:
+        if not self._is_watching:
+            return None
+        if not isinstance(self._kv.cache, WatchedCache):
+            raise ValueError(f"make_cache must make a cache with watches, got {type(self._kv.cache).__name__}")
+        return self._kv.cache.watch_group()
