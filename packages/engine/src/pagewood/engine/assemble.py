@@ -56,7 +56,7 @@ def assemble(
         num_rows=config.num_rows,
         follows_waiting=config.prefix_cache and order in MATCH_ORDERS,
     )
-    state = EngineState(waiting=order_named(order, seed=config.seed, told=True))
+    state = EngineState(waiting=order_named(order, seed=config.seed, notified=True))
     planner = Planner(
         kv=kv,
         budget=Budget(
