@@ -77,9 +77,9 @@ class Prompts:
 class Orders:
     """An order over the watches of a cache; between two passes one family is cached, and another evicted."""
 
-    def __init__(self, name: str, num_waiting: int, *, told: bool) -> None:
-        self.order: Any = order_named(name, told=told)
-        self.told = told
+    def __init__(self, name: str, num_waiting: int, *, notified: bool) -> None:
+        self.order: Any = order_named(name, notified=notified)
+        self.notified = notified
         self.cache = RadixCache(PAGE_SIZE)
         self.group = self.cache.watch_group()
         self.prompts = Prompts(num_waiting)
@@ -122,7 +122,7 @@ class Orders:
 
     def one_pass(self) -> None:
         """Take from the front."""
-        if self.told:
+        if self.notified:
             for request in self.group.changed():
                 self.order.update(request)
         self.taken = list(islice(self.order.ordered(self.num_arrivals / 1000), NUM_ADMITTED))
@@ -255,9 +255,9 @@ def planning(name: str, num_waiting: int, num_rounds: int) -> TimedPlanner:
     return timed
 
 
-def ordering_us(name: str, num_waiting: int, num_rounds: int, *, told: bool) -> float:
+def ordering_us(name: str, num_waiting: int, num_rounds: int, *, notified: bool) -> float:
     """Return the median microseconds of a pass, without the first."""
-    orders, seconds = Orders(name, num_waiting, told=told), list[float]()
+    orders, seconds = Orders(name, num_waiting, notified=notified), list[float]()
     orders.one_pass()
     for _ in range(num_rounds):
         orders.between()
@@ -274,11 +274,11 @@ def main() -> None:
     quick: bool = parser.parse_args().quick
     sizes, num_rounds = ((128,), 2) if quick else ((128, 1000, 10_000), 30)
     print("Orders over watches, microseconds of a pass:\n")
-    print("| order | waiting | told | read |\n|---|--:|--:|--:|")
+    print("| order | waiting | notified | read |\n|---|--:|--:|--:|")
     for name in ORDERS:
         for num_waiting in sizes:
-            told, read = (ordering_us(name, num_waiting, num_rounds, told=told) for told in (True, False))
-            print(f"| {name} | {num_waiting:,} | {told:.0f} | {read:.0f} |", flush=True)
+            notified, read = (ordering_us(name, num_waiting, num_rounds, notified=n) for n in (True, False))
+            print(f"| {name} | {num_waiting:,} | {notified:.0f} | {read:.0f} |", flush=True)
     print("\nThe engine's planner, microseconds of a pass:\n")
     print("| order | waiting | queue | whole plan | matches changed | admitted |\n|---|--:|--:|--:|--:|--:|")
     for name in ORDERS:

@@ -4,7 +4,7 @@
 
 Prompts of 2,000 tokens in families of 16 that share 1,500; eight tenants. What is timed is one pass: 64 requests are
 taken from the front and admitted. Between passes, untimed, they stop, 64 new ones arrive, and 32 live matches change: a
-prompt was published and another evicted. `told`: the cache says which; `read`: the order reads all of them.
+prompt was published and another evicted. `notified`: the cache says which; `read`: the order reads all of them.
 """
 
 from collections.abc import Callable
@@ -55,9 +55,9 @@ class Queued:
 class Queue:
     """A queue of constant length, and the step between two passes."""
 
-    def __init__(self, order: Any, num_waiting: int, told: bool) -> None:
+    def __init__(self, order: Any, num_waiting: int, notified: bool) -> None:
         self.order = order
-        self.told = told
+        self.notified = notified
         self.rng = Random(0)
         self.families = [self.rng.randbytes(4 * _NUM_SHARED) for _ in range(max(1, num_waiting // 16))]
         self.waiting: dict[int, Queued] = {}
@@ -90,7 +90,7 @@ class Queue:
         for arrival in self.rng.sample(list(self.waiting), min(_NUM_CHANGED, len(self.waiting))):
             request = self.waiting[arrival]
             request.watch.num_tokens = self.rng.choice((0, 512, 1024, _NUM_SHARED))
-            if self.told:
+            if self.notified:
                 self.order.update(request)
 
     def one_pass(self) -> None:
@@ -99,24 +99,24 @@ class Queue:
             self.order.admit(request)
 
 
-def measure(benchmark: BenchmarkFixture, make_order: Callable[[], Any], num_waiting: int, told: bool) -> None:
-    queue = Queue(make_order(), num_waiting, told)
+def measure(benchmark: BenchmarkFixture, make_order: Callable[[], Any], num_waiting: int, notified: bool) -> None:
+    queue = Queue(make_order(), num_waiting, notified)
     queue.one_pass()  # the first pass is not counted
     benchmark.pedantic(queue.one_pass, setup=queue.between, rounds=50)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "read"])
+@pytest.mark.parametrize("notified", [True, False], ids=["notified", "read"])
 @pytest.mark.parametrize("num_waiting", [128, 1000, 10_000])
 @pytest.mark.parametrize("name", ORDERS)
-def test_order(benchmark: BenchmarkFixture, name: str, num_waiting: int, told: bool):
-    measure(benchmark, lambda: order_named(name, told=told), num_waiting, told)
+def test_order(benchmark: BenchmarkFixture, name: str, num_waiting: int, notified: bool):
+    measure(benchmark, lambda: order_named(name, notified=notified), num_waiting, notified)
 
 
 @pytest.mark.parametrize("num_waiting", [128, 1000, 10_000])
 @pytest.mark.parametrize("wrapper", ["ageing", "deferral"])
 def test_wrapped(benchmark: BenchmarkFixture, wrapper: str, num_waiting: int):
     def make() -> Any:
-        order = order_named("lpm", told=True)
+        order = order_named("lpm", notified=True)
         return Ageing[Any](order, after_s=1.0) if wrapper == "ageing" else InBatchDeferral[Any](order)
 
     measure(benchmark, make, num_waiting, True)

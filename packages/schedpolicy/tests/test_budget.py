@@ -15,6 +15,7 @@ def budgets(draw: st.DrawFn) -> Budget:
         max_chunk_tokens=draw(st.none() | st.integers(1, 50)),
         max_running=max_running,
         max_prefills=draw(st.integers(1, 4)),
+        max_prefill_tokens=draw(st.none() | st.integers(1, 50)),
     )
 
 
@@ -46,15 +47,15 @@ def test_every_running_request_decodes_and_no_limit_is_ever_exceeded(budget: Bud
     assert num_decoding + sum(grants) + step.num_left == budget.max_step_tokens
     assert step.num_left >= 0
     assert sum(granted > 0 for granted in grants) <= budget.max_prefills
+    if budget.max_prefill_tokens is not None:
+        assert sum(grants) <= budget.max_prefill_tokens
     assert step.num_running <= budget.max_running
 
 
 @given(budgets(), st.integers(1, 60))
 def test_a_prompt_gets_the_least_of_what_it_wants_its_chunk_and_what_is_left(budget: Budget, wanted: int):
-    limits = [wanted, budget.max_step_tokens]
-    if budget.max_chunk_tokens is not None:
-        limits.append(budget.max_chunk_tokens)
-    assert budget.open(0).take_prefill(wanted) == min(limits)
+    limits = [wanted, budget.max_step_tokens, budget.max_chunk_tokens, budget.max_prefill_tokens]
+    assert budget.open(0).take_prefill(wanted) == min(limit for limit in limits if limit is not None)
 
 
 @given(budgets(), st.lists(st.integers(1, 60), max_size=8))
@@ -115,7 +116,9 @@ def test_steps_of_one_budget_are_independent():
         budget.max_running = 9  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("name", ["max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills"])
+@pytest.mark.parametrize(
+    "name", ["max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills", "max_prefill_tokens"]
+)
 def test_limits_are_at_least_one(name: str):
     limits = {"max_step_tokens": 8, "max_chunk_tokens": 8, "max_running": 8, "max_prefills": 8, name: 0}
     with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
@@ -162,6 +165,29 @@ def test_prompts_of_a_step_may_have_a_limit_of_their_own():
     assert step.take_decode()
 
 
+def test_all_prompts_of_a_step_share_the_chunk():
+    step = decode_first(max_running=64, max_prefill_tokens=512).open(0)
+    assert [step.take_prefill(400), step.take_prefill(400)] == [400, 112]
+    assert not step.can_admit
+    for num_running in range(64):
+        step = decode_first(max_running=64, max_prefill_tokens=512).open(num_running)
+        assert all(step.take_decode() for _ in range(num_running))
+        assert step.take_prefill(400) + step.take_prefill(400) == 512
+
+
+def test_a_step_can_lower_the_limit_of_its_prompts_and_not_raise_it():
+    budget = decode_first(max_running=8, max_prefill_tokens=100)
+    assert budget.open(0, max_prefill_tokens=30).offer_prefill(1000) == 30
+    assert budget.open(0, max_prefill_tokens=107).offer_prefill(1000) == 100
+
+
+def test_a_planner_can_see_that_prompts_go_first():
+    step = prefill_first(max_running=4, max_prefill_tokens=100).open(2)
+    assert step.budget.prefill_first
+    assert step.take_prefill(10) == 10
+    assert not step.take_decode()
+
+
 def test_decode_first_never_stalls_an_answer():
     step = decode_first(max_running=4, max_prefill_tokens=100).open(4)
     assert all(step.take_decode() for _ in range(4))
@@ -193,7 +219,7 @@ def test_the_arguments_of_a_step_are_checked():
 
 def test_presets_are_what_they_say():
     assert decode_first(max_running=4, max_prefill_tokens=1) == Budget(
-        max_step_tokens=5, max_chunk_tokens=1, max_running=4, max_prefills=8
+        max_step_tokens=5, max_chunk_tokens=1, max_running=4, max_prefills=8, max_prefill_tokens=1
     )
     assert prefill_first(max_running=4) == Budget(
         max_step_tokens=16_384, max_chunk_tokens=None, max_running=4, max_prefills=4, prefill_first=True

@@ -85,12 +85,14 @@ def test_wrappers_combine_with_any_order(name: str, index: int) -> None:
         check_order(lambda: wrapped(name)[index], Random(seed))
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("notified", [False, True])
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_an_order_is_what_sorting_everything_anew_gives(name: str, told: bool) -> None:
-    # Where changes of matches are not told, they are found by reading.
+def test_an_order_is_what_sorting_everything_anew_gives(name: str, notified: bool) -> None:
+    # Where changes of matches are not notified, they are found by reading.
     for seed in SEEDS:
-        check_same_order(order_named(name, told=told), Naive(ORACLES[name]), Random(seed), num_steps=60, tells=told)
+        check_same_order(
+            order_named(name, notified=notified), Naive(ORACLES[name]), Random(seed), num_steps=60, notifies=notified
+        )
 
 
 def test_fair_shares_are_those_of_the_paper() -> None:
@@ -143,7 +145,7 @@ def test_a_pass_that_is_not_finished_costs_only_what_was_taken():
         @arrived_s.setter
         def arrived_s(self, value: float) -> None: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    order = HighestResponseRatio[Any](told=True)
+    order = HighestResponseRatio[Any](notified=True)
     for arrival in range(1000):
         order.add(Counting(arrival=arrival, num_tokens=1 + arrival % 100))
     Counting.num_reads = 0

@@ -26,7 +26,7 @@ def lpm(age_weight: float) -> Policies:
     rank = ByLongestMatch(age_weight=age_weight)
     return replace(
         policies_named("lpm", page_size=64),
-        order=RankedOrder[SimRequest](rank, reads_match=True, told=True),
+        order=RankedOrder[SimRequest](rank, reads_match=True, notified=True),
         skip_ahead=SkipAhead(max_skipped=0, max_passes=0),
     )
 

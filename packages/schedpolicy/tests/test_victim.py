@@ -10,6 +10,7 @@ from pagewood.schedpolicy import (
     by_most_slack,
     choose_victim,
     choose_victims,
+    deserving,
     worth_preempting,
 )
 from pagewood.schedpolicy.testing import FakeRequest
@@ -64,6 +65,14 @@ def test_the_oldest_of_the_highest_priority_is_preempted_last(running: list[Runn
         highest = max(runner.priority for runner in running)
         oldest = min(runner.arrival for runner in running if runner.priority == highest)
         assert [runner.arrival for runner in left] == [oldest]
+
+
+@given(running_lists)
+def test_victims_are_chosen_in_the_reverse_order_of_deserving(running: list[Runner]):
+    left = sorted(running, key=deserving)
+    while left:
+        assert choose_victim(left) is left.pop()
+    assert deserving(Runner(arrival=7, priority=3)) == (-3, 7)
 
 
 @given(running_lists, st.integers(-3, 5), st.integers(0, 3), st.integers(1, 100))

@@ -49,6 +49,7 @@ from pagewood.schedpolicy.victim import (
     by_most_slack,
     choose_victim,
     choose_victims,
+    deserving,
     worth_preempting,
 )
 
@@ -62,6 +63,6 @@ __all__ = [
     "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel", "StepReserve", "StepSample",
     "Switch", "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival",
     "by_deadline", "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack",
-    "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "fair_share",
-    "fits_until_all_end", "order_named", "prefill_first", "weighted_round_robin", "worth_preempting",
+    "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving",
+    "fair_share", "fits_until_all_end", "order_named", "prefill_first", "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

@@ -18,8 +18,10 @@ class Budget:
             for no limit but the step's.
         max_running: Requests that run at once.
         max_prefills: Requests whose prompts are computed in one step.
-        prefill_first: Whether a step that computes prompts computes nothing else, and is made whenever there are any:
-            the time to the first token is shortest, and answers stall meanwhile.
+        prefill_first: Whether a step that computes prompts computes nothing else. The caller plans prompts and
+            admissions first; `take_decode` declines once prompt tokens are taken. The time to the first token is
+            shortest, and running requests get no tokens in such steps.
+        max_prefill_tokens: Prompt tokens of one step, over all requests; None for no limit but the step's.
     """
 
     max_step_tokens: int
@@ -27,9 +29,10 @@ class Budget:
     max_running: int
     max_prefills: int
     prefill_first: bool = False
+    max_prefill_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills"):
+        for name in ("max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills", "max_prefill_tokens"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
@@ -44,7 +47,7 @@ class Budget:
             num_decodes: of these, how many are kept a token, whether they are taken before the prompts or after; none
                 need be where decodes are taken first.
             max_prefill_tokens: prompt tokens of this step, >= 0, where they depend on what else is in it
-                (`DynamicChunk`); None for no limit of their own.
+                (`DynamicChunk`). It can only lower the limit of the budget; None leaves that limit as it is.
 
         Raises:
             ValueError: An argument is out of range.
@@ -55,12 +58,13 @@ class Budget:
             raise ValueError(f"num_decodes must be in [0, num_running ({num_running})], got {num_decodes}")
         if max_prefill_tokens is not None and max_prefill_tokens < 0:
             raise ValueError(f"max_prefill_tokens must be >= 0, got {max_prefill_tokens}")
+        limits = (self.max_step_tokens, self.max_prefill_tokens, max_prefill_tokens)
         return StepBudget(
             budget=self,
             num_running=num_running,
             num_left=self.max_step_tokens,
             num_kept=0 if self.prefill_first else num_decodes,
-            num_prefill_left=self.max_step_tokens if max_prefill_tokens is None else max_prefill_tokens,
+            num_prefill_left=min(limit for limit in limits if limit is not None),
         )
 
 
@@ -79,6 +83,7 @@ def decode_first(*, max_running: int, max_prefill_tokens: int, max_prefills: int
         max_chunk_tokens=max_prefill_tokens,
         max_running=max_running,
         max_prefills=max_prefills,
+        max_prefill_tokens=max_prefill_tokens,
     )
 
 

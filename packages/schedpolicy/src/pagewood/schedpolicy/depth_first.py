@@ -24,10 +24,10 @@ class DepthFirstWeight(Generic[P]):
 
     __slots__ = ("_sweep", "_tree")
 
-    def __init__(self, *, told: bool = False) -> None:
-        """Start empty; `told` says that every change of `num_matched` will be told by `update`."""
+    def __init__(self, *, notified: bool = False) -> None:
+        """Start empty; with `notified`, the caller calls `update` on every change of `num_matched`."""
         self._tree = PrefixTree[P]()
-        self._sweep = None if told else MatchSweep[P]()
+        self._sweep = None if notified else MatchSweep[P]()
 
     def add(self, request: P) -> None:
         """Take a request in."""

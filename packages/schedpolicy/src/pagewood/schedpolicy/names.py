@@ -35,7 +35,7 @@ MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight")
 "fair" reads it too, but only of a request that it has just yielded, which may be asked for then."""
 
 
-def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[Any]:
+def order_named(name: str, *, seed: int = 0, notified: bool = False) -> Order[Any]:
     """Return an empty order of that name, with its defaults; by priority first, where priorities make sense.
 
     What a request must have is what the order reads: those in `PLAIN_ORDERS` get by with `Waiting`, "dfs-weight" reads
@@ -44,14 +44,14 @@ def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[Any]:
     Args:
         name: one of `ORDERS`; an underscore is as good as a hyphen.
         seed: of "random".
-        told: whether every change of `num_matched` will be told by `update`; if not, each pass reads all of them.
+        notified: whether the caller calls `update` on every change of `num_matched`; if not, each pass reads them all.
 
     Raises:
         ValueError: There is no such order.
     """
 
     def ranked(rank: Callable[[Any], tuple[float, ...]], *, reads_match: bool = False) -> Order[Any]:
-        return RankedOrder[Any](rank, reads_match=reads_match, told=told)
+        return RankedOrder[Any](rank, reads_match=reads_match, notified=notified)
 
     def by_tier(make_order: Callable[[], Order[Any]]) -> Order[Any]:
         return Tiers[Any](attrgetter("priority"), make_order)
@@ -68,14 +68,16 @@ def order_named(name: str, *, seed: int = 0, told: bool = False) -> Order[Any]:
         case "shortest":
             return ranked(ByShortest(), reads_match=True)
         case "hrrn":
-            return by_tier(lambda: HighestResponseRatio[Any](told=told))
+            return by_tier(lambda: HighestResponseRatio[Any](notified=notified))
         case "random":
             rng = Random(seed)
             return by_tier(lambda: ShuffledOrder[Any](rng))
         case "adaptive":
-            return AdaptiveOrder[Any](lambda: order_named("lpm", told=told), lambda: order_named("fcfs", told=told))
+            return AdaptiveOrder[Any](
+                lambda: order_named("lpm", notified=notified), lambda: order_named("fcfs", notified=notified)
+            )
         case "dfs-weight":
-            return by_tier(lambda: DepthFirstWeight[Any](told=told))
+            return by_tier(lambda: DepthFirstWeight[Any](notified=notified))
         case "fair":
             return fair_share()
         case "edf":

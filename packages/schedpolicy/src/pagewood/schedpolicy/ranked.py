@@ -20,17 +20,17 @@ class RankedOrder(Generic[W]):
 
     __slots__ = ("_queue", "_rank", "_sweep")
 
-    def __init__(self, rank: Callable[[W], Key], *, reads_match: bool = False, told: bool = False) -> None:
+    def __init__(self, rank: Callable[[W], Key], *, reads_match: bool = False, notified: bool = False) -> None:
         """Start empty.
 
         Args:
             rank: gives the key of a request; all keys can be compared with each other.
             reads_match: whether the rank depends on `num_matched`.
-            told: whether every change of `num_matched` will be told by `update`.
+            notified: whether the caller calls `update` on every change of `num_matched`.
         """
         self._rank = rank
         self._queue = SortedQueue[W]()
-        self._sweep = MatchSweep[W]() if reads_match and not told else None
+        self._sweep = MatchSweep[W]() if reads_match and not notified else None
 
     def add(self, request: W) -> None:
         """Take a request in."""

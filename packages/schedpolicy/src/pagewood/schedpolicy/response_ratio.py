@@ -31,11 +31,11 @@ class HighestResponseRatio(Generic[W]):
 
     __slots__ = ("_bucket_of", "_buckets", "_sweep")
 
-    def __init__(self, *, told: bool = False) -> None:
-        """Start empty; `told` says that every change of `num_matched` will be told by `update`."""
+    def __init__(self, *, notified: bool = False) -> None:
+        """Start empty; with `notified`, the caller calls `update` on every change of `num_matched`."""
         self._buckets: dict[int, SortedQueue[W]] = {}  # written by: _place, _take_out
         self._bucket_of: dict[int, int] = {}  # by arrival; written by: _place, _take_out
-        self._sweep = None if told else MatchSweep[W]()
+        self._sweep = None if notified else MatchSweep[W]()
 
     def add(self, request: W) -> None:
         """Take a request in."""

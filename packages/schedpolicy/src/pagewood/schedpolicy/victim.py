@@ -24,12 +24,22 @@ class KeepingRunning(Running, Protocol):
         ...
 
 
-def by_lowest_priority(request: Running) -> tuple[float, ...]:
-    """Let the lowest priority yield first, and of these the newest.
+def deserving(request: Running) -> tuple[int, int]:
+    """Return the rank of a running request, most deserving first: highest priority, then earliest arrival.
 
-    The oldest of the highest priority never yields before all others, so somebody always comes to an end.
+    Use it as a sort key where running requests compete: the request that keeps its pages longest has its prompt
+    continued first.
     """
-    return request.priority, -request.arrival
+    return -request.priority, request.arrival
+
+
+def by_lowest_priority(request: Running) -> tuple[float, ...]:
+    """Preempt the least `deserving` request first: lowest priority, then latest arrival.
+
+    The most deserving request is preempted only after all others, so at least one request always makes progress.
+    """
+    rank, arrival = deserving(request)
+    return -rank, -arrival
 
 
 def by_least_output(request: Running) -> tuple[float, ...]:

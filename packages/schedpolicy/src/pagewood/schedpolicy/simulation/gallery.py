@@ -110,7 +110,7 @@ def _aged(tokens_per_s: float) -> Way:
     rank = ByLongestMatch(age_weight=tokens_per_s)
     return Way(
         policy="lpm",
-        tune=lambda policies: replace(policies, order=RankedOrder[SimRequest](rank, reads_match=True, told=True)),
+        tune=lambda policies: replace(policies, order=RankedOrder[SimRequest](rank, reads_match=True, notified=True)),
     )
 
 

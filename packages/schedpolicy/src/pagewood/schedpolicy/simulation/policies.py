@@ -113,6 +113,6 @@ def policies_named(
 
 def _order(name: str, seed: int) -> Order[SimRequest]:
     if name not in SGLANG_ORDERS:
-        return order_named(name, seed=seed, told=True)
-    unaged = RankedOrder[SimRequest](ByLongestMatch(age_weight=0), reads_match=True, told=True)
+        return order_named(name, seed=seed, notified=True)
+    unaged = RankedOrder[SimRequest](ByLongestMatch(age_weight=0), reads_match=True, notified=True)
     return unaged if name == "lpm-unaged" else FallbackAbove[SimRequest](unaged, order_named("fcfs"))

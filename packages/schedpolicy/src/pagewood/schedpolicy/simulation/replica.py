@@ -16,7 +16,7 @@ from pagewood.schedpolicy.simulation.policies import Policies
 from pagewood.schedpolicy.simulation.queue import Queue
 from pagewood.schedpolicy.simulation.recorder import Recorder
 from pagewood.schedpolicy.simulation.request import SimRequest
-from pagewood.schedpolicy.victim import choose_victim
+from pagewood.schedpolicy.victim import choose_victim, deserving
 
 
 class Replica:
@@ -247,7 +247,7 @@ class Replica:
                     policies.quotas.admit(request)
                 self._prefills.append((request, num_tokens))
                 self._running[request.arrival] = request
-                insort(self._prefilling, request, key=_deserving)
+                insort(self._prefilling, request, key=deserving)
                 admitted.append(request)
             elif not policies.skip_ahead.pass_over(request):
                 break
@@ -356,7 +356,3 @@ class Replica:
         self._queue.stop(request)
         if self._policies.quotas is not None:
             self._policies.quotas.stop(request)
-
-
-def _deserving(request: SimRequest) -> tuple[int, int]:
-    return -request.priority, request.arrival

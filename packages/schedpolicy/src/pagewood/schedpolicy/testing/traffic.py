@@ -24,8 +24,8 @@ class Traffic:
     oracle: AnyOrder
     rng: Random
     max_waiting: int = 12
-    tells: bool = True
-    """Whether every change of a match is told by `update`."""
+    notifies: bool = True
+    """Whether every change of a match is reported by `update`."""
     now_s: float = 0.0  # written by: step
     num_arrivals: int = 0  # written by: _arrive
     waiting: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
@@ -66,7 +66,7 @@ class Traffic:
         for request in self.waiting.values():
             if self.rng.random() < 0.3:
                 request.num_matched = self.rng.randrange(request.num_tokens)
-                if self.tells:
+                if self.notifies:
                     self._each(lambda order, request=request: order.update(request))
         if self.waiting and self.rng.random() < 0.5:
             request = self.rng.choice(list(self.waiting.values()))
@@ -115,7 +115,7 @@ class Traffic:
 
 
 def check_same_order(
-    order: AnyOrder, oracle: AnyOrder, rng: Random, *, num_steps: int = 40, tells: bool = True
+    order: AnyOrder, oracle: AnyOrder, rng: Random, *, num_steps: int = 40, notifies: bool = True
 ) -> None:
     """Check that two empty orders agree in every pass of a random traffic, and yield what waits, each once.
 
@@ -124,12 +124,12 @@ def check_same_order(
         oracle: says what is right, however slowly.
         rng: makes the traffic.
         num_steps: its length.
-        tells: whether changes of matches are told by `update`.
+        notifies: whether `update` is called on every change of a match.
 
     Raises:
         AssertionError: They differ.
     """
-    traffic = Traffic(order=order, oracle=oracle, rng=rng, tells=tells)
+    traffic = Traffic(order=order, oracle=oracle, rng=rng, notifies=notifies)
     for _ in range(num_steps):
         traffic.step()
 
