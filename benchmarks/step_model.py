@@ -126,7 +126,7 @@ class _Shape:
     def _take(self, decoding: list[DrivenSequence], work: list[tuple[DrivenSequence, int]]) -> float:
         batch = self._driver.batch(work)
         start = perf_counter()
-        tokens = self._runner.launch(batch).wait()
+        tokens = self._runner.launch(batch).wait().tokens
         seconds = perf_counter() - start
         for sequence, token in zip(decoding, tokens, strict=False):
             sequence.tokens.append(int(token))

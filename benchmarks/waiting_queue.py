@@ -10,7 +10,7 @@ over the watches of a cache, and the engine's planner.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -24,6 +24,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import order_named
@@ -134,11 +135,11 @@ class NoStep:
     """A step that was done before it began."""
 
     def __init__(self, num_sampled: int) -> None:
-        self._tokens = np.full(num_sampled, 5, np.int32)
+        self._result = StepResult.of_one_each(np.full(num_sampled, 5, np.int32))
 
-    def wait(self) -> Int32:
-        """[num_sampled] int32."""
-        return self._tokens
+    def wait(self) -> StepResult:
+        """Return one token for each sampled grant."""
+        return self._result
 
 
 class NoDevice:
@@ -152,29 +153,28 @@ class NoDevice:
         """Hold nothing."""
 
 
-class TimedQueue:
-    """A queue that adds up the time that is spent in it."""
+class Timed:
+    """Adds up the time that is spent in some methods of an object, and in steps of its iterators."""
 
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-        self.update, self.admit = self._timed(queue.update), self._timed(queue.admit)
-        self.add, self.stop = queue.add, queue.stop
+    def __init__(self, inner: Any, methods: Sequence[str]) -> None:
+        self._inner = inner
         self.seconds = 0.0
+        self.num_changed = 0
+        for name in methods:
+            setattr(self, name, self._timed(getattr(inner, name)))
 
     def ordered(self, now_s: float) -> Iterator[Any]:
-        """Yield the requests."""
-        passing = self._timed(self._queue.ordered)(now_s)
+        """Yield the requests of an order."""
+        passing = self._timed(self._inner.ordered)(now_s)
         step = self._timed(lambda: next(passing, None))
         while (request := step()) is not None:
             yield request
 
-    def __contains__(self, request: object) -> bool:
-        """Return whether it waits."""
-        return request in self._queue
-
-    def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self._queue)
+    def changed(self) -> list[Any]:
+        """Return the requests of a group of watches that have changed, and count them."""
+        requests = self._timed(self._inner.changed)()
+        self.num_changed += len(requests)
+        return requests
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
@@ -187,10 +187,10 @@ class TimedQueue:
 
 
 class TimedPlanner:
-    """A planner with a clock around it: every other plan is timed as a whole, the others by what the queue takes."""
+    """A planner with a clock around it: every other plan is timed as a whole, the others by the time in the queue."""
 
-    def __init__(self, planner: Any, kv: Any) -> None:
-        self._planner, self._kv = planner, kv
+    def __init__(self, planner: Any) -> None:
+        self._planner = planner
         self.plan_s: list[float] = []
         self.queue_s: list[float] = []
         self.num_changed: list[int] = []
@@ -198,21 +198,20 @@ class TimedPlanner:
 
     def plan(self, state: Any, now_s: float) -> Any:
         """Plan, and note how long it took."""
-        start_s = perf_counter()
         if len(self.plan_s) <= len(self.queue_s):
+            start_s = perf_counter()
             planned = self._planner.plan(state, now_s)
             self.plan_s.append(perf_counter() - start_s)
         else:
-            changed = self._kv.changed()  # as the plan would, which then finds none
-            for request in changed:
-                state.waiting.update(request)
-            told_s = perf_counter() - start_s
             queue = state.waiting
-            state.waiting = timed = TimedQueue(queue)
+            order, group = queue._order, queue._group
+            queue._order = timed_order = Timed(order, ("add", "remove", "update", "admit", "stop"))
+            timed_group = None if group is None else Timed(group, ())
+            queue._group = timed_group
             planned = self._planner.plan(state, now_s)
-            state.waiting = queue
-            self.queue_s.append(told_s + timed.seconds)
-            self.num_changed.append(len(changed))
+            queue._order, queue._group = order, group
+            self.queue_s.append(timed_order.seconds + (0.0 if timed_group is None else timed_group.seconds))
+            self.num_changed.append(0 if timed_group is None else timed_group.num_changed)
         self.num_admitted.append(len(planned.grants))
         return planned
 
@@ -241,7 +240,7 @@ def planning(name: str, num_waiting: int, num_rounds: int) -> TimedPlanner:
         inbox=inbox,
         outbox=outbox,
     )
-    timed = engine._planner = TimedPlanner(engine._planner, engine._kv)
+    timed = engine._planner = TimedPlanner(engine._planner)
     num_missing, num_arrivals = num_waiting, 0
     while len(timed.queue_s) <= num_rounds:
         for _ in range(num_missing):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from on_gpu.subject import PAGE_SIZE, Plan, Subject
+from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.sampling import SamplingArrays
 
 _WARM_UP = 3  # steps that do not count
 
@@ -113,12 +114,11 @@ _NONE: _Columns = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.
 
 def _batch(rows: Int32, starts: Int32, counts: Int32, *, pages: _Columns = _NONE, tokens: _Columns = _NONE) -> Batch:
     size = len(rows)
-    floats: NDArray[np.float32] = np.zeros(size, np.float32)
     return Batch(
-        step=0, page_rows=pages[0], page_columns=pages[1], page_ids=pages[2], token_rows=tokens[0],
+        page_rows=pages[0], page_columns=pages[1], page_ids=pages[2], token_rows=tokens[0],
         token_positions=tokens[1], token_ids=tokens[2], rows=rows, starts=starts, counts=counts,
-        sampled=np.arange(size, dtype=np.int32), temperatures=floats, top_ks=np.zeros(size, np.int32),
-        top_ps=floats + 1, min_ps=floats, seeds=np.zeros(size, np.int64),
+        sampled=np.arange(size, dtype=np.int32), num_promised=_full(size, 1),
+        sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * size, [0] * size),
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 
@@ -19,10 +19,10 @@ class NoStep:
     """A step that was done before it began."""
 
     def __init__(self, num_sampled: int) -> None:
-        self._tokens = np.full(num_sampled, 5, np.int32)
+        self._result = StepResult.of_one_each(np.full(num_sampled, 5, np.int32))
 
-    def wait(self) -> Int32:
-        return self._tokens
+    def wait(self) -> StepResult:
+        return self._result
 
 
 class NoDevice:

@@ -28,6 +28,7 @@ def test_sampling_out_of_range_names_argument_rule_and_value(field: str, value: 
         ({"max_total_tokens": 8, "page_size": 16}, "max_total_tokens must hold at least one page of 16, got 8"),
         ({"schedule_conservativeness": 0.0}, "schedule_conservativeness must be > 0, got 0.0"),
         ({"num_threads": 0}, "num_threads must be >= 1, got 0"),
+        ({"chunked_prefill_size": 0}, "chunked_prefill_size must be >= 1, got 0"),
     ],
 )
 def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, float], rule: str) -> None:
@@ -35,13 +36,15 @@ def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, 
         EngineConfig(**options)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_is_left_open_depends_on_the_device() -> None:
-    here, there = EngineConfig(), EngineConfig(device="cuda")
-    assert (here.num_rows, here.max_chunk_tokens) == (64, 512)
-    assert (there.num_rows, there.max_chunk_tokens) == (256, 2048)
-    chosen = EngineConfig(device="cuda", max_running=3, chunked_prefill_size=7)
-    assert (chosen.num_rows, chosen.max_chunk_tokens) == (3, 7)
-    with pytest.raises(ValueError, match="max_running must be >= 1, got 0"):
-        EngineConfig(max_running=0)
-    with pytest.raises(ValueError, match="chunked_prefill_size must be >= 1, got 0"):
-        EngineConfig(chunked_prefill_size=0)
+def test_a_resolved_configuration_has_the_defaults_of_its_device() -> None:
+    def resolved(**options: object) -> tuple[object, ...]:
+        config = EngineConfig(**options).resolved()  # pyright: ignore[reportArgumentType]
+        assert config.resolved() == config
+        assert (config.num_rows, config.max_chunk_tokens) == (config.max_running, config.chunked_prefill_size)
+        return config.device, config.dtype, config.kv_cache_dtype, config.max_running, config.chunked_prefill_size
+
+    assert resolved() == ("cpu", "float32", "float32", 64, 512)
+    assert resolved(kv_cache_dtype="int8") == ("cpu", "float32", "int8", 64, 512)
+    assert resolved(device="cuda") == ("cuda", "bfloat16", "bfloat16", 256, 2048)
+    chosen = resolved(device="cuda", dtype="float16", max_running=3, chunked_prefill_size=7)
+    assert chosen == ("cuda", "float16", "float16", 3, 7)

@@ -164,15 +164,18 @@ def test_a_host_without_a_gpu_says_so() -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_cache_dtype must be float32 or fp8_e4m3 on CUDA, got 'int8'"):
+    with pytest.raises(
+        ValueError,
+        match="kv_cache_dtype must be one of auto, bfloat16, fp8_e4m3 on CUDA with dtype bfloat16, got 'int8'",
+    ):
         EngineConfig(device="cuda", kv_cache_dtype="int8")
-    with pytest.raises(ValueError, match="kv_cache_dtype must be float32 or int8 on a CPU, got 'fp8_e4m3'"):
+    with pytest.raises(ValueError, match="kv_cache_dtype must be one of auto, float32, int8 on a CPU, got 'fp8_e4m3'"):
         EngineConfig(kv_cache_dtype="fp8_e4m3")
 
 
 def test_fp8_keys_and_values_take_half_of_float16_and_answer_nearly_alike() -> None:
     pages = {}
-    for kv_cache_dtype in ("float32", "fp8_e4m3"):
+    for kv_cache_dtype in ("auto", "fp8_e4m3"):
         device = RecordingDevice(free_bytes=100 * MIB)
         engine, _, _ = build(device, dtype="float16", kv_cache_dtype=kv_cache_dtype, cuda_graph=False)
         pages[kv_cache_dtype] = engine.info.num_pages

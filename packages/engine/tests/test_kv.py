@@ -1,10 +1,9 @@
 import pytest
 
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache
-from pagewood.engine.core.state import Request
+from pagewood.engine.core.request import Request
 from pagewood.engine.testing import make_request, make_space
 from pagewood.kvpool import PageAllocator
-from pagewood.radixcache import Watch
 
 
 def computed(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> Request:
@@ -104,8 +103,7 @@ def test_without_a_prefix_cache_pages_go_back_to_the_free_list() -> None:
     kv = KVSpace(make_cache=NoPrefixCache, allocator=PageAllocator(8), page_size=4, num_rows=1)
     kv.release(computed(kv, list(range(8))))
     assert (kv.num_free, kv.num_cached) == (8, 0)
-    kv.probe(again := make_request(list(range(8))))
-    assert again.num_matched == 0
+    assert kv.peek(make_request(list(range(8)))) == 0
 
 
 def test_a_request_in_flight_cannot_be_released() -> None:
@@ -114,47 +112,3 @@ def test_a_request_in_flight_cannot_be_released() -> None:
     one.num_in_flight = 1
     with pytest.raises(AssertionError):
         kv.release(one)
-
-
-def test_a_followed_request_is_told_of_what_comes_and_goes() -> None:
-    kv = make_space(num_pages=4, follows_waiting=True)
-    waiting, other = make_request(list(range(12)), arrival=1), make_request([7] * 5, arrival=2)
-    kv.follow(waiting)
-    kv.follow(other)
-    assert (waiting.num_matched, kv.changed()) == (0, [])
-    kv.release(computed(kv, list(range(8))))
-    assert kv.changed() == [waiting]
-    assert (waiting.num_matched, kv.changed()) == (8, [])
-    kv.release(computed(kv, [9] * 12))  # takes the place of a page
-    kv.probe(waiting)
-    assert waiting.num_matched == 4  # read before it is told
-    assert kv.changed() == [waiting]
-    assert kv.admit(waiting, max_tokens=100, num_reserved=0) == 8
-    assert waiting.watch is None
-
-
-def test_a_healed_space_follows_who_comes_after() -> None:
-    kv = make_space(follows_waiting=True)
-    kv.heal()
-    waiting = make_request(list(range(12)), arrival=1)
-    kv.follow(waiting)
-    kv.release(computed(kv, list(range(8))))
-    assert (kv.changed(), waiting.num_matched) == ([waiting], 8)
-
-
-def test_an_order_that_reads_matches_needs_a_cache_with_watches() -> None:
-    with pytest.raises(ValueError, match="make_cache must make a cache with watches, got NoPrefixCache"):
-        KVSpace(make_cache=NoPrefixCache, allocator=PageAllocator(8), page_size=4, num_rows=1, follows_waiting=True)
-
-
-def test_a_request_that_leaves_is_watched_no_more() -> None:
-    kv = make_space(follows_waiting=True)
-    waiting = make_request(list(range(12)), arrival=1)
-    kv.follow(waiting)
-    watch = waiting.watch
-    assert isinstance(watch, Watch)
-    kv.forget(waiting)
-    kv.release(computed(kv, list(range(8))))
-    assert waiting.watch is None
-    assert kv.changed() == []
-    assert watch.num_tokens == 0  # it keeps its last value

@@ -1,5 +1,7 @@
 """Single behaviours of the loops; random traffic is in test_scenarios.py."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -16,9 +18,9 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 
@@ -137,35 +139,58 @@ def test_requests_without_a_seed_get_different_ones() -> None:
     assert a != b
 
 
-class FailingStep:
-    """A step that the device could not finish."""
-
-    def __init__(self, step: StepHandle) -> None:
-        self._step = step
-
-    def wait(self) -> Int32:
-        self._step.wait()
-        raise RuntimeError("out of device memory")
+def echo_runner() -> EchoRunner:
+    return EchoRunner(num_rows=4, max_length=64, num_pages=32, page_size=4, vocab_size=50)
 
 
-class FailingOnce:
-    """A runner whose third step fails."""
+def oracle(prompt: list[int], *, max_tokens: int) -> list[int]:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return oracle_tokens(prompt, sampling, vocab_size=50, stop_ids=frozenset(), max_length=64)
 
-    def __init__(self) -> None:
-        self.echo = EchoRunner(num_rows=4, max_length=64, num_pages=32, page_size=4, vocab_size=50)
+
+class Faulty:
+    """An echo runner whose third step goes wrong."""
+
+    def __init__(self, fault: Literal["launch", "wait", "interrupt", "row"]) -> None:
+        self.echo = echo_runner()
+        self.fault = fault
         self.num_launched = 0
 
     def launch(self, batch: Batch) -> StepHandle:
         self.num_launched += 1
-        step = self.echo.launch(batch)
-        return FailingStep(step) if self.num_launched == 3 else step
+        if self.num_launched != 3:
+            return self.echo.launch(batch)
+        if self.fault == "launch":
+            raise RuntimeError("out of device memory")
+        return FaultyStep(self.echo.launch(batch), self.fault)
 
     def close(self) -> None: ...
 
 
+class FaultyStep:
+    """A step that fails, is interrupted once while it is waited for, or has no token for its first row."""
+
+    def __init__(self, step: StepHandle, fault: str) -> None:
+        self._step = step
+        self._fault = fault
+
+    def wait(self) -> StepResult:
+        if self._fault == "interrupt":
+            self._fault = ""
+            raise KeyboardInterrupt
+        result = self._step.wait()
+        if self._fault == "wait":
+            raise RuntimeError("out of device memory")
+        tokens = result.tokens.copy()
+        if self._fault == "row":
+            tokens[0] = -1
+        return StepResult.of_one_each(tokens)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_failed_step_ends_its_requests_and_not_the_engine(overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=FailingOnce())
+@pytest.mark.parametrize("fault", ["launch", "wait"])
+def test_a_failed_step_ends_its_requests_and_not_the_engine(fault: Literal["launch", "wait"], overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty(fault))
     bench.step(submit("a", [1, 2, 3], max_tokens=20))
     bench.until_idle()
     assert bench.deltas[-1].finish is FinishReason.ERROR
@@ -175,14 +200,41 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine(overlap: bool) -> No
     bench.deltas.clear()
     bench.step(submit("b", [1, 2, 3], max_tokens=5))
     bench.until_idle()
-    expected = oracle_tokens(
-        [1, 2, 3],
-        SamplingParams(max_tokens=5, temperature=0.0),
-        vocab_size=50,
-        stop_ids=frozenset(),
-        max_length=64,
-    )
-    assert [token for delta in bench.deltas for token in delta.tokens] == expected
+    assert [token for delta in bench.deltas for token in delta.tokens] == oracle([1, 2, 3], max_tokens=5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_interrupted_wait_loses_no_token(overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty("interrupt"))
+    bench.inbox.put(submit("a", [1, 2, 3], max_tokens=20))
+    num_interrupts = 0
+    for _ in range(100):
+        try:
+            bench.step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+            bench.pending = None
+    bench.deltas += bench.outbox.take()
+    assert num_interrupts == 1
+    assert [token for delta in bench.deltas for token in delta.tokens] == oracle([1, 2, 3], max_tokens=20)
+    assert bench.engine.violation() is None
+    assert bench.engine.counters().num_running == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_row_whose_logits_are_not_numbers_ends_its_request_only(overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty("row"))
+    prompts = {"a": [1, 2, 3], "b": [4, 5], "c": [6]}
+    bench.step(*(submit(name, prompt, max_tokens=20) for name, prompt in prompts.items()))
+    bench.until_idle()
+    ends = {delta.request_id: delta for delta in bench.deltas if delta.finish}
+    assert [ends[name].finish for name in "abc"] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+    assert ends["a"].refusal is not None
+    assert ends["a"].refusal.code == "logits_not_numbers"
+    for name in "bc":
+        tokens = [token for delta in bench.deltas if delta.request_id == name for token in delta.tokens]
+        assert tokens == oracle(prompts[name], max_tokens=20)
+    assert bench.engine.violation() is None
 
 
 def test_broken_accounting_is_healed_while_idle(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,6 +260,24 @@ def test_run_ends_what_is_alive_when_it_is_stopped() -> None:
     assert deltas[-1].finish is FinishReason.ABORT
     assert bench.engine.violation() is None
     assert bench.engine.counters().num_running == 0
+
+
+def test_a_step_computes_no_more_prompt_tokens_than_configured() -> None:
+    batches: list[Batch] = []
+
+    class Recording:
+        def __init__(self) -> None:
+            self.echo = echo_runner()
+            self.close = self.echo.close
+
+        def launch(self, batch: Batch) -> StepHandle:
+            batches.append(batch)
+            return self.echo.launch(batch)
+
+    bench = Bench(EngineConfig(page_size=4, max_running=4, chunked_prefill_size=16), runner=Recording())
+    bench.step(*(submit(str(i), [i + 1] * 12, max_tokens=2) for i in range(4)))
+    bench.until_idle()
+    assert max(int(batch.counts[batch.counts > 1].sum()) for batch in batches) == 16
 
 
 def test_requests_that_share_a_long_prefix_compute_it_once() -> None:

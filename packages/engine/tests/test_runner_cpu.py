@@ -76,7 +76,7 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
     for _ in range(12):
         handles.append(runner.launch(driver.batch([(ahead, 8)])))
         ahead.tokens.append(-1)  # its value is in the runner's table only
-    assert [int(handle.wait()[0]) for handle in handles] == plain.output
+    assert [int(handle.wait().tokens[0]) for handle in handles] == plain.output
 
     told = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
     driver.generate([told], num_tokens=1, chunk=64)
@@ -100,9 +100,9 @@ def test_any_number_of_threads_computes_the_same_whenever_they_come(
         for sequence in sequences:
             sequence.tokens.append(-1)
         time.sleep(0.001 * (step % 3))  # who waits may come before, during or after the work
-    outputs = [handle.wait().tolist() for handle in handles]
+    outputs = [handle.wait().tokens.tolist() for handle in handles]
     assert outputs == [list(tokens) for tokens in zip(*(one.output for one in expected), strict=True)]
-    assert handles[0].wait().tolist() == outputs[0]
+    assert handles[0].wait().tokens.tolist() == outputs[0]
     other.close()
 
 
@@ -121,7 +121,7 @@ def test_seeded_tokens_do_not_depend_on_the_batch(runner: CPURunner) -> None:
 def test_a_step_that_samples_nothing(runner: CPURunner) -> None:
     driver = driver_of(runner)
     sequence = driver.add([1, 2, 3, 4, 5])
-    tokens = runner.launch(driver.batch([(sequence, 3)])).wait()
+    tokens = runner.launch(driver.batch([(sequence, 3)])).wait().tokens
     assert tokens.shape == (0,)
     assert tokens.dtype == np.int32
 
@@ -133,21 +133,21 @@ def test_an_error_is_raised_where_its_step_is_awaited(runner: CPURunner) -> None
     broken = runner.launch(driver.batch([(bad, 8)]))
     good.tokens.append(-1)
     last = runner.launch(driver.batch([(good, 8)]))
-    assert first.wait().shape == (1,)
+    assert first.wait().tokens.shape == (1,)
     with pytest.raises(IndexError):
         broken.wait()
-    assert last.wait().shape == (1,)
+    assert last.wait().tokens.shape == (1,)
 
 
 def test_a_batch_may_be_read_only(runner: CPURunner) -> None:
     driver = driver_of(runner)
     sequence = driver.add([1, 2, 3], sampling=SamplingParams(temperature=1.0))
     batch = driver.batch([(sequence, 8)])
-    for field in dataclasses.fields(batch):
-        value = getattr(batch, field.name)
+    values = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    for value in [*values, *batch.sampling.fields().values()]:
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
-    assert runner.launch(batch).wait().shape == (1,)
+    assert runner.launch(batch).wait().tokens.shape == (1,)
 
 
 def test_close_ends_the_worker(folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_close_ends_the_worker(folder: Path) -> None:
     driver = RowDriver(runner, num_pages=8, page_size=4)
     handle = runner.launch(driver.batch([(driver.add([1]), 1)]))
     runner.close()
-    assert handle.wait().shape == (1,)
+    assert handle.wait().tokens.shape == (1,)
     assert threading.active_count() == before
     runner.close()
 

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.sampling import choices_of, draw
 from pagewood.engine.testing.tapes import write_down
 
-NONE = np.empty(0, np.int32)
 Float32 = NDArray[np.float32]
 
 
@@ -30,32 +29,14 @@ def kernel() -> Kernel:
     return warm_up(16)
 
 
-def sample(logits: Float32, batch: Batch, positions: Int32) -> Int32:
-    run = write_down(draw, logits, choices_of(batch, positions), kernel=kernel(), num_threads=2)
+def sample(logits: Float32, sampling: SamplingArrays, positions: Int32) -> Int32:
+    run = write_down(draw, logits, choices_of(sampling, positions), kernel=kernel(), num_threads=2)
     return run().view(np.int32)[:, 0].copy()
 
 
-def batch_of(num: int, sampling: SamplingParams | None = None, *, seeds: list[int] | None = None) -> Batch:
-    """A batch that samples `num` rows alike; only its sampling fields are read."""
-    sampling = sampling or SamplingParams()
-    return Batch(
-        step=0,
-        page_rows=NONE,
-        page_columns=NONE,
-        page_ids=NONE,
-        token_rows=NONE,
-        token_positions=NONE,
-        token_ids=NONE,
-        rows=NONE,
-        starts=NONE,
-        counts=NONE,
-        sampled=np.arange(num, dtype=np.int32),
-        temperatures=np.full(num, sampling.temperature, np.float32),
-        top_ks=np.full(num, sampling.top_k, np.int32),
-        top_ps=np.full(num, sampling.top_p, np.float32),
-        min_ps=np.full(num, sampling.min_p, np.float32),
-        seeds=np.array(seeds if seeds is not None else range(num), np.int64),
-    )
+def arrays_of(num: int, params: SamplingParams | None = None, *, seeds: list[int] | None = None) -> SamplingArrays:
+    """Parameters by which `num` rows are sampled alike."""
+    return SamplingArrays.of([params or SamplingParams()] * num, range(num) if seeds is None else seeds)
 
 
 def positions_of(num: int, position: int = 3) -> Int32:
@@ -112,7 +93,7 @@ def test_tokens_are_those_of_the_plain_sampler(
     logits = (rng.standard_normal((4, size)) * spread).astype(np.float32)
     seeds = [int(s) for s in rng.integers(-(2**63), 2**63 - 1, 4)]
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    tokens = sample(logits, batch_of(4, sampling, seeds=seeds), positions_of(4, 17))
+    tokens = sample(logits, arrays_of(4, sampling, seeds=seeds), positions_of(4, 17))
     for row in range(4):
         token, margin = plain_draw(plain_probabilities(logits[row], sampling), plain_number(seeds[row], 17))
         # A rounding may move a limit by one token: then the mass of a token of the tail is the difference.
@@ -134,7 +115,7 @@ def test_frequencies_are_the_probabilities(sampling: SamplingParams) -> None:
     """Chi-square with fixed seeds; 3.3 standard deviations above its mean would have a chance of about 1 in 1000."""
     logits = np.random.default_rng(5).standard_normal(12).astype(np.float32) * 1.5
     num = 20_000
-    tokens = sample(np.tile(logits, (num, 1)), batch_of(num, sampling), positions_of(num))
+    tokens = sample(np.tile(logits, (num, 1)), arrays_of(num, sampling), positions_of(num))
     expected = plain_probabilities(logits, sampling) * num
     counts = np.bincount(tokens, minlength=12)
     kept = expected > 0
@@ -147,8 +128,8 @@ def test_frequencies_are_the_probabilities(sampling: SamplingParams) -> None:
 def test_positions_and_seeds_are_independent() -> None:
     """Tokens at consecutive positions of one seed, and at one position of consecutive seeds, are uniform in pairs."""
     flat = np.zeros((4096, 8), np.float32)
-    by_position = sample(flat, batch_of(4096, seeds=[11] * 4096), np.arange(4096, dtype=np.int32))
-    by_seed = sample(flat, batch_of(4096), positions_of(4096))
+    by_position = sample(flat, arrays_of(4096, seeds=[11] * 4096), np.arange(4096, dtype=np.int32))
+    by_seed = sample(flat, arrays_of(4096), positions_of(4096))
     for tokens in (by_position, by_seed):
         pairs = np.bincount(tokens[:-1] * 8 + tokens[1:], minlength=64)
         chi_square = ((pairs - 4095 / 64) ** 2 / (4095 / 64)).sum()
@@ -157,9 +138,9 @@ def test_positions_and_seeds_are_independent() -> None:
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     logits = np.random.default_rng(0).standard_normal((50, 200)).astype(np.float32)
-    together = sample(logits, batch_of(50, SamplingParams(top_p=0.9)), positions_of(50))
+    together = sample(logits, arrays_of(50, SamplingParams(top_p=0.9)), positions_of(50))
     alone = [
-        int(sample(logits[i : i + 1], batch_of(1, SamplingParams(top_p=0.9), seeds=[i]), positions_of(1))[0])
+        int(sample(logits[i : i + 1], arrays_of(1, SamplingParams(top_p=0.9), seeds=[i]), positions_of(1))[0])
         for i in range(50)
     ]
     assert together.tolist() == alone
@@ -169,10 +150,10 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_greedy_rows_among_random_ones() -> None:
     logits = np.zeros((3, 5), np.float32)
     logits[:, 2] = 1.0
-    batch = batch_of(3)
-    batch.temperatures[1] = 0
-    assert sample(logits, batch, positions_of(3))[1] == 2
-    assert sample(logits, batch_of(3, SamplingParams(temperature=0.0)), positions_of(3)).tolist() == [2, 2, 2]
+    mixed = arrays_of(3)
+    mixed.temperatures[1] = 0
+    assert sample(logits, mixed, positions_of(3))[1] == 2
+    assert sample(logits, arrays_of(3, SamplingParams(temperature=0.0)), positions_of(3)).tolist() == [2, 2, 2]
 
 
 def test_minus_infinity_is_never_drawn() -> None:
@@ -180,13 +161,13 @@ def test_minus_infinity_is_never_drawn() -> None:
     logits[:, 1] = 0.0
     logits[:, 4] = 0.5
     for sampling in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.99), SamplingParams(min_p=0.01)):
-        assert set(sample(logits, batch_of(500, sampling), positions_of(500)).tolist()) == {1, 4}
+        assert set(sample(logits, arrays_of(500, sampling), positions_of(500)).tolist()) == {1, 4}
 
 
 def test_a_row_with_a_nan_has_no_token() -> None:
     logits = np.zeros((3, 70), np.float32)
     logits[1, 3] = logits[2, 69] = np.nan
     for temperature in (0.0, 1.0):
-        tokens = sample(logits, batch_of(3, SamplingParams(temperature=temperature)), positions_of(3))
+        tokens = sample(logits, arrays_of(3, SamplingParams(temperature=temperature)), positions_of(3))
         assert tokens[0] >= 0
         assert tokens[1:].tolist() == [-1, -1]

@@ -22,10 +22,15 @@ Two more leave the output right and are noticed by counting the steps that were 
 
 Others leave the output right and the queue wrong; an audit of the queue notices them:
 
-    change not told            the order of the queue is not told that more or less of a request is cached
-    preempted not followed     a request that waits again is not watched
-    priority not told          the order of the queue is not told of another priority
+    change not reported        the order of the queue does not learn that more or less of a request is cached
+    preempted not watched      a request that waits again is not watched
+    priority not reported      the order of the queue does not learn of another priority
     running not sorted         a running request keeps the place of its old priority
+
+Two more leave requests parked on one that runs no more; the scenario then makes no progress:
+
+    parked for ever            nothing takes parked requests out again
+    leader's end unnoticed     a request stays parked on one that was preempted or aborted
 """
 
 import inspect
@@ -41,11 +46,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.core import batch, intake, kv, loop, plan, retire
+from pagewood.engine.core import batch, intake, kv, loop, plan, retire, waiting
 from pagewood.engine.core.loop import Engine
-from pagewood.engine.core.state import Request, deserving
+from pagewood.engine.core.request import Request
 from pagewood.engine.testing import Arrival, Scenario, random_scenario, run_scenario
-from pagewood.schedpolicy import MATCH_ORDERS, Order, order_named
+from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,58 +100,58 @@ def test_the_overlapped_loop_launches_every_step_but_the_first_ahead_and_wastes_
     assert (report.num_steps, report.num_launched_ahead) == (20, 19)
 
 
-class AuditedQueue:
-    """A queue that compares itself, whenever it is read, with a new one of the requests as they are now."""
+class AuditedOrder:
+    """An order that compares itself, whenever it is read, with a new one of the requests as they are now."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        state, self.kv = engine._state, engine._kv  # pyright: ignore[reportPrivateUsage]
-        self.queue, self.name = state.waiting, name
-        self.waiting = [request for request in state.by_id.values() if request in self.queue]
-        self.stop, self.update = self.queue.stop, self.queue.update
+        self.queue, self.kv = engine._state.waiting, engine._kv  # pyright: ignore[reportPrivateUsage]
+        self.order, self.name = self.queue._order, name  # pyright: ignore[reportPrivateUsage]
+        self.requests = [request for request in engine._state.by_id.values() if request in self.queue]  # pyright: ignore[reportPrivateUsage]
+        self.stop, self.update = self.order.stop, self.order.update
 
     def add(self, request: Request) -> None:
-        self.queue.add(request)
-        self.waiting.append(request)
+        self.order.add(request)
+        self.requests.append(request)
 
     def remove(self, request: Request) -> None:
-        self.queue.remove(request)
-        self.waiting.remove(request)
+        self.order.remove(request)
+        self.requests.remove(request)
+
+    def park(self, request: Request) -> None:
+        self.order.park(request)
+        self.requests.remove(request)
 
     def admit(self, request: Request) -> None:
-        self.queue.admit(request)
-        self.waiting.remove(request)
+        self.order.admit(request)
+        self.requests.remove(request)
 
     def ordered(self, now_s: float) -> Iterator[Request]:
         fresh: Order[Request] = order_named(self.name)
-        for request in self.waiting:
-            if self.name in MATCH_ORDERS and request.watch is not None:
-                tokens = request.tokens[: request.num_known - 1]
-                cached = self.kv._cache.peek(tokens, request.namespace)  # pyright: ignore[reportPrivateUsage]
-                assert request.num_matched == cached.num_tokens
+        for request in self.requests:
+            if self.is_watched(request):
+                assert request.num_matched == self.kv.peek(request)
             fresh.add(request)
         expected = list(fresh.ordered(now_s))
-        assert list(self.queue.ordered(now_s)) == expected
+        assert list(self.order.ordered(now_s)) == expected
         return iter(expected)
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self.queue
-
-    def __len__(self) -> int:
-        return len(self.queue)
+    def is_watched(self, request: Request) -> bool:
+        return self.queue._entries[request.arrival].watch is not None  # pyright: ignore[reportPrivateUsage]
 
 
 def run_audited(scenario: Scenario, name: str) -> None:
     """Run a scenario under an order that is a function of the requests and the time; audit queue and rows."""
     config = replace(scenario.config, schedule_policy=name)
+    watches = config.prefix_cache and name in MATCH_ORDERS
 
     def audit(engine: Engine) -> None:
         state = engine._state  # pyright: ignore[reportPrivateUsage]
-        if not isinstance(state.waiting, AuditedQueue):
-            state.waiting = AuditedQueue(engine, name)
+        order = state.waiting._order  # pyright: ignore[reportPrivateUsage]
+        if not isinstance(order, AuditedOrder):
+            order = AuditedOrder(engine, name)
+            state.waiting._order = order  # pyright: ignore[reportPrivateUsage]
         assert state.running == sorted(state.running, key=deserving)
-        assert not config.prefix_cache or all(
-            (r.watch is None) == (name not in MATCH_ORDERS) for r in state.waiting.waiting
-        )
+        assert all(order.is_watched(request) == watches for request in order.requests)
 
     run_scenario(replace(scenario, config=config), after_step=audit)
 
@@ -169,11 +174,11 @@ UNCHECKED: Edit = (kv.KVSpace, "release", "assert request.num_in_flight == 0", "
 
 FAULTS: dict[str, list[Edit]] = {
     "missing lock": [
-        (kv.KVSpace, "admit", "self._cache.lock(match.node)", "match.node"),
-        (kv.KVSpace, "admit", "self._cache.unlock(lease)", "pass"),
-        (kv.KVSpace, "publish", "lease = self._cache.lock(insertion.node)", "lease = insertion.node"),
-        (kv.KVSpace, "publish", "self._cache.unlock(request.lease)", "pass"),
-        (kv.KVSpace, "release", "self._cache.unlock(request.lease)", "pass"),
+        (kv.KVSpace, "admit", "self.cache.lock(match.node)", "match.node"),
+        (kv.KVSpace, "admit", "self.cache.unlock(lease)", "pass"),
+        (kv.KVSpace, "publish", "lease = self.cache.lock(insertion.node)", "lease = insertion.node"),
+        (kv.KVSpace, "publish", "self.cache.unlock(request.lease)", "pass"),
+        (kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass"),
     ],
     "release in flight": [UNCHECKED, (retire, "_leave", "if request.num_in_flight:", "if False:")],
     "preempt in flight": [UNCHECKED, (plan.Shortage, "grow", "if victim.num_in_flight:", "if False:")],
@@ -203,7 +208,7 @@ FAULTS: dict[str, list[Edit]] = {
         )
     ],
     "whole prompt from cache": [
-        (kv.KVSpace, "_reusable", "request.tokens[: request.num_known - 1]", "request.tokens[: request.num_known]")
+        (Request, "reusable_tokens", "self.tokens[: self.num_known - 1]", "self.tokens[: self.num_known]")
     ],
     "page rounded down": [(kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")],
     "pages not announced": [(batch.BatchBuilder, "build", "-(-start // page_size)", "start // page_size + 1")],
@@ -212,11 +217,11 @@ FAULTS: dict[str, list[Edit]] = {
             batch.BatchBuilder,
             "build",
             "rows = np.array([grant.request.row for grant in grants], np.int32)",
-            "rows = self._seeds.view(np.int32)[: len(grants)]; rows[:] = [grant.request.row for grant in grants]",
+            "rows = self._table.seeds.view(np.int32)[: len(grants)]; rows[:] = [grant.request.row for grant in grants]",
         )
     ],
     "answer after the end": [(loop, "retire", "if request.finish is not None:", "if False:")],
-    "forgotten lease": [(kv.KVSpace, "release", "self._cache.unlock(request.lease)", "pass")],
+    "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],
 }
 
 DEGENERATIONS: dict[str, list[Edit]] = {
@@ -224,22 +229,24 @@ DEGENERATIONS: dict[str, list[Edit]] = {
         (
             loop.Engine,
             "step_overlapped",
-            "pending = self._launch()\n    self._finish(last)",
-            "self._finish(last)\n    pending = self._launch()",
+            "pending = self._launch()\n",
+            "self._finish(last)\n    last = None\n    pending = self._launch()\n",
         )
     ],
     "unseen token forgotten": [
-        (loop.Engine, "_launch", "request.num_unseen += samples", "pass"),
-        (loop.Engine, "_finish", "grant.request.num_unseen -= grant.samples", "pass"),
+        (loop.Engine, "_launch", "request.num_unseen += grant.num_promised", "pass"),
+        (loop.Engine, "_finish", "grant.request.num_unseen -= grant.num_promised", "pass"),
     ],
 }
 
 
 QUEUE_FAULTS: dict[str, list[Edit]] = {
-    "change not told": [(plan.Planner, "_admit", "state.waiting.update(request)", "pass")],
-    "preempted not followed": [(plan.Planner, "plan", "self._kv.follow(request)", "pass")],
-    "priority not told": [(intake.Intake, "_set_priority", "self._state.waiting.update(request)", "pass")],
-    "running not sorted": [(intake.Intake, "_set_priority", "self._state.running.sort(key=deserving)", "pass")],
+    "change not reported": [(waiting.WaitingQueue, "examine", "self._order.update(request)", "pass")],
+    "preempted not watched": [(waiting.WaitingQueue, "_enter", "if self._group is not None:", "if request.row == -2:")],
+    "priority not reported": [(intake.Intake, "_set_priority", "self._state.waiting.update(request)", "pass")],
+    "running not sorted": [(intake.Intake, "_set_priority", "self._state.sort_running()", "pass")],
+    "parked for ever": [(waiting.WaitingQueue, "examine", "self._deferral.ready()", "()")],
+    "leader's end unnoticed": [(waiting.WaitingQueue, "stopped", "self._deferral.stop(request)", "pass")],
 }
 
 

@@ -17,7 +17,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import make_request, random_scenario, run_scenario
+from pagewood.engine.testing import make_queue, make_request, random_scenario, run_scenario
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
@@ -145,8 +145,10 @@ def test_healing_keeps_what_the_other_memories_have(has_disk: bool, tmp_path: Pa
     kv.heal()
     assert (kv.num_free, kv.num_cached, kv.violation(())) == (16, 0, None)
     again = make_request(list(range(12)), arrival=1)
-    while kv.recall(again, num_reserved=0):
-        assert kv.violation(()) is None
+    queue = make_queue(kv)
+    queue.add(again)
+    while queue.recall(again, num_reserved=0):
+        assert kv.violation((), is_recalling=True) is None
     assert kv.admit(again, max_tokens=100, num_reserved=0) == 12 - 8
     assert kv.violation([again]) is None
     kv.release(again)
@@ -164,9 +166,11 @@ def test_an_aborted_request_stops_its_recall() -> None:
     kv.release(first)
     kv.heal()
     waiting = make_request(list(range(12)), arrival=1)
-    kv.recall(waiting, num_reserved=0)
-    kv.forget(waiting)
-    assert (kv.num_recalling, kv.violation(())) == (0, None)
+    queue = make_queue(kv)
+    queue.add(waiting)
+    queue.recall(waiting, num_reserved=0)
+    queue.remove(waiting)
+    assert (queue.num_recalling, kv.violation(())) == (0, None)
     kv.close()
 
 

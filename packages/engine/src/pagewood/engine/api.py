@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
@@ -145,9 +145,26 @@ class Outbox(Protocol):
         ...
 
 
+class _DeviceDefaults(NamedTuple):
+    """The values of a configuration that depend on the device only."""
+
+    dtype: Literal["float32", "bfloat16"]
+    quantised: str
+    """The KV dtype that takes less memory than `dtype`."""
+    max_running: int
+    chunked_prefill_size: int
+
+
+_CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512)
+_CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything that decides how an engine is built. None means: choose for this model and machine, and log it.
+    """Everything that decides how an engine is built.
+
+    "auto" and None stand for a value that fits the model and the machine. It is chosen once, when the engine is built,
+    and the whole configuration is then logged.
 
     Raises:
         ValueError: a field is out of its range, or two fields contradict each other.
@@ -189,9 +206,9 @@ class EngineConfig:
     overlap: bool = True
     """Plan step N+1 while step N computes."""
     prefix_cache: bool = True
-    kv_cache_dtype: Literal["float32", "int8", "fp8_e4m3"] = "float32"
-    """How keys and values are kept. On a CPU, int8, with a scale for each token and head, takes a little over a quarter
-    of float32. On CUDA, float32 stands for `dtype`, and fp8_e4m3 without scales takes half of it."""
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
+    """How keys and values are kept; auto: as `dtype`. A CPU also takes int8 with a scale for each token and head, which
+    takes a little over a quarter of float32. CUDA also takes fp8_e4m3 without scales, half of `dtype`."""
     host_cache_gb: float | None = None
     """Main memory for KV that leaves the KV memory of the running requests, in units of 1e9 bytes; None: none. For a
     CUDA device it is pinned, and taken at start."""
@@ -221,10 +238,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
-        here = ("float32", "fp8_e4m3") if self.device == "cuda" else ("float32", "int8")
-        if self.kv_cache_dtype not in here:
-            where = "on CUDA" if self.device == "cuda" else "on a CPU"
-            raise ValueError(f"kv_cache_dtype must be {' or '.join(here)} {where}, got {self.kv_cache_dtype!r}")
+        defaults = self._defaults
+        dtype = defaults.dtype if self.dtype == "auto" else self.dtype
+        if self.kv_cache_dtype not in (here := ("auto", dtype, defaults.quantised)):
+            where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
+            raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_tiers()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(
@@ -233,13 +251,31 @@ class EngineConfig:
 
     @property
     def num_rows(self) -> int:
-        """Requests that may run at the same time, on the device."""
-        return self.max_running or (256 if self.device == "cuda" else 64)
+        """`max_running`, or the device's default."""
+        return self.max_running or self._defaults.max_running
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Prompt tokens computed in one step, on the device."""
-        return self.chunked_prefill_size or (2048 if self.device == "cuda" else 512)
+        """`chunked_prefill_size`, or the device's default."""
+        return self.chunked_prefill_size or self._defaults.chunked_prefill_size
+
+    def resolved(self) -> EngineConfig:
+        """Return this configuration with a value in place of each auto or None that depends on the device only."""
+        defaults = self._defaults
+        dtype = defaults.dtype if self.dtype == "auto" else self.dtype
+        return replace(
+            self,
+            device="cpu" if self.device == "auto" else self.device,
+            dtype=dtype,
+            kv_cache_dtype=dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
+            max_running=self.num_rows,
+            chunked_prefill_size=self.max_chunk_tokens,
+            cuda_graph_max_batch=min(self.cuda_graph_max_batch or self.num_rows, self.num_rows),
+        )
+
+    @property
+    def _defaults(self) -> _DeviceDefaults:
+        return _CUDA if self.device == "cuda" else _CPU
 
     def _check_tiers(self) -> None:
         for name in ("host_cache_gb", "disk_cache_gb"):

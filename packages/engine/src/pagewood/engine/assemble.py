@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
@@ -29,6 +31,8 @@ from pagewood.schedpolicy import (
     order_named,
 )
 
+_log = logging.getLogger(__name__)
+
 
 def assemble(
     config: EngineConfig,
@@ -43,14 +47,16 @@ def assemble(
     """Put the parts together around any runner.
 
     Args:
-        config: its policies and limits are used; model, device and memory are `info`'s and the runner's business.
+        config: its policies and limits are used; what it says of model, device and memory is only logged.
         info: what the engine is; `max_length` must fit into `num_pages`.
-        make_runner: gets the KV space, for runners that audit it.
+        make_runner: makes the runner; called with the KV space, for runners that audit it.
         make_cache: makes empty prefix caches; None: a radix cache, or none if the configuration says so.
         inbox: where commands come from.
         outbox: where answers go.
         clock: seconds, monotonic.
     """
+    config = config.resolved()
+    _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
     page_size = info.page_size
     order = _order_name(config.schedule_policy)
     kv = KVSpace(

@@ -15,11 +15,12 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         config: what to build.
         inbox: where commands come from.
         outbox: where answers go.
-        progress: is told what is being loaded or compiled.
+        progress: called with what is being loaded or compiled.
 
     Raises:
         ValueError: the model is not supported, or does not fit the configured limits or the device.
         FileNotFoundError: the model's folder lacks a file.
     """
+    config = config.resolved()
     build = build_cuda_engine if config.device == "cuda" else build_cpu_engine
     return build(config, inbox=inbox, outbox=outbox, progress=progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
@@ -43,7 +44,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_kv_heads=model_config.num_kv_heads,
         head_dim=model_config.head_dim,
         page_size=config.page_size,
-        dtype=config.kv_cache_dtype,
+        dtype=config.resolved().kv_cache_dtype,
         order="HND",
     )
     num_pages, max_length = _memory(config, model_config, layout)
@@ -79,6 +80,9 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             num_threads=num_threads,
         )
 
+    config = replace(
+        config, max_total_tokens=num_pages * config.page_size, max_length=max_length, num_threads=num_threads
+    )
     return assemble(config, info=info, make_runner=make_runner, make_cache=make_cache, inbox=inbox, outbox=outbox)
 
 

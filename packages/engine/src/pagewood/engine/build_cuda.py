@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ def build_on(
     progress: Progress | None = None,
 ) -> Engine:
     """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
+    config = config.resolved()
     folder = model_folder(config.model)
     built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
     info = EngineInfo(
@@ -97,6 +98,7 @@ def build_on(
         page_size=config.page_size,
     )
     make_cache = tiered_cache(config, folder, built.memory)
+    config = replace(config, max_total_tokens=built.num_pages * config.page_size, max_length=built.max_length)
     return assemble(
         config, info=info, make_runner=lambda kv: built.runner, make_cache=make_cache, inbox=inbox, outbox=outbox
     )
@@ -219,11 +221,12 @@ def build_cuda_runner(
 
 
 def _dtype_of(config: EngineConfig) -> str:
-    return "bfloat16" if config.dtype == "auto" else config.dtype
+    return config.resolved().dtype
 
 
 def _kv_dtype_of(config: EngineConfig) -> str:
-    return "float8_e4m3fn" if config.kv_cache_dtype == "fp8_e4m3" else _dtype_of(config)
+    dtype = config.resolved().kv_cache_dtype
+    return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
 
 
 def _multiply_of(config: EngineConfig, device: Device) -> Multiply:

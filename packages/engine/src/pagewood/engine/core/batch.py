@@ -19,8 +19,9 @@ class Batch:
     """What to compute in one step. Owns its arrays: none aliases the state that it was built from.
 
     Tokens are addressed, not carried: grant g computes positions [start, start + count) of its row and reads their
-    token ids from the runner's table `tokens[row, position]`. A grant in `sampled` yields the token that follows its last
-    position; the runner writes it to `tokens[row, start + count]`, so the next step can be built before the host knows it.
+    token ids from the runner's table `tokens[row, position]`. A grant in `sampled` yields the token that follows its
+    last position. The runner writes it to `tokens[row, start + count]`, so the next step can be built before the host
+    knows it.
 
     A runner first applies the page updates and the token updates, then computes. Legend: U page updates, T token
     updates, G grants, S sampled grants.

@@ -7,8 +7,8 @@ import numpy as np
 from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SetPriority, Submit
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.kv import KVSpace
-from pagewood.engine.core.retire import end, refuse
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.retire import end, refuse
 from pagewood.engine.core.state import EngineState
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds

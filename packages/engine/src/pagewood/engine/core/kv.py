@@ -351,7 +351,7 @@ class KVSpace:
         """[num_pages - num_free] ids of the pages that are not free, for audits: reads the whole pool."""
         return self._allocator.held_pages()
 
-    def violation(self, holders: Iterable[Request], *, is_recalling: bool) -> str | None:
+    def violation(self, holders: Iterable[Request], *, is_recalling: bool = False) -> str | None:
         """Return how the invariant is broken, or None if it holds.
 
         Args:

@@ -13,8 +13,8 @@ from pagewood.engine.core.batch import Batch, BatchBuilder
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant, Planner
-from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.state import EngineState
 
 _log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Engine:
         )
 
     def violation(self) -> str | None:
-        """Return what is wrong with the accounting of KV memory now, or None; for tests and diagnosis: reads the whole pool."""
+        """Return what is wrong with the accounting of KV memory, or None; for tests: reads the whole pool."""
         holders = [*self._state.running, *self._state.draining]
         return self._kv.violation(holders, is_recalling=bool(self._state.waiting.num_recalling))
 
@@ -268,7 +268,7 @@ class Engine:
             self._outbox.send(deltas)
 
     def _check_invariant(self) -> None:
-        violation = self._kv.violation((), is_recalling=False)
+        violation = self._kv.violation(())
         if violation is not None:
             self._num_violations += 1
             _log.error("KV accounting is wrong while idle; the cache is cleared: %s", violation)

@@ -122,7 +122,7 @@ class SkipAhead(Protocol):
 
 
 class Planner:
-    """Decides steps. Invariant: no prompt takes the page of a decode, and nothing takes that of the best-ranked request.
+    """Decides steps. Invariant: the best-ranked running request never loses its pages to another.
 
     A request that cannot get a page takes it from the worst-ranked request without a grant in this step. A victim with
     a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
@@ -130,9 +130,7 @@ class Planner:
 
     __slots__ = ("_budget", "_kv", "_reserve", "_skip_ahead", "_victim")
 
-    def __init__(
-        self, *, kv: KVSpace, budget: Budget, reserve: Reserve, victim: Victim, skip_ahead: SkipAhead
-    ) -> None:
+    def __init__(self, *, kv: KVSpace, budget: Budget, reserve: Reserve, victim: Victim, skip_ahead: SkipAhead) -> None:
         """Take the parts.
 
         Args:
@@ -256,7 +254,7 @@ class Planner:
 
 
 class Shortage:
-    """Finds pages when there are none left, within one step. Invariant: an excluded request gets no grant in this step."""
+    """Finds pages in one step when none are left. Invariant: an excluded request gets no grant in this step."""
 
     __slots__ = ("_is_relief_coming", "_kv", "_state", "_victim", "excluded", "preempted")
 

@@ -1,4 +1,4 @@
-"""The waiting requests: their order, how much of each is cached, and which of them wait for another request's prompt."""
+"""The waiting requests: their order, how much of each is cached, and which are parked behind another's prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ class Order(Protocol):
         ...
 
     def remove(self, request: Request) -> None:
-        """Drop a request that ended or was parked."""
+        """Drop a request that ended."""
+        ...
+
+    def park(self, request: Request) -> None:
+        """Drop a request that will be added again, without charge for its absence."""
         ...
 
     def admit(self, request: Request) -> None:
@@ -119,7 +123,7 @@ class _Entry:
 
 
 class WaitingQueue:
-    """The requests without a row. Invariant: each is in the order or parked, and only requests in the order have a watch.
+    """The requests without a row. Invariant: each is in the order or parked; only those in the order have a watch.
 
     Args:
         order: decides which request is next; empty, and from now on notified by this queue only.
@@ -244,7 +248,7 @@ class WaitingQueue:
         return is_coming
 
     def admitted(self, request: Request) -> None:
-        """Note that a request of this pass holds a row: its watch and its recall end, others may wait for its prompt."""
+        """Note that a request of this pass has a row: its watch and recall end, and others may wait for its prompt."""
         self._end(self._entries[request.arrival])
         if self._deferral is not None:
             self._deferral.start(request)
@@ -255,7 +259,7 @@ class WaitingQueue:
             self._order.admit(request)
             del self._entries[request.arrival]
         for request in self._parked:
-            self._order.remove(request)
+            self._order.park(request)
             self._unwatch(self._entries[request.arrival])
         self._parked.clear()
 

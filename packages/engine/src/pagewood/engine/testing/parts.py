@@ -10,8 +10,10 @@ import numpy as np
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
+from pagewood.schedpolicy import InBatchDeferral, order_named
 
 
 def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4) -> KVSpace:
@@ -21,6 +23,16 @@ def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4) ->
         allocator=PageAllocator(num_pages),
         page_size=page_size,
         num_rows=num_rows,
+    )
+
+
+def make_queue(kv: KVSpace, *, order: str = "fcfs", is_watching: bool = False, defers: bool = False) -> WaitingQueue:
+    """Return an empty queue whose requests are matched in the cache of `kv`."""
+    return WaitingQueue(
+        order=order_named(order, notified=True),
+        kv=kv,
+        deferral=InBatchDeferral[Request](page_size=kv.page_size) if defers else None,
+        is_watching=is_watching,
     )
 
 

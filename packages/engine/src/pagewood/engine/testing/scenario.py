@@ -84,19 +84,21 @@ class Report:
 
 
 def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
-    """Draw a scenario: shared prefixes, tiny pools, chunks, priorities that change, namespaces, aborts and
-    hopeless requests."""
+    """Draw a scenario: shared prefixes, bursts that repeat one, tiny pools, chunks, priorities that change, namespaces,
+    aborts, and requests that can never fit."""
     page_size = rng.choice((1, 4, 16))
-    max_length = rng.randint(8, 90)
+    is_burst = rng.random() < 0.3
+    max_length = rng.randint(60, 120) if is_burst else rng.randint(8, 90)
     fewest_pages = -(-max_length // page_size)
     num_pages = rng.randint(fewest_pages, fewest_pages * 3)
-    stems = [[rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, max_length))] for _ in range(3)]
+    longest_stem = max_length * 2 // 3 if is_burst else max_length
+    stems = [[rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(1, longest_stem))] for _ in range(3)]
     arrivals: list[Arrival] = []
     for _ in range(rng.randint(1, 12)):
         stem = rng.choice(stems)
         tail = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(0, 6))]
-        prompt = (stem[: rng.randint(0, len(stem))] + tail) or [1]
-        at_step = rng.randint(0, 25)
+        prompt = (stem[: len(stem) if is_burst else rng.randint(0, len(stem))] + tail) or [1]
+        at_step = rng.randint(0, 3 if is_burst else 25)
         arrivals.append(
             Arrival(
                 at_step=at_step,

@@ -141,7 +141,7 @@ class CPURunner:
         return StepHandle(step.run if self._num_threads > 1 else None, result)
 
     def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
-        """Prepare all that does not depend on earlier steps, in the caller's thread and not between two steps on the worker.
+        """Prepare what does not depend on earlier steps: here, not between two steps on the worker.
 
         Args:
             batch: what to compute.

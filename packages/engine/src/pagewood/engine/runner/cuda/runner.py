@@ -199,7 +199,7 @@ class CUDARunner:
         sampler = Sampler.of(batch.sampling, step)
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
-        # A row without a token gets some token in the table: the next step may have been launched already, and reads it.
+        # The table needs a token even for a row without one: the next step may have been launched, and reads it.
         self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 

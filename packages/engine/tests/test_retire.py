@@ -1,0 +1,73 @@
+"""What the tokens of one grant do to a request."""
+
+import numpy as np
+import pytest
+
+from pagewood.engine.api import Delta, FinishReason
+from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.retire import retire
+from pagewood.engine.core.state import EngineState
+from pagewood.engine.testing import make_queue, make_request, make_space
+from pagewood.schedpolicy import deserving
+
+
+def retire_one(tokens: list[int], *, max_new: int = 8, stop_ids: frozenset[int] = frozenset()) -> tuple[Delta, int]:
+    """Retire a step in which a request of three prompt tokens yields `tokens`; return the answer and the free rows."""
+    kv = make_space()
+    state = EngineState(waiting=make_queue(kv), rank=deserving)
+    request = make_request([1, 2, 3], max_new=max_new)
+    request.stop_ids = stop_ids
+    state.by_id[request.request_id] = request
+    assert kv.admit(request, max_tokens=3, num_reserved=0) == 3
+    state.run(request)
+    result = StepResult(tokens=np.array(tokens, np.int32), counts=np.array([len(tokens)], np.int32))
+    (delta,) = retire(state, kv, [Grant(request, 0, 3, 4)], result)
+    assert request.tokens[3 : request.num_known].tolist() == tokens[: request.num_known - 3]
+    return delta, kv.num_free_rows
+
+
+def test_all_tokens_of_a_grant_are_answered_at_once() -> None:
+    delta, num_free_rows = retire_one([7, 8, 9])
+    assert (delta.tokens, delta.finish, delta.num_output_tokens, num_free_rows) == ((7, 8, 9), None, 3, 3)
+
+
+def test_tokens_behind_a_stop_token_are_dropped() -> None:
+    delta, num_free_rows = retire_one([7, 8, 9], stop_ids=frozenset([8]))
+    assert (delta.tokens, delta.finish, delta.num_output_tokens) == ((7,), FinishReason.STOP, 2)
+    assert num_free_rows == 4
+
+
+def test_tokens_behind_the_last_that_is_allowed_are_dropped() -> None:
+    delta, num_free_rows = retire_one([7, 8, 9], max_new=2)
+    assert (delta.tokens, delta.finish, delta.num_output_tokens) == ((7, 8), FinishReason.LENGTH, 2)
+    assert num_free_rows == 4
+
+
+def test_a_stop_token_at_the_limit_is_a_stop() -> None:
+    delta, _ = retire_one([7, 8], max_new=2, stop_ids=frozenset([8]))
+    assert (delta.tokens, delta.finish) == ((7,), FinishReason.STOP)
+
+
+def test_a_grant_that_yields_nothing_ends_its_request_with_an_error() -> None:
+    delta, num_free_rows = retire_one([])
+    assert (delta.tokens, delta.finish, num_free_rows) == ((), FinishReason.ERROR, 4)
+    assert delta.refusal is not None
+    assert delta.refusal.message.startswith("the logits of this request are not numbers")
+
+
+@pytest.mark.parametrize("num_unknown", [0, 2])
+def test_the_results_of_several_grants_are_told_apart(num_unknown: int) -> None:
+    kv = make_space(num_rows=8)
+    state = EngineState(waiting=make_queue(kv), rank=deserving)
+    grants: list[Grant] = []
+    for arrival in range(3):
+        request = make_request([arrival] * 3, arrival=arrival)
+        state.by_id[request.request_id] = request
+        assert kv.admit(request, max_tokens=3, num_reserved=0) == 3
+        state.run(request)
+        grants.append(Grant(request, 0, 3, 0 if arrival == 1 else 2))
+    tokens, counts = ([5, 6, 7], [2, 1]) if num_unknown == 0 else ([7], [0, 1])
+    result = StepResult(tokens=np.array(tokens, np.int32), counts=np.array(counts, np.int32))
+    deltas = {delta.request_id: delta.tokens for delta in retire(state, kv, grants, result)}
+    assert deltas == ({"0": (5, 6), "2": (7,)} if num_unknown == 0 else {"0": (), "2": (7,)})
