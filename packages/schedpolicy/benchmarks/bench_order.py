@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pagewood.schedpolicy import ORDERS, Ageing, InBatchDeferral, order_named
+from pagewood.schedpolicy import ORDERS, Ageing, order_named
 
 _NUM_TOKENS = 2000
 _NUM_SHARED = 1504
@@ -113,10 +113,5 @@ def test_order(benchmark: BenchmarkFixture, name: str, num_waiting: int, notifie
 
 
 @pytest.mark.parametrize("num_waiting", [128, 1000, 10_000])
-@pytest.mark.parametrize("wrapper", ["ageing", "deferral"])
-def test_wrapped(benchmark: BenchmarkFixture, wrapper: str, num_waiting: int):
-    def make() -> Any:
-        order = order_named("lpm", notified=True)
-        return Ageing[Any](order, after_s=1.0) if wrapper == "ageing" else InBatchDeferral[Any](order)
-
-    measure(benchmark, make, num_waiting, True)
+def test_ageing(benchmark: BenchmarkFixture, num_waiting: int):
+    measure(benchmark, lambda: Ageing[Any](order_named("lpm", notified=True), after_s=1.0), num_waiting, True)

@@ -89,6 +89,28 @@ def test_a_tenant_that_returns_has_saved_nothing_up():
     assert order.service("back") == order.service("busy") == 1000.0
 
 
+def test_a_parked_request_keeps_what_its_tenant_is_owed():
+    order: ShareOrder[FakeRequest] = fair_share()
+    busy = [FakeRequest(arrival=arrival, tenant="busy", num_tokens=100) for arrival in range(9)]
+    patient = FakeRequest(arrival=9, tenant="patient", num_tokens=100)
+    for request in (*busy, patient):
+        order.add(request)
+    order.park(patient)
+    assert patient not in order
+    assert len(order) == 9
+    for request in list(islice(order.ordered(0.0), 5)):
+        order.admit(request)
+    order.add(patient)
+    assert order.service("busy") == 500.0
+    assert order.service("patient") == 0.0
+    assert next(order.ordered(0.0)) is patient
+    # One that has ended while it was parked leaves its tenant without requests, and so to be lifted.
+    order.park(patient)
+    order.stop(patient)
+    order.add(FakeRequest(arrival=10, tenant="patient", num_tokens=100))
+    assert order.service("patient") == 500.0
+
+
 def test_what_is_cached_costs_nothing():
     order: ShareOrder[FakeRequest] = fair_share()
     request = FakeRequest(arrival=0, tenant="a", num_tokens=100, num_matched=90)

@@ -28,6 +28,7 @@ from pagewood.schedpolicy.requests import (
     HasClass,
     HasDeadline,
     HasPrefix,
+    HasPrompt,
     HasTag,
     HasTenant,
     LiveMatch,
@@ -56,13 +57,14 @@ from pagewood.schedpolicy.victim import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "MATCH_ORDERS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits", "Ageing",
-    "Budget", "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove",
-    "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasTag", "HasTenant", "HighestResponseRatio",
-    "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder",
-    "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel", "StepReserve", "StepSample",
-    "Switch", "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival",
-    "by_deadline", "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack",
-    "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving",
-    "fair_share", "fits_until_all_end", "order_named", "prefill_first", "weighted_round_robin", "worth_preempting",
+    "MATCH_ORDERS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits",
+    "Ageing", "Budget", "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove",
+    "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt", "HasTag", "HasTenant",
+    "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order", "Outcome", "Quota",
+    "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel",
+    "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting",
+    "__version__", "by_arrival", "by_deadline", "by_least_lost", "by_least_output", "by_longest_output",
+    "by_lowest_priority", "by_most_slack", "by_priority", "by_priority_low_first", "choose_victim", "choose_victims",
+    "decode_first", "deserving", "fair_share", "fits_until_all_end", "order_named", "prefill_first",
+    "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

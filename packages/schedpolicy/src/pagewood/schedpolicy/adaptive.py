@@ -85,7 +85,7 @@ class AdaptiveOrder(Generic[W]):
         self._make_orders = plain, cache_aware
         self._order = plain()  # written by: _switch
         self._is_cache_aware = False  # written by: _switch
-        self._waiting: dict[int, W] = {}  # by arrival; written by: add, remove, admit
+        self._waiting: dict[int, W] = {}  # by arrival; written by: add, remove, admit, park
         self.hit_rate = 0.0  # written by: admit
         self.switches: deque[Switch] = deque(maxlen=max_switches)  # written by: _switch
 
@@ -109,6 +109,11 @@ class AdaptiveOrder(Generic[W]):
         self._order.admit(request)
         del self._waiting[request.arrival]
         self.hit_rate += self.rule.smoothing * (request.num_matched / max(1, request.num_tokens) - self.hit_rate)
+
+    def park(self, request: W) -> None:
+        """Take a waiting request out until it is added again."""
+        self._order.park(request)
+        del self._waiting[request.arrival]
 
     def stop(self, request: W) -> None:
         """Tell the order that decides."""

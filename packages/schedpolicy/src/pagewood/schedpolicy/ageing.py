@@ -67,6 +67,11 @@ class Ageing(Generic[W]):
         self._by_age.discard(request)
         self._order.admit(request)
 
+    def park(self, request: W) -> None:
+        """Take a waiting request out until it is added again."""
+        self._by_age.discard(request)
+        self._order.park(request)
+
     def stop(self, request: W) -> None:
         """Tell the order that is wrapped."""
         self._order.stop(request)

@@ -1,109 +1,232 @@
-"""Any order, but of requests that share an uncached prefix one goes first, and the others find it cached."""
+"""Requests that repeat a prompt which is being computed wait for it, and then find it cached."""
 
 from collections.abc import Iterator
-from typing import Generic
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
 
-from pagewood.schedpolicy.depth_first import P
-from pagewood.schedpolicy.order import Order
+from pagewood.schedpolicy.requests import HasPrompt
+
+Q = TypeVar("Q", bound=HasPrompt)
 
 
-class InBatchDeferral(Generic[P]):
-    """Puts off, to the end of the pass, requests whose prompts repeat one that is about to be computed anyway.
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Leader(Generic[Q]):
+    """A running request whose prompt is being computed."""
 
-    A request defers to another if the other's prompt would raise its match by `min_shared` tokens or more, and the
-    other goes before it in this pass or runs and has not generated a token yet. It is put off, not refused: the order
-    stays a permutation, and once its leader's prompt is cached its match has grown, and it leads or hits. A request is
-    thus put off at most while some request with the same prefix is being computed.
+    request: Q
+    num_prompt: int
+    """Tokens of its prompt that others can match: whole pages."""
+    num_shared: dict[int, int] = field(default_factory=dict[int, int])
+    """Tokens shared with requests compared so far, by arrival."""  # written by: deferral
+    wake_ups: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Heap of (computed tokens of the leader, arrival of the request to wake then)."""  # written by: deferral
 
-    Two prompts share `num_matched + min_shared` tokens exactly if those prefixes are equal, so a set of prefixes
-    answers where SGLang builds a tree of the queue in every pass.
 
-    Source: in-batch prefix caching of SGLang, with its thresholds 32 and 32.
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Parked(Generic[Q]):
+    """A waiting request that is parked here."""
+
+    request: Q
+    leader: _Leader[Q] | None
+    """None once the request is ready."""  # written by: deferral
+
+
+class InBatchDeferral(Generic[Q]):
+    """Parks a waiting request while a running one computes a prompt that it repeats, so the prefix is computed once.
+
+    A request parks on a leader (a running request with a prompt in progress) if the leader will raise the request's
+    match by `min_shared` tokens or more. It becomes ready when the leader has computed all but less than `min_shared`
+    of the tokens that the two share, and when the leader stops. The caller takes a parked request out of its queue,
+    with `Order.park`, and puts it back with `Order.add` when it is ready: parked requests cost nothing in a pass.
+
+    Invariant: every parked request that is not ready is parked on one leader, and every leader has been started, has
+    not been stopped, and has at least `min_shared` tokens of its prompt to compute. So every parked request becomes
+    ready: its leader makes progress or stops.
+
+    Cost: two prompts that share enough agree in the tokens [m, m + min_shared), where m is the match of the waiting
+    one. So leaders are kept by that window, for each m that occurs in a pass, and one candidate costs a small `window`
+    and a lookup. Only where the windows agree are prefixes compared, once for each pair of a leader and a request.
+    A pass compares about `max_compared` tokens at most. A candidate that comes after that is parked provisionally, on
+    the first leader with its window, and compared in a later pass, before any new candidate; if it shares too little,
+    it is ready then. So a repeat is never admitted because the comparisons were used up.
+
+    In every pass: `ready`; then, for each candidate, `defer`, and `start` for those that are admitted. Each request
+    that ended or was preempted: `stop`. Each parked request that ended: `discard`.
+
+    Source: in-batch prefix caching of SGLang, which moves such requests to the end of the queue in every pass.
     """
 
-    __slots__ = ("_max_matched", "_min_shared", "_order", "_running")
+    __slots__ = (
+        "_leaders", "_max_compared", "_min_shared", "_num_compared", "_page_size", "_parked", "_unverified",
+        "_windows", "_woken",
+    )  # fmt: skip
 
-    def __init__(
-        self, order: Order[P], *, min_shared: int = 32, max_matched: int | None = 32, page_size: int = 1
-    ) -> None:
-        """Wrap an order.
+    def __init__(self, *, min_shared: int = 32, page_size: int = 1, max_compared: int = 2_000_000) -> None:
+        """Start with no leaders and no parked requests.
 
         Args:
-            order: decides who goes first, also among those who share a prefix.
-            min_shared: tokens of prefill that deferring must save, >= 1.
-            max_matched: requests with a longer match do not defer, >= 0; None for no limit.
-            page_size: tokens that the cache keeps together, >= 1: it shares whole pages only.
+            min_shared: tokens of prefill that waiting must save, >= 1; rounded up to whole pages.
+            page_size: tokens of a page, >= 1: the cache shares whole pages only.
+            max_compared: tokens that one pass compares, >= 1; the last comparison may exceed it.
 
         Raises:
             ValueError: An argument is out of range.
         """
-        if min_shared < 1:
-            raise ValueError(f"min_shared must be >= 1, got {min_shared}")
-        if max_matched is not None and max_matched < 0:
-            raise ValueError(f"max_matched must be >= 0, got {max_matched}")
-        if page_size < 1:
-            raise ValueError(f"page_size must be >= 1, got {page_size}")
-        self._order = order
+        for name, value in (("min_shared", min_shared), ("page_size", page_size), ("max_compared", max_compared)):
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        self._page_size = page_size
         self._min_shared = -(-min_shared // page_size) * page_size
-        self._max_matched = max_matched
-        # Running requests and what each had generated on admission, by arrival; written by: admit, stop, ordered.
-        self._running: dict[int, tuple[P, int]] = {}
+        self._max_compared = max_compared
+        self._num_compared = 0  # in this pass; written by: ready, _compare
+        self._leaders: dict[int, _Leader[Q]] = {}  # by arrival, in the order of `start`; written by: start, stop, ready
+        self._parked: dict[int, _Parked[Q]] = {}  # by arrival, ready ones included; written by: _park, discard, ready
+        self._unverified: dict[
+            int, None
+        ] = {}  # arrivals parked without a comparison; written by: _park, _wake, discard
+        self._woken: list[_Parked[Q]] = []  # to be returned by `ready`; written by: _wake, ready
+        # Leaders by their tokens [m, m + min_shared), for each m that occurred in this pass; written by: start, stop,
+        # ready, defer.
+        self._windows: dict[int, dict[bytes, list[_Leader[Q]]]] = {}
 
-    def add(self, request: P) -> None:
-        """Take a request in."""
-        self._order.add(request)
+    def start(self, request: Q) -> None:
+        """Take note that the prompt of a request is being computed from now on; others may park on it.
 
-    def remove(self, request: P) -> None:
-        """Let a request go that will not run."""
-        self._order.remove(request)
+        Raises:
+            ValueError: The request is parked.
+        """
+        if request.arrival in self._parked:
+            raise ValueError(f"request must not be parked when it starts, got arrival {request.arrival}")
+        leader = _Leader(request=request, num_prompt=self._whole_pages(request.num_prompt))
+        if leader.num_prompt - self._whole_pages(request.num_computed) >= self._min_shared:
+            self._leaders[request.arrival] = leader
+            for offset, windows in self._windows.items():
+                self._index(leader, offset, windows)
 
-    def admit(self, request: P) -> None:
-        """Let a request go that runs; others defer to it until its prompt is computed."""
-        self._order.admit(request)
-        self._running[request.arrival] = request, request.num_generated
+    def stop(self, request: Q) -> None:
+        """Take note that a request runs no more: it ended or was preempted; ignore requests that are no leaders.
 
-    def stop(self, request: P) -> None:
-        """Defer to a request no longer."""
-        self._running.pop(request.arrival, None)
-        self._order.stop(request)
+        The requests that are parked on it become ready.
+        """
+        leader = self._leaders.pop(request.arrival, None)
+        if leader is not None:
+            self._windows.clear()
+            for _, arrival in leader.wake_ups:
+                self._wake(leader, arrival)
 
-    def update(self, request: P) -> None:
-        """Tell the order that is wrapped."""
-        self._order.update(request)
+    def defer(self, request: Q) -> bool:
+        """Park a waiting request if the prompt of a leader will raise its match by `min_shared` tokens or more.
 
-    def ordered(self, now_s: float) -> Iterator[P]:
-        """Yield the waiting requests, those that defer to another last."""
-        self._running = {
-            arrival: (request, num_generated)
-            for arrival, (request, num_generated) in self._running.items()
-            if request.num_generated == num_generated
-        }
-        leaders: dict[int, set[bytes]] = {}  # prefixes of those who go first or run, by length in tokens
-        deferred: list[P] = []
-        for request in self._order.ordered(now_s):
-            num_shared = request.num_matched + self._min_shared
-            if num_shared >= request.num_tokens or self._is_matched_enough(request):
-                yield request
-                continue
-            prefixes = leaders.get(num_shared)
-            if prefixes is None:
-                prefixes = {other.prefix(num_shared) for other, _ in self._running.values()}
-                leaders[num_shared] = prefixes
-            prefix = request.prefix(num_shared)
-            if prefix in prefixes:
-                deferred.append(request)
-            else:
-                prefixes.add(prefix)
-                yield request
-        yield from deferred
+        Returns:
+            Whether the request is parked now.
 
-    def __contains__(self, request: P) -> bool:
-        """Return whether the request waits here."""
-        return request in self._order
+        Raises:
+            ValueError: The request is parked already.
+        """
+        if request.arrival in self._parked:
+            raise ValueError(f"arrival must be unique among parked requests, got {request.arrival} again")
+        offset = request.num_matched
+        end = offset + self._min_shared
+        if not self._leaders or end >= request.num_tokens or end > request.num_prompt:
+            return False
+        windows = self._windows.get(offset)
+        if windows is None:
+            windows = self._windows[offset] = {}
+            for leader in self._leaders.values():
+                self._index(leader, offset, windows)
+        return any(self._park(request, leader) for leader in windows.get(request.window(offset, end), ()))
+
+    def discard(self, request: Q) -> None:
+        """Forget a parked request that has ended; ignore any other."""
+        self._parked.pop(request.arrival, None)
+        self._unverified.pop(request.arrival, None)
+
+    def ready(self) -> list[Q]:
+        """Begin a pass: take out the parked requests that need wait no longer, and return them by arrival."""
+        self._num_compared = 0
+        self._windows.clear()
+        for leader in list(self._leaders.values()):
+            num_computed = self._whole_pages(leader.request.num_computed)
+            while leader.wake_ups and leader.wake_ups[0][0] <= num_computed:
+                self._wake(leader, heappop(leader.wake_ups)[1])
+            if leader.num_prompt - num_computed < self._min_shared:
+                del self._leaders[leader.request.arrival]
+        while self._unverified and self._num_compared < self._max_compared:
+            self._verify(self._parked[next(iter(self._unverified))])
+        woken = [parked.request for parked in self._woken if self._parked.get(parked.request.arrival) is parked]
+        self._woken.clear()
+        for request in woken:
+            del self._parked[request.arrival]
+        woken.sort(key=lambda request: request.arrival)
+        return woken
+
+    def __contains__(self, request: Q) -> bool:
+        """Return whether a request is parked here."""
+        return request.arrival in self._parked
+
+    def __iter__(self) -> Iterator[Q]:
+        """Yield the parked requests, those that are ready included."""
+        for parked in self._parked.values():
+            yield parked.request
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
-        return len(self._order)
+        """Return how many requests are parked here."""
+        return len(self._parked)
 
-    def _is_matched_enough(self, request: P) -> bool:
-        return self._max_matched is not None and request.num_matched > self._max_matched
+    def _whole_pages(self, num_tokens: int) -> int:
+        return num_tokens // self._page_size * self._page_size
+
+    def _index(self, leader: _Leader[Q], offset: int, windows: dict[bytes, list[_Leader[Q]]]) -> None:
+        end = offset + self._min_shared
+        if end <= leader.num_prompt:
+            windows.setdefault(leader.request.window(offset, end), []).append(leader)
+
+    def _park(self, request: Q, leader: _Leader[Q]) -> bool:
+        """Park a request on a leader if that saves enough, as far as that is known."""
+        parked = _Parked(request=request, leader=leader)
+        is_known = self._compare(request, leader)
+        if not self._await(request, leader):
+            return False
+        self._parked[request.arrival] = parked
+        if not is_known:
+            self._unverified[request.arrival] = None
+        return True
+
+    def _verify(self, parked: _Parked[Q]) -> None:
+        """Compare a request that was parked provisionally, and wake it if it shares too little with its leader."""
+        leader = parked.leader
+        assert leader is not None, "a ready request needs no comparison"
+        del self._unverified[parked.request.arrival]
+        self._compare(parked.request, leader)
+        if not self._await(parked.request, leader):
+            parked.leader = None
+            self._woken.append(parked)
+
+    def _compare(self, request: Q, leader: _Leader[Q]) -> bool:
+        """Find out how many tokens the two share; return False if that is unknown and the comparisons are used up."""
+        if request.arrival in leader.num_shared:
+            return True
+        if self._num_compared >= self._max_compared:
+            return False
+        self._num_compared += min(request.num_prompt, leader.num_prompt)
+        leader.num_shared[request.arrival] = request.num_shared(leader.request)
+        return True
+
+    def _await(self, request: Q, leader: _Leader[Q]) -> bool:
+        """Enter when the leader wakes the request; return False if it need not wait for the leader."""
+        num_shared = leader.num_shared.get(request.arrival, request.num_prompt)
+        num_usable = min(self._whole_pages(min(num_shared, request.num_tokens - 1)), leader.num_prompt)
+        num_computed = self._whole_pages(leader.request.num_computed)
+        if num_usable - max(request.num_matched, num_computed) < self._min_shared:
+            return False
+        heappush(leader.wake_ups, (num_usable - self._min_shared + 1, request.arrival))
+        return True
+
+    def _wake(self, leader: _Leader[Q], arrival: int) -> None:
+        """Mark a request as ready if it is still parked on the leader."""
+        parked = self._parked.get(arrival)
+        if parked is not None and parked.leader is leader:
+            parked.leader = None
+            self._unverified.pop(arrival, None)
+            self._woken.append(parked)

@@ -42,6 +42,7 @@ class DepthFirstWeight(Generic[P]):
             self._sweep.discard(request)
 
     admit = remove
+    park = remove
 
     def stop(self, request: P) -> None:
         """Do nothing: who runs does not matter here."""

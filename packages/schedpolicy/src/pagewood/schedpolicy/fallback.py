@@ -42,6 +42,11 @@ class FallbackAbove(Generic[W]):
         self._order.admit(request)
         self._above.admit(request)
 
+    def park(self, request: W) -> None:
+        """Take a waiting request out until it is added again."""
+        self._order.park(request)
+        self._above.park(request)
+
     def stop(self, request: W) -> None:
         """Tell both orders."""
         self._order.stop(request)

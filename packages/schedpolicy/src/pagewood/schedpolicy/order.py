@@ -42,8 +42,18 @@ class Order(Protocol[W]):
         """
         ...
 
+    def park(self, request: W) -> None:
+        """Take a waiting request out for a while, as `InBatchDeferral` asks; `add` brings it back.
+
+        Unlike `remove`, this keeps what the request and its group are owed. If the request ends meanwhile, call `stop`.
+
+        Raises:
+            KeyError: It is not here.
+        """
+        ...
+
     def stop(self, request: W) -> None:
-        """Take note that a request admitted from here runs no more: it ended or was preempted; ignore any other."""
+        """Take note that a request that was admitted or parked has ended or was preempted; ignore any other."""
         ...
 
     def update(self, request: W) -> None:

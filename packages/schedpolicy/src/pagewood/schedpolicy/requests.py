@@ -1,6 +1,6 @@
 """What the policies read of a request: any object with these attributes will do."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Waiting(Protocol):
@@ -93,6 +93,50 @@ class HasPrefix(Protocol):
         of the bytes of whatever it is a prefix of; prompts that may not share KV start with different bytes (the
         hash of their namespace, say, in a multiple of four bytes).
         """
+        ...
+
+
+class HasPrompt(Protocol):
+    """What `InBatchDeferral` reads of waiting and running requests, to find prompts that repeat each other."""
+
+    @property
+    def arrival(self) -> int:
+        """Sequence number of its first arrival, unique."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt, plus the tokens generated so far."""
+        ...
+
+    @property
+    def num_matched(self) -> int:
+        """Leading tokens whose KV is cached; read while the request waits."""
+        ...
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        ...
+
+    @property
+    def num_computed(self) -> int:
+        """Leading tokens whose KV is computed and can be matched by others; grows while the request runs.
+
+        It need not be a multiple of the page size: only whole pages are counted.
+        """
+        ...
+
+    def window(self, start: int, end: int) -> bytes:
+        """Return bytes that stand for the tokens [start, end) of the prompt; equal tokens have equal bytes.
+
+        It is a cheap key to find candidates for `num_shared`. Prompts that may not share KV may start with different
+        bytes, but need not.
+        """
+        ...
+
+    def num_shared(self, other: Any, /) -> int:
+        """Return the length in tokens of the common prefix of the two prompts; 0 where they may not share KV."""
         ...
 
 

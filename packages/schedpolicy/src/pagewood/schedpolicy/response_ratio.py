@@ -52,6 +52,7 @@ class HighestResponseRatio(Generic[W]):
             self._sweep.discard(request)
 
     admit = remove
+    park = remove
 
     def stop(self, request: W) -> None:
         """Do nothing: who runs does not matter here."""

@@ -23,7 +23,7 @@ class ShareOrder(Generic[W]):
     lifted to the least service of those that wait (if none does, of the last that did), so that nobody saves up idle
     time to have the machine alone later. Within a pass, every request that was yielded is reckoned as admitted.
 
-    Invariant: `_active` is sorted, and has exactly the groups with a waiting request, each with its service.
+    Invariant: `_active` is sorted, and has exactly the groups with a waiting or parked request, each with its service.
 
     Bound: while two groups have waiting requests throughout, and the engine admits in this order whenever it admits,
     their services differ by at most 2 * max(largest charge of an admission, most that the requests of one group that
@@ -33,8 +33,8 @@ class ShareOrder(Generic[W]):
     """
 
     __slots__ = (
-        "_active", "_admission_cost", "_group_of", "_groups", "_last_service", "_make_order", "_orders",
-        "_output_cost", "_running", "_service", "_weights",
+        "_active", "_admission_cost", "_group_of", "_groups", "_last_service", "_make_order", "_num_members",
+        "_orders", "_output_cost", "_parked", "_running", "_service", "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -68,8 +68,10 @@ class ShareOrder(Generic[W]):
         self._weights = dict(weights)
         self._admission_cost = admission_cost
         self._output_cost = output_cost
-        self._orders: dict[str, Order[W]] = {}  # of groups with a waiting request; written by: add, _leave
-        self._groups: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, _leave
+        self._orders: dict[str, Order[W]] = {}  # of groups with a waiting or parked request; written by: add, _leave
+        self._groups: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, park, _leave
+        self._parked: dict[int, str] = {}  # groups of parked requests, by arrival; written by: add, park, stop
+        self._num_members: dict[str, int] = {}  # waiting or parked requests of a group; written by: add, _leave
         self._service: dict[str, float] = {}  # by group; written by: add, _charge
         self._active: list[tuple[float, str]] = []  # written by: add, _charge, _leave
         self._last_service = 0.0  # of the group that was the last to wait; written by: _leave
@@ -86,6 +88,8 @@ class ShareOrder(Generic[W]):
         if request.arrival in self._groups:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
         group = self._group_of(request)
+        if self._parked.get(request.arrival, group) != group:
+            self.stop(request)
         if group not in self._orders:
             self._settle()
             least = self._active[0][0] if self._active else self._last_service
@@ -93,6 +97,9 @@ class ShareOrder(Generic[W]):
             self._service[group] = service
             insort(self._active, (service, group))
             self._orders[group] = self._make_order()
+            self._num_members[group] = 0
+        if self._parked.pop(request.arrival, None) is None:
+            self._num_members[group] += 1
         self._groups[request.arrival] = group
         self._orders[group].add(request)
 
@@ -100,18 +107,32 @@ class ShareOrder(Generic[W]):
         """Let a request go that will not run; it costs nothing."""
         group = self._groups[request.arrival]
         self._orders[group].remove(request)
-        self._leave(request, group)
+        del self._groups[request.arrival]
+        self._leave(group)
 
     def admit(self, request: W) -> None:
         """Let a request go that runs, and charge its group for the admission."""
         group = self._groups[request.arrival]
         self._orders[group].admit(request)
         self._charge(group, self._admission_cost(request))
-        self._leave(request, group)
+        del self._groups[request.arrival]
+        self._leave(group)
         self._running[request.arrival] = request, group, request.num_generated
 
+    def park(self, request: W) -> None:
+        """Take a waiting request out until it is added again; its group keeps its place, and is not lifted then."""
+        group = self._groups[request.arrival]
+        self._orders[group].park(request)
+        self._parked[request.arrival] = group
+        del self._groups[request.arrival]
+
     def stop(self, request: W) -> None:
-        """Charge a running request for its last tokens."""
+        """Charge a running request for its last tokens; forget a parked one."""
+        parked_group = self._parked.pop(request.arrival, None)
+        if parked_group is not None:
+            self._orders[parked_group].stop(request)
+            self._leave(parked_group)
+            return
         entry = self._running.pop(request.arrival, None)
         if entry is None:
             return
@@ -176,10 +197,12 @@ class ShareOrder(Generic[W]):
             del self._active[bisect_left(self._active, (before, group))]
             insort(self._active, (after, group))
 
-    def _leave(self, request: W, group: str) -> None:
-        del self._groups[request.arrival]
-        if not self._orders[group]:
-            del self._orders[group]
+    def _leave(self, group: str) -> None:
+        """Count one request less of a group; the last one takes its order along."""
+        self._num_members[group] -= 1
+        if not self._num_members[group]:
+            self._settle()
+            del self._orders[group], self._num_members[group]
             del self._active[bisect_left(self._active, (self._service[group], group))]
             self._last_service = self._service[group]
 

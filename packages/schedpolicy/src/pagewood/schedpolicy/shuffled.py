@@ -38,6 +38,7 @@ class ShuffledOrder(Generic[W]):
             self._places[last.arrival] = place
 
     admit = remove
+    park = remove
 
     def stop(self, request: W) -> None:
         """Do nothing: who runs does not matter here."""

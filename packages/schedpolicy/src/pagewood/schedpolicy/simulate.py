@@ -14,9 +14,9 @@ from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine, load_machine
 from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.policies import (
+    EXTRAS,
     SGLANG_ORDERS,
     VICTIMS,
-    WRAPPERS,
     Policies,
     check_policy,
     policies_named,
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         "--policy",
         default="lpm,fcfs",
         metavar="A,B",
-        help=f"one or more of {orders}; each with +{', +'.join(WRAPPERS)}",
+        help=f"one or more of {orders}; each with +{', +'.join(EXTRAS)}",
     )
     who.add_argument("--max-running", type=int, default=256, metavar="N", help="requests that run at once")
     who.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")

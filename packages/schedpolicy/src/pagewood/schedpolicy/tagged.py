@@ -45,6 +45,8 @@ class TagAffinity(Generic[T]):
         if not self._queues[tag]:
             del self._queues[tag]
 
+    park = remove
+
     def admit(self, request: T) -> None:
         """Let a request go that runs, and count it."""
         tag = self._tag_of[request.arrival]

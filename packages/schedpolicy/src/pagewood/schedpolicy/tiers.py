@@ -16,7 +16,7 @@ class Tiers(Generic[W]):
     Invariant: a waiting request is in the order of its tier as it was last told, a running one in that it ran from.
     """
 
-    __slots__ = ("_make_order", "_num_members", "_orders", "_running", "_tier_of", "_tiers", "_tiers_of")
+    __slots__ = ("_make_order", "_num_members", "_orders", "_parked", "_running", "_tier_of", "_tiers", "_tiers_of")
 
     def __init__(self, tier_of: Callable[[W], float], make_order: Callable[[], Order[W]]) -> None:
         """Start empty.
@@ -28,16 +28,23 @@ class Tiers(Generic[W]):
         self._tier_of = tier_of
         self._make_order = make_order
         self._orders: dict[float, Order[W]] = {}  # by tier; written by: add, _leave
-        self._num_members: dict[float, int] = {}  # waiting or running, by tier; written by: add, _leave
+        self._num_members: dict[float, int] = {}  # waiting, running or parked, by tier; written by: add, _leave
         self._tiers: list[float] = []  # of `_orders`, negated, sorted; written by: add, _leave
-        self._tiers_of: dict[int, float] = {}  # waiting or running, by arrival; written by: add, _leave
+        self._tiers_of: dict[int, float] = {}  # waiting, running or parked, by arrival; written by: add, _leave
         self._running: set[int] = set()  # of these, the arrivals of those that run; written by: admit, stop
+        self._parked: set[int] = set()  # of these, the arrivals of those that are parked; written by: add, park, stop
 
     def add(self, request: W) -> None:
         """Take a request in."""
+        tier = self._tier_of(request)
+        if request.arrival in self._parked:
+            if self._tiers_of[request.arrival] == tier:
+                self._orders[tier].add(request)
+                self._parked.remove(request.arrival)
+                return
+            self.stop(request)
         if request.arrival in self._tiers_of:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
-        tier = self._tier_of(request)
         order = self._orders.get(tier)
         if order is None:
             order = self._orders[tier] = self._make_order()
@@ -57,10 +64,16 @@ class Tiers(Generic[W]):
         self._orders[self._tiers_of[request.arrival]].admit(request)
         self._running.add(request.arrival)
 
+    def park(self, request: W) -> None:
+        """Take a waiting request out until it is added again; its tier is kept."""
+        self._orders[self._tiers_of[request.arrival]].park(request)
+        self._parked.add(request.arrival)
+
     def stop(self, request: W) -> None:
-        """Tell the order that a running request came from."""
-        if request.arrival in self._running:
-            self._running.remove(request.arrival)
+        """Notify the order that a running or parked request came from."""
+        if request.arrival in self._running or request.arrival in self._parked:
+            self._running.discard(request.arrival)
+            self._parked.discard(request.arrival)
             self._orders[self._tiers_of[request.arrival]].stop(request)
             self._leave(request)
 

@@ -23,11 +23,12 @@ class Policies:
     """The objects of one replica, none of them shared with another.
 
     Attributes:
-        order: Who is considered first; told of every change of a match.
+        order: Which request is considered first; it is notified of every change of a match.
         budget: What a step may take.
         reserve: What is kept for tokens to come.
         skip_ahead: How far admission goes past a request that does not fit.
-        victim: Who yields when memory runs out: the smallest rank.
+        deferral: Parks requests that repeat a prompt in progress; None to park none.
+        victim: Which request is preempted when memory runs out: the one with the smallest rank.
         quotas: What a tenant may hold; None for no limits.
         feasibility: What refuses requests that would miss their deadline; None to let them try.
     """
@@ -36,6 +37,7 @@ class Policies:
     budget: Budget
     reserve: NewTokenRatio
     skip_ahead: SkipAhead
+    deferral: InBatchDeferral[SimRequest] | None = None
     victim: Callable[[SimRequest], tuple[float, ...]] = by_lowest_priority
     quotas: Quotas | None = None
     feasibility: Feasibility | None = None
@@ -45,7 +47,7 @@ DEFAULT_BUDGET = Budget(max_step_tokens=2048, max_chunk_tokens=None, max_running
 VICTIMS = ("priority", "least-output")
 SGLANG_ORDERS = ("lpm-unaged", "lpm-sglang")
 """For comparisons: lpm by match alone, and that with SGLang's fall-back to fcfs above 128 waiting requests."""
-WRAPPERS = ("age", "defer")
+EXTRAS = ("age", "defer")
 """What a name may be followed by, as in `lpm+defer`: a bound on waiting, and in-batch prefix deferral."""
 
 _COMES_OF_AGE_S = 10.0
@@ -57,13 +59,13 @@ def check_policy(name: str) -> None:
     Raises:
         ValueError: It does not.
     """
-    base, *wrappers = name.split("+")
+    base, *extras = name.split("+")
     known = (*ORDERS, *SGLANG_ORDERS)
     if base not in known:
         raise ValueError(f"policy must be one of {', '.join(known)}, got {base!r}")
-    for wrapper in wrappers:
-        if wrapper not in WRAPPERS:
-            raise ValueError(f"policy {base} must be followed by +{' or +'.join(WRAPPERS)}, got +{wrapper}")
+    for extra in extras:
+        if extra not in EXTRAS:
+            raise ValueError(f"policy {base} must be followed by +{' or +'.join(EXTRAS)}, got +{extra}")
 
 
 def policies_named(
@@ -79,7 +81,7 @@ def policies_named(
     """Return policies by name, with the defaults of everything else.
 
     Args:
-        policy: An order: one of `ORDERS` or `SGLANG_ORDERS`, and any of `WRAPPERS`, as in `lpm+defer+age`.
+        policy: An order: one of `ORDERS` or `SGLANG_ORDERS`, and any of `EXTRAS`, as in `lpm+defer+age`.
         page_size: Tokens per page.
         budget: What a step may take.
         victim: One of `VICTIMS`.
@@ -93,18 +95,16 @@ def policies_named(
     check_policy(policy)
     if victim not in VICTIMS:
         raise ValueError(f"victim must be one of {', '.join(VICTIMS)}, got {victim!r}")
-    base, *wrappers = policy.split("+")
+    base, *extras = policy.split("+")
     order = _order(base, seed)
-    for wrapper in wrappers:
-        if wrapper == "age":
-            order = Ageing[SimRequest](order, after_s=_COMES_OF_AGE_S)
-        else:
-            order = InBatchDeferral[SimRequest](order, page_size=page_size)
+    if "age" in extras:
+        order = Ageing[SimRequest](order, after_s=_COMES_OF_AGE_S)
     return Policies(
         order=order,
         budget=budget,
         reserve=NewTokenRatio(),
         skip_ahead=SkipAhead(max_skipped=8, max_passes=16),
+        deferral=InBatchDeferral[SimRequest](page_size=page_size) if "defer" in extras else None,
         victim=by_lowest_priority if victim == "priority" else by_least_output,
         quotas=quotas,
         feasibility=feasibility,

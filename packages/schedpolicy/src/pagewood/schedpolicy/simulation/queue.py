@@ -1,7 +1,8 @@
-"""The waiting requests of one replica, and what their order must be told of them."""
+"""The waiting requests of one replica, and what their order is notified of."""
 
 from collections.abc import Iterator
 
+from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.order import Order
 from pagewood.schedpolicy.simulation.cache import BlockCache
 from pagewood.schedpolicy.simulation.memory import Memory
@@ -9,25 +10,32 @@ from pagewood.schedpolicy.simulation.request import SimRequest
 
 
 class Queue:
-    """Waiting requests with their live matches. Invariant: the order has exactly these, and at the start of a pass it
-    has been told of every match that has changed.
+    """Waiting requests with their live matches.
 
-    Where the cache has no live matches, each pass matches all requests again.
+    Invariant: every waiting request is in the order, or parked on a running request whose prompt it repeats. Exactly
+    those in the order have a live match, if the cache has such. At the start of a pass, the order has been notified of
+    every match that has changed.
+
+    Where the cache has no live matches, each pass matches all requests in the order again.
     """
 
-    __slots__ = ("_cache", "_changed", "_memory", "_order", "_waiting")
+    __slots__ = ("_cache", "_changed", "_deferral", "_memory", "_order", "_waiting")
 
-    def __init__(self, order: Order[SimRequest], memory: Memory) -> None:
-        """Start with nobody waiting.
+    def __init__(
+        self, order: Order[SimRequest], memory: Memory, *, deferral: InBatchDeferral[SimRequest] | None = None
+    ) -> None:
+        """Start with no waiting requests.
 
         Args:
-            order: Empty; from now on only the queue tells it who waits.
-            memory: Whose cache requests are matched in.
+            order: Empty; only the queue adds and removes requests from now on.
+            memory: Requests are matched in its cache.
+            deferral: Empty; parks requests that repeat a prompt in progress. None to park none.
         """
         self._order = order
         self._memory = memory
+        self._deferral = deferral
         self._cache = memory.cache if isinstance(memory.cache, BlockCache) else None
-        self._waiting: dict[int, SimRequest] = {}  # by arrival
+        self._waiting: dict[int, SimRequest] = {}  # by arrival, parked requests included
         self._changed: dict[int, SimRequest] = {}  # by arrival, those whose live match changed since the last pass
 
     def __len__(self) -> int:
@@ -43,35 +51,64 @@ class Queue:
         return iter(self._waiting.values())
 
     def add(self, request: SimRequest) -> None:
-        """Let a request wait."""
-        if self._cache is not None:
-            request.watch = self._cache.watch(request.keys, lambda: self._changed.__setitem__(request.arrival, request))
-        request.num_matched = self._num_matched(request)
+        """Add a request that has arrived or was preempted."""
         self._waiting[request.arrival] = request
-        self._order.add(request)
+        self._enter(request)
+
+    def defer(self, request: SimRequest) -> bool:
+        """Return whether a request waits for a prompt in progress that it repeats; then call `park` after the pass."""
+        return self._deferral is not None and self._deferral.defer(request)
+
+    def park(self, request: SimRequest) -> None:
+        """Take a deferred request out of the order; it enters again when it is ready."""
+        self._order.park(request)
+        self._unfollow(request)
+
+    def start(self, request: SimRequest) -> None:
+        """Take note that a request runs from now on, within a pass; call `admit` after the pass."""
+        if self._deferral is not None:
+            self._deferral.start(request)
 
     def admit(self, request: SimRequest) -> None:
-        """Let a request go that runs from now on."""
+        """Remove a request that has started."""
         self._order.admit(request)
-        if request.watch is not None and self._cache is not None:
-            self._cache.unwatch(request.watch)
-            request.watch = None
+        self._unfollow(request)
         del self._waiting[request.arrival]
-        self._changed.pop(request.arrival, None)
 
     def stop(self, request: SimRequest) -> None:
-        """Tell the order of a request that runs no more."""
+        """Take note that a running request has ended or was preempted."""
         self._order.stop(request)
+        if self._deferral is not None:
+            self._deferral.stop(request)
 
     def ordered(self, now_s: float) -> Iterator[SimRequest]:
-        """Begin a pass: yield the waiting requests, first to be admitted first."""
-        for request in self if self._cache is None else self._changed.values():
+        """Begin a pass: yield the requests that wait for admission, first to be admitted first."""
+        if self._deferral is not None:
+            for request in self._deferral.ready():
+                self._enter(request)
+        for request in self._in_order() if self._cache is None else self._changed.values():
             num_matched = self._num_matched(request)
             if num_matched != request.num_matched:
                 request.num_matched = num_matched
                 self._order.update(request)
         self._changed.clear()
         return self._order.ordered(now_s)
+
+    def _enter(self, request: SimRequest) -> None:
+        """Follow the match of a request, and add it to the order."""
+        if self._cache is not None:
+            request.watch = self._cache.watch(request.keys, lambda: self._changed.__setitem__(request.arrival, request))
+        request.num_matched = self._num_matched(request)
+        self._order.add(request)
+
+    def _unfollow(self, request: SimRequest) -> None:
+        if request.watch is not None and self._cache is not None:
+            self._cache.unwatch(request.watch)
+            request.watch = None
+        self._changed.pop(request.arrival, None)
+
+    def _in_order(self) -> list[SimRequest]:
+        return [request for request in self if request in self._order]
 
     def _num_matched(self, request: SimRequest) -> int:
         memory, watch = self._memory, request.watch

@@ -66,7 +66,7 @@ class Replica:
         self._machine = machine
         self._memory = Memory(num_pages=num_pages, page_size=page_size, cache=make_cache())
         self._decoding = Decoding(page_size=page_size)
-        self._queue = Queue(policies.order, self._memory)
+        self._queue = Queue(policies.order, self._memory, deferral=policies.deferral)
         self._running: dict[int, SimRequest] = {}  # by arrival
         self._prefilling: list[
             SimRequest
@@ -232,13 +232,19 @@ class Replica:
         )
         full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
+        deferred: list[SimRequest] = []
         for request in passing:
             if not budget.can_admit:
                 break
             if policies.quotas is not None and not self._has_quota(request, policies.quotas, full_tenants):
                 continue
+            if self._queue.defer(request):
+                deferred.append(request)
+                continue
             num_tokens = self._fit(request, budget, num_reserved=reserve.beside(request))
             if num_tokens:
+                request.num_computed = request.num_matched
+                self._queue.start(request)
                 reserve.admit(request, num_to_complete=memory.pages_of(request.num_tokens) - request.num_pages)
                 budget.take_prefill(num_tokens)
                 budget.admit()
@@ -251,10 +257,11 @@ class Replica:
                 admitted.append(request)
             elif not policies.skip_ahead.pass_over(request):
                 break
+        for request in deferred:
+            self._queue.park(request)
         for request in admitted:
             self._queue.admit(request)
             self._recorder.observed.service.leave(request.tenant)
-            request.num_computed = request.num_matched
             if request.num_hit < 0:
                 request.num_hit = request.num_matched
                 request.admitted_s = now_s

@@ -1,6 +1,7 @@
 """A request inside the simulator: what the policies read of it, and how far it is."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from pagewood.schedpolicy.simulation.cache import MatchWatch
@@ -26,10 +27,10 @@ class SimRequest:
     """
 
     __slots__ = (
-        "_clock", "_num_generated", "_page_size", "_prefix", "_since", "admitted_s", "arrival", "arrived_s",
-        "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens", "num_computed", "num_hit",
-        "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions", "num_private", "num_prompt",
-        "num_recomputed", "priority", "service_class", "tag", "tenant", "watch",
+        "_clock", "_num_generated", "_num_prompt_pages", "_page_size", "_prefix", "_since", "admitted_s", "arrival",
+        "arrived_s", "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens",
+        "num_computed", "num_hit", "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions",
+        "num_private", "num_prompt", "num_recomputed", "priority", "service_class", "tag", "tenant", "watch",
     )  # fmt: skip
 
     def __init__(self, arrival: int, spec: TraceRequest, keys: Sequence[int], page_size: int) -> None:
@@ -53,6 +54,7 @@ class SimRequest:
         self.deadline_s = _NEVER_S if spec.deadline_s is None else spec.arrived_s + spec.deadline_s
         self.keys = keys
         self._page_size = page_size
+        self._num_prompt_pages = min(len(keys), spec.num_prompt // page_size)
         self.num_matched = 0
         """Tokens of cached prefix: live while it waits, as admitted while it runs."""  # written by: replica, queue
         self.num_computed = 0
@@ -100,9 +102,22 @@ class SimRequest:
 
     def prefix(self, num_tokens: int) -> bytes:
         """Return four bytes for each page of the first `num_tokens` tokens of the prompt that others can share."""
+        return self.window(0, num_tokens)
+
+    def window(self, start: int, end: int) -> bytes:
+        """Return four bytes for each page from `start` to `end`, both in tokens, of the prompt."""
         if self._prefix is None:
-            self._prefix = array("i", self.keys[: self.num_prompt // self._page_size]).tobytes()
-        return self._prefix[: 4 * (num_tokens // self._page_size)]
+            self._prefix = array("i", self.keys[: self._num_prompt_pages]).tobytes()
+        return self._prefix[4 * (start // self._page_size) : 4 * (end // self._page_size)]
+
+    def num_shared(self, other: "SimRequest") -> int:
+        """Return the length in tokens of the common prefix of two prompts, in whole pages.
+
+        A key stands for its page and all before it, so the pages that agree are a prefix, and a binary search finds it.
+        """
+        mine, theirs = self.keys, other.keys
+        num_pages = min(self._num_prompt_pages, other._num_prompt_pages)
+        return self._page_size * bisect_left(range(num_pages), True, key=lambda page: mine[page] != theirs[page])
 
     def generate_one(self) -> None:
         """Gain the token that follows a prompt."""

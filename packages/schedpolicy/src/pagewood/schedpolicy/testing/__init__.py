@@ -9,13 +9,22 @@ A test gives a maker of empty orders and a generator of random numbers; every se
 With hypothesis, `@given(st.randoms(use_true_random=False))` gives generators whose failures shrink.
 """
 
-from pagewood.schedpolicy.testing.oracles import Naive, NaiveShares, NaiveTags, by, depth_first, response_ratio
+from pagewood.schedpolicy.testing.oracles import (
+    Naive,
+    NaiveDeferral,
+    NaiveShares,
+    NaiveTags,
+    by,
+    depth_first,
+    response_ratio,
+)
 from pagewood.schedpolicy.testing.requests import FakeRequest, random_request
 from pagewood.schedpolicy.testing.traffic import Traffic, check_order, check_same_order, longest_wait
 
 __all__ = [
     "FakeRequest",
     "Naive",
+    "NaiveDeferral",
     "NaiveShares",
     "NaiveTags",
     "Traffic",

@@ -24,6 +24,7 @@ class Naive:
         self.waiting.remove(request)
 
     admit = remove
+    park = remove
 
     def stop(self, request: FakeRequest) -> None:
         """Do nothing."""
@@ -90,6 +91,7 @@ class NaiveShares:
     ) -> None:
         self.group_of, self.weights, self.cost, self.output_cost = group_of, weights, cost, output_cost
         self.waiting: list[tuple[FakeRequest, str]] = []
+        self.parked: list[tuple[FakeRequest, str]] = []
         self.running: list[list[Any]] = []
         self.service: dict[str, float] = {}
         self.last_to_leave: str | None = None
@@ -106,14 +108,18 @@ class NaiveShares:
             entry[2] = request.num_generated
 
     def groups(self) -> set[str]:
-        """Return those with a waiting request."""
-        return {group for _, group in self.waiting}
+        """Return those with a waiting or parked request."""
+        return {group for _, group in (*self.waiting, *self.parked)}
 
     def add(self, request: FakeRequest) -> None:
         """Take a request in."""
         self.settle()
         group = self.group_of(request)
+        was_in = [other for parked, other in self.parked if parked is request]
+        if was_in and was_in[0] != group:
+            self.stop(request)
         others = self.groups()
+        self.parked = [entry for entry in self.parked if entry[0] is not request]
         if group not in others:
             if others:
                 floor = min(self.service[other] for other in others)
@@ -131,6 +137,7 @@ class NaiveShares:
     def leave(self, group: str) -> None:
         """Remember the last group that left the queue."""
         if group not in self.groups():
+            self.settle()
             self.last_to_leave = group
             self.left_at = self.service[group]
 
@@ -145,8 +152,17 @@ class NaiveShares:
         self.leave(group)
         self.running.append([request, group, request.num_generated])
 
+    def park(self, request: FakeRequest) -> None:
+        """Take a request out until it is added again."""
+        self.parked.append((request, self.take(request)))
+
     def stop(self, request: FakeRequest) -> None:
-        """Take note that a request runs no more."""
+        """Take note that a request runs no more, or has ended while it was parked."""
+        for entry in self.parked:
+            if entry[0] is request:
+                self.parked.remove(entry)
+                self.leave(entry[1])
+                return
         self.settle()
         self.running = [entry for entry in self.running if entry[0] is not request]
 
@@ -198,6 +214,8 @@ class NaiveTags:
         self.remove(request)
         self.running.append((request, request.tag))
 
+    park = remove
+
     def stop(self, request: FakeRequest) -> None:
         """Take note that a request runs no more."""
         self.running = [entry for entry in self.running if entry[0] is not request]
@@ -224,3 +242,59 @@ class NaiveTags:
     def __len__(self) -> int:
         """Return how many wait."""
         return len(self.waiting)
+
+
+class NaiveDeferral:
+    """What `InBatchDeferral` must do, by comparing every parked request with its leader in every pass."""
+
+    def __init__(self, *, min_shared: int = 32, page_size: int = 1) -> None:
+        self.min_shared = -(-min_shared // page_size) * page_size
+        self.page_size = page_size
+        self.leaders: list[Any] = []
+        self.parked: list[list[Any]] = []  # [request, leader]; the leader is None once it has stopped
+
+    def saved_by(self, request: Any, leader: Any) -> int:
+        """Return how many tokens a leader has still to compute that a request can match."""
+        num_usable = min(request.num_shared(leader), request.num_tokens - 1, leader.num_prompt)
+        return self.whole_pages(num_usable) - self.whole_pages(leader.num_computed)
+
+    def is_worth_waiting(self, request: Any, leader: Any) -> bool:
+        """Return whether a leader will raise the match of a request by `min_shared` tokens or more."""
+        num_raised = self.saved_by(request, leader) + self.whole_pages(leader.num_computed) - request.num_matched
+        return min(num_raised, self.saved_by(request, leader)) >= self.min_shared
+
+    def whole_pages(self, num_tokens: int) -> int:
+        """Round down to whole pages."""
+        return num_tokens // self.page_size * self.page_size
+
+    def start(self, request: Any) -> None:
+        """Let others park on a request."""
+        self.leaders.append(request)
+
+    def stop(self, request: Any) -> None:
+        """Release those that are parked on a request."""
+        self.leaders = [leader for leader in self.leaders if leader is not request]
+        for entry in self.parked:
+            if entry[1] is request:
+                entry[1] = None
+
+    def defer(self, request: Any) -> bool:
+        """Park a request on the first leader that is worth waiting for."""
+        for leader in self.leaders:
+            if self.is_worth_waiting(request, leader):
+                self.parked.append([request, leader])
+                return True
+        return False
+
+    def discard(self, request: Any) -> None:
+        """Forget a request."""
+        self.parked = [entry for entry in self.parked if entry[0] is not request]
+
+    def ready(self) -> list[Any]:
+        """Take out the requests that need wait no longer."""
+        is_ready = [
+            leader is None or self.saved_by(request, leader) < self.min_shared for request, leader in self.parked
+        ]
+        ready = [entry[0] for entry, takes_out in zip(self.parked, is_ready, strict=True) if takes_out]
+        self.parked = [entry for entry, takes_out in zip(self.parked, is_ready, strict=True) if not takes_out]
+        return sorted(ready, key=lambda request: request.arrival)

@@ -19,14 +19,31 @@ class FakeRequest:
     deadline_s: float = float("inf")  # written by: traffic
     service_class: str = ""  # written by: traffic
     tag: str = ""  # written by: traffic
+    num_computed: int = 0  # written by: traffic
     ignores_eos: bool = False
     num_kept: int = 0
     text: bytes = b""
     """Four bytes for each token of the prompt."""
 
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.num_tokens - self.num_generated
+
     def prefix(self, num_tokens: int) -> bytes:
         """Return the first tokens of the prompt as bytes."""
         return self.text[: 4 * num_tokens]
+
+    def window(self, start: int, end: int) -> bytes:
+        """Return the tokens [start, end) of the prompt as bytes."""
+        return self.text[4 * start : 4 * end]
+
+    def num_shared(self, other: "FakeRequest", /) -> int:
+        """Return how many leading tokens of the prompts are the same."""
+        num_tokens = min(len(self.text), len(other.text)) // 4
+        while self.text[: 4 * num_tokens] != other.text[: 4 * num_tokens]:
+            num_tokens -= 1
+        return num_tokens
 
 
 def random_request(rng: Random, arrival: int, now_s: float) -> FakeRequest:

@@ -16,8 +16,8 @@ AnyOrder = Order[Any]
 class Traffic:
     """Random calls of two orders that should agree. Invariant: `waiting` and `running` are what the orders were told.
 
-    What an engine may do is done: requests arrive, are aborted, change while they wait, are admitted from the front of
-    a pass or past some of it, generate, end, or are preempted and come back.
+    What an engine may do is done: requests arrive, are aborted, change while they wait, are parked and come back, are
+    admitted from the front of a pass or past some of it, generate, end, or are preempted and come back.
     """
 
     order: AnyOrder
@@ -30,6 +30,7 @@ class Traffic:
     num_arrivals: int = 0  # written by: _arrive
     waiting: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
     running: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
+    parked: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
 
     def step(self) -> None:
         """Let some time go by, do one thing, and compare a pass.
@@ -40,7 +41,9 @@ class Traffic:
         self.now_s += self.rng.choice((0.0, 0.1, 3.0))
         actions = [self._arrive, self._arrive, self._pass, self._pass, self._change, self._generate]
         if self.waiting:
-            actions.append(self._abort)
+            actions += [self._abort, self._park]
+        if self.parked:
+            actions += [self._unpark, self._unpark, self._abort_parked]
         if self.running:
             actions += [self._end, self._preempt]
         self.rng.choice(actions)()
@@ -61,6 +64,23 @@ class Traffic:
         request = self.waiting.pop(self.rng.choice(list(self.waiting)))
         self._each(lambda order: order.remove(request))
 
+    def _park(self) -> None:
+        request = self.waiting.pop(self.rng.choice(list(self.waiting)))
+        self.parked[request.arrival] = request
+        self._each(lambda order: order.park(request))
+
+    def _unpark(self) -> None:
+        request = self.parked.pop(self.rng.choice(list(self.parked)))
+        request.num_matched = self.rng.randrange(request.num_tokens)
+        if self.rng.random() < 0.3:
+            self._change_what_the_sender_may(request)
+        self.waiting[request.arrival] = request
+        self._each(lambda order: order.add(request))
+
+    def _abort_parked(self) -> None:
+        request = self.parked.pop(self.rng.choice(list(self.parked)))
+        self._each(lambda order: order.stop(request))
+
     def _change(self) -> None:
         """Change matches, as the cache does, and sometimes what the sender may change."""
         for request in self.waiting.values():
@@ -70,10 +90,13 @@ class Traffic:
                     self._each(lambda order, request=request: order.update(request))
         if self.waiting and self.rng.random() < 0.5:
             request = self.rng.choice(list(self.waiting.values()))
-            fresh = random_request(self.rng, request.arrival, self.now_s)
-            request.priority, request.deadline_s = fresh.priority, fresh.deadline_s
-            request.service_class, request.tag, request.tenant = fresh.service_class, fresh.tag, fresh.tenant
+            self._change_what_the_sender_may(request)
             self._each(lambda order: order.update(request))
+
+    def _change_what_the_sender_may(self, request: FakeRequest) -> None:
+        fresh = random_request(self.rng, request.arrival, self.now_s)
+        request.priority, request.deadline_s = fresh.priority, fresh.deadline_s
+        request.service_class, request.tag, request.tenant = fresh.service_class, fresh.tag, fresh.tenant
 
     def _pass(self) -> None:
         """Compare one pass, whole or in part, and admit some of what it yielded."""
@@ -112,6 +135,7 @@ class Traffic:
             assert len(order) == len(self.waiting), f"len is {len(order)}, but {len(self.waiting)} wait"
             assert all(request in order for request in self.waiting.values()), "a waiting request is not in the order"
             assert not any(request in order for request in self.running.values()), "a running request is in the order"
+            assert not any(request in order for request in self.parked.values()), "a parked request is in the order"
 
 
 def check_same_order(
@@ -147,6 +171,7 @@ def check_order(make_order: Callable[[], AnyOrder], rng: Random, *, num_steps: i
     assert _raises(ValueError, lambda: order.add(first)), "add must refuse a request that waits"
     assert _raises(KeyError, lambda: order.remove(second)), "remove must refuse a request that does not wait"
     assert _raises(KeyError, lambda: order.admit(second)), "admit must refuse a request that does not wait"
+    assert _raises(KeyError, lambda: order.park(second)), "park must refuse a request that does not wait"
     assert _raises(KeyError, lambda: order.update(second)), "update must refuse a request that does not wait"
     order.stop(first)
     order.stop(second)
