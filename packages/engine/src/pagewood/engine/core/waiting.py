@@ -26,7 +26,7 @@ class Order(Protocol):
         ...
 
     def park(self, request: Request) -> None:
-        """Drop a request that will be added again, without charge for its absence."""
+        """Drop a request that will be added again, or stopped if it ends meanwhile; it keeps its place."""
         ...
 
     def admit(self, request: Request) -> None:
@@ -34,7 +34,7 @@ class Order(Protocol):
         ...
 
     def stop(self, request: Request) -> None:
-        """Note that a request admitted from here has ended or was preempted."""
+        """Note that a request admitted from here has ended or was preempted, or that a parked one has ended."""
         ...
 
     def update(self, request: Request) -> None:
@@ -171,6 +171,7 @@ class WaitingQueue:
         """Drop a request that has ended."""
         if self._is_parked(request) and self._deferral is not None:
             self._deferral.discard(request)
+            self._order.stop(request)
         else:
             self._order.remove(request)
         self._forget(request)
