@@ -46,11 +46,11 @@ def test_pages_are_copied_out_and_back_layer_by_layer() -> None:
                 assert np.array_equal(array[[3, 5]], were[[4, 1]])
         if num_layers == 1:
             assert np.array_equal(layers[1][0], before[1][0])
-        told.append(num_layers)
+        reports.append(num_layers)
 
-    told: list[int] = []
+    reports: list[int] = []
     device.write([3, 5], host.memory, [2, 0], arrived)
-    assert told == [1, 2]
+    assert reports == [1, 2]
 
 
 def test_arrays_of_another_kind_are_errors() -> None:

@@ -129,12 +129,12 @@ class Traffic:
 
     def take(self, n: int) -> Int32 | None:
         """Do what an engine does when it needs pages."""
-        lacking = n - self.allocator.num_free
-        if lacking > self.index.num_evictable:
+        missing = n - self.allocator.num_free
+        if missing > self.index.num_evictable:
             return None
-        if lacking > 0:
-            evicted = self.index.evict(lacking)
-            assert len(evicted) == lacking
+        if missing > 0:
+            evicted = self.index.evict(missing)
+            assert len(evicted) == missing
             self.free(evicted.tolist())
         return self.allocator.alloc(n)
 

@@ -85,9 +85,9 @@ class DiskTier:
             if page.nbytes != self._file.page_bytes:
                 raise ValueError(f"pages must have {self._file.page_bytes} bytes, got {page.nbytes}")
         with self._lock:
-            lacking = [index for index, key in enumerate(keys) if key not in self._held]
-            slots = self._take(len(lacking))
-        work = list(zip(slots, lacking, strict=False))
+            missing = [index for index, key in enumerate(keys) if key not in self._held]
+            slots = self._take(len(missing))
+        work = list(zip(slots, missing, strict=False))
         for _, group in itertools.groupby(enumerate(work), lambda item: item[1][0] - item[0]):
             run = [item[1] for item in group]
             try:

@@ -85,9 +85,9 @@ class SharedFolder:
         for page in pages:
             if page.nbytes != self._page_bytes:
                 raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
-        lacking = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
-        for start in range(0, len(lacking), self._max_pages):
-            indices = lacking[start : start + self._max_pages]
+        missing = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
+        for start in range(0, len(missing), self._max_pages):
+            indices = missing[start : start + self._max_pages]
             self._put_segment([keys[index] for index in indices], [pages[index] for index in indices])
         self._trim_if_due()
 

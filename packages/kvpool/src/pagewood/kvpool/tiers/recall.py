@@ -34,7 +34,7 @@ class _Stage(Enum):
     """The stage of a recall.
 
     Attributes:
-        ASKING: The remote store is being queried for the pages.
+        QUERYING: The remote store is being queried for the pages.
         PLANNED: It is known which pages to fetch.
         FETCHING: Pages are being copied from a store to the host.
         HELD: All pages that can be fetched are on the host.
@@ -42,7 +42,7 @@ class _Stage(Enum):
         OVER: Nothing is left to do.
     """
 
-    ASKING = auto()
+    QUERYING = auto()
     PLANNED = auto()
     FETCHING = auto()
     HELD = auto()
@@ -67,7 +67,7 @@ class Recall:
         transfer: The transfer that the recall waits for, if any.
         found: The answer of the remote store, empty until it has answered.
         slots: Host slots that are being filled (FETCHING), or pinned and read (LOADING).
-        lacking: Keys of the slots that are being filled.
+        missing: Keys of the slots that are being filled.
         pages: `[n] int32`, device pages that are being loaded.
         first_page: Index in the sequence of the first of `pages`.
         lease: Lock on the prefix before `pages` on the device.
@@ -82,7 +82,7 @@ class Recall:
     transfer: Transfer | None = None  # written by: Recalls
     found: list[bool] = field(default_factory=list[bool])  # written by: Recalls
     slots: list[int] = field(default_factory=list[int])  # written by: Recalls
-    lacking: list[bytes] = field(default_factory=list[bytes])  # written by: Recalls
+    missing: list[bytes] = field(default_factory=list[bytes])  # written by: Recalls
     pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # written by: Recalls
     first_page: int = 0  # written by: Recalls
     lease: Any = None  # written by: Recalls
@@ -199,7 +199,7 @@ class Recalls:
             num_known=num_known,
         )
         self._active[recall] = None
-        self._ask(recall)
+        self._query(recall)
         if recall.stage is _Stage.PLANNED:
             self._fetch(recall)
         return recall
@@ -216,7 +216,7 @@ class Recalls:
         """Do what is due; return whether it is worth waiting for more."""
         is_late = self._clock() >= recall.deadline_s
         transfer = recall.transfer
-        if recall.stage is _Stage.ASKING and transfer is not None and (transfer.is_done or is_late):
+        if recall.stage is _Stage.QUERYING and transfer is not None and (transfer.is_done or is_late):
             if transfer.is_done and transfer.error is None:
                 recall.num_known += (*recall.found, False).index(False)
             transfer.cancel()
@@ -265,7 +265,7 @@ class Recalls:
             self._host.unpin(abandoned.pinned)
             self._spare.extend(abandoned.pages)
 
-    def _ask(self, recall: Recall) -> None:
+    def _query(self, recall: Recall) -> None:
         """Query the remote store for the pages after `num_known`, if there is one and its lane has room."""
         remote, keys = self._remote, recall.keys[recall.num_known :]
         if remote is None or not keys:
@@ -276,22 +276,22 @@ class Recalls:
 
         recall.transfer = self._lanes.fetch.submit(work, len(keys))
         if recall.transfer is not None:
-            recall.stage = _Stage.ASKING
+            recall.stage = _Stage.QUERYING
 
     def _fetch(self, recall: Recall) -> None:
         """Start to fetch the pages that the host does not have; the stage stays PLANNED if there is no room now."""
         start = self._cache.peek(recall.tokens, recall.namespace).num_tokens // self._page_size
-        lacking = [key for key in recall.keys[start : recall.num_known] if key not in self._host]
-        if not lacking:
+        missing = [key for key in recall.keys[start : recall.num_known] if key not in self._host]
+        if not missing:
             recall.stage = _Stage.HELD
             return
-        num_bytes = len(lacking) * self._host.page_bytes
-        slots = self._host.take(len(lacking)) if self._lanes.fetch.accepts(num_bytes) else []
+        num_bytes = len(missing) * self._host.page_bytes
+        slots = self._host.take(len(missing)) if self._lanes.fetch.accepts(num_bytes) else []
         if not slots:
             return
-        lacking = lacking[: len(slots)]
-        recall.transfer = self._lanes.fetch.submit(self._get(lacking, slots), num_bytes)
-        recall.lacking, recall.slots, recall.stage = lacking, slots, _Stage.FETCHING
+        missing = missing[: len(slots)]
+        recall.transfer = self._lanes.fetch.submit(self._get(missing, slots), num_bytes)
+        recall.missing, recall.slots, recall.stage = missing, slots, _Stage.FETCHING
 
     def _get(self, keys: list[bytes], slots: list[int]) -> Work:
         """Return the work of fetching pages in order, up to the first page that no store has."""
@@ -310,13 +310,13 @@ class Recalls:
     def _get_group(self, keys: list[bytes], rows: list[Bytes]) -> list[bool]:
         """Fetch pages from the disk and the rest from the remote store; keep a copy of the latter on the disk."""
         found = _try_get(self._disk, keys, rows)
-        lacking = [index for index, is_there in enumerate(found) if not is_there]
-        if lacking and self._remote is not None:
-            lacking_keys, lacking_rows = [keys[i] for i in lacking], [rows[i] for i in lacking]
-            answers = _try_get(self._remote, lacking_keys, lacking_rows)
-            for index, is_there in zip(lacking, answers, strict=True):
+        missing = [index for index, is_there in enumerate(found) if not is_there]
+        if missing and self._remote is not None:
+            missing_keys, missing_rows = [keys[i] for i in missing], [rows[i] for i in missing]
+            answers = _try_get(self._remote, missing_keys, missing_rows)
+            for index, is_there in zip(missing, answers, strict=True):
                 found[index] = is_there
-            near = [index for index, is_there in zip(lacking, answers, strict=True) if is_there]
+            near = [index for index, is_there in zip(missing, answers, strict=True) if is_there]
             if near and self._disk is not None:
                 try:
                     self._disk.put([keys[i] for i in near], [rows[i] for i in near])
@@ -328,7 +328,7 @@ class Recalls:
         """End the fetch; pages that have arrived belong to the host."""
         transfer.cancel()
         n = transfer.num_pages
-        for key, slot in zip(recall.lacking[:n], recall.slots[:n], strict=True):
+        for key, slot in zip(recall.missing[:n], recall.slots[:n], strict=True):
             self._demotion.hold(key, slot, is_stored=True)
         self._counters.num_fetched += n
         rest = recall.slots[n:]
