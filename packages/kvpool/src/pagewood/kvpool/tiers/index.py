@@ -56,8 +56,7 @@ class TieredIndex:
     only what is on the device. `recall` and `advance` are new; they serve a request that waits for admission:
 
         recall = index.recall(tokens, namespace)              # when it arrives; None if there is nothing to bring back
-        while recall and index.advance(recall, take): ...     # before it is admitted; True: do something else, try
-        again
+        while recall and index.advance(recall, take): ...     # before it is admitted; True: call again later
         match = index.match(tokens, namespace)                # then as usual; what was brought back is on the device
 
     Published pages must not change, and pages must not be freed while a launched step uses them. Not thread-safe: one
