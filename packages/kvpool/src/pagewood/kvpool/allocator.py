@@ -70,8 +70,8 @@ class PageAllocator:
         """
         _check_num_pages(num_pages)
         self._num_pages = num_pages  # written by: resize
-        # _stack[_first:] are the free pages, the next one to hand out first. _stack[:_num_parked] were freed in an open
-        # batch. The entries between them are stale; there are as many of them as held pages.
+        # _stack[_first:] are the free pages, in the order in which they will be handed out. _stack[:_num_parked] were
+        # freed in an open batch. The entries between them are stale; there are as many of them as held pages.
         self._stack = np.arange(num_pages, dtype=np.int32)  # written by: _restack, _push, batched_frees, move
         self._position = np.arange(num_pages, dtype=np.int32)  # written by: _restack, _push, batched_frees, move
         self._first = 0  # written by: _restack, alloc, _push, batched_frees

@@ -20,7 +20,7 @@ class Lane(Protocol):
         ...
 
     def submit(self, work: Work, num_bytes: int) -> Transfer | None:
-        """Queue a copy and return at once; return None if too much is in flight, and submit again later."""
+        """Queue a copy and return at once; return None if too much is in flight now."""
         ...
 
     def wait(self, transfer: Transfer) -> None:
