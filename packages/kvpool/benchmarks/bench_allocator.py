@@ -1,6 +1,6 @@
 # pyright: basic
 # pytest-benchmark has no types.
-"""Costs of the calls that an engine makes in a step; `pytest packages/kvpool/benchmarks/*.py --benchmark-enable`."""
+"""Time of the calls that an engine makes in a step; `pytest packages/kvpool/benchmarks/*.py --benchmark-enable`."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ STEPS = pytest.mark.parametrize(
 
 
 def make(num_pages: int, is_scattered: bool) -> PageAllocator:
-    """Return an allocator, new, or one that hands out its pages in random order, as one does after long use."""
+    """Return a new allocator, or one that hands out its pages in random order, as after long use."""
     allocator = PageAllocator(num_pages)
     if is_scattered:
         allocator.free(np.random.default_rng(0).permutation(allocator.alloc(num_pages)).astype(np.int32))
@@ -69,7 +69,7 @@ def test_free(benchmark: BenchmarkFixture, n: int, is_scattered: bool, num_pages
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_decode_step_with_rows(benchmark: BenchmarkFixture, page_size: int):
-    """Grow 256 requests of about 1,000 tokens by one, and gather all their pages for the attention kernel."""
+    """Grow 256 requests of about 1,000 tokens by one token, and gather all their pages for the attention kernel."""
     rows, allocator = RowPool(256, 8192), PageAllocator(2_000_000)
     tickets = rows.alloc(256)
     lengths = np.arange(900, 1156, dtype=np.int32)

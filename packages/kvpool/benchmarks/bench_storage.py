@@ -1,6 +1,6 @@
 # pyright: basic
 # torch is optional here, so it comes from importorskip, which has no types.
-"""Writes of a decode step and of a chunk into one layer, and copies of pages, beside a plain copy of the same bytes."""
+"""Writes of a decode step and of a chunk into one layer, and copies of pages, each with a plain copy to compare."""
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture

@@ -1,10 +1,10 @@
 # pyright: basic
 # pytest-benchmark has no types.
-"""Copies of 64 pages between the tiers, beside plain copies of as many bytes in the same state, in GB/s.
+"""Copies of 64 pages between the tiers, compared with plain copies of the same size in the same state, in GB/s.
 
 `pytest packages/kvpool/benchmarks/bench_tiers.py --benchmark-enable --benchmark-json=FILE`; the figures are `GB_per_s`,
-`plain_GB_per_s` and `of_plain` of extra_info. Plain and tier take turns, round by round, because a disk that others use
-too changes its speed by the minute.
+`plain_GB_per_s` and `of_plain` of extra_info. Plain copies and tiers take turns in every round, because the speed of a
+shared disk changes from minute to minute.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def beside(
     num_bytes: int,
     prepare: Callable[[], Any] = lambda: None,
 ) -> None:
-    """Time a copy and a plain one in turn, each after `prepare`."""
+    """Time a copy and a plain copy in turn, each after `prepare`."""
     plain_s: list[float] = []
 
     def time_plain() -> None:
@@ -55,7 +55,7 @@ def beside(
 
 
 def ones(num_rows: int, row_bytes: int) -> Any:
-    """Return memory that has been touched, and is aligned as that of a pool and of a host tier is."""
+    """Return memory that has been written to, with the alignment of a pool and of a host tier."""
     memory = HostTier(page_bytes=row_bytes, num_pages=num_rows).memory
     memory.fill(1)
     return memory
@@ -87,7 +87,7 @@ def test_copy_of_pages(
 
 
 def forget(folder: Path) -> None:
-    """Make the system read all files from the disk the next time."""
+    """Drop all files from the system's cache, so that the next read goes to the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -97,7 +97,7 @@ def forget(folder: Path) -> None:
 
 
 def images(page_bytes: int) -> HostTier:
-    """Return host memory with 64 pages of noise."""
+    """Return host memory with 64 pages of random bytes."""
     host = HostTier(page_bytes=page_bytes, num_pages=BATCH)
     host.memory[:] = np.random.default_rng(0).integers(0, 256, host.memory.shape, np.uint8)
     return host
@@ -107,7 +107,7 @@ def images(page_bytes: int) -> HostTier:
 @pytest.mark.parametrize("is_cold", [False, True], ids=["cached by the system", "from the disk"])
 @pytest.mark.parametrize("kind", [DiskTier, SharedFolder])
 def test_read(benchmark: BenchmarkFixture, tmp_path: Path, num_layers: int, layer_bytes: int, is_cold: bool, kind: Any):
-    """Beside one read of all bytes."""
+    """Compared with one read of all bytes."""
     host = images(num_layers * layer_bytes)
     keys, rows = [bytes([index]) * 32 for index in range(BATCH)], list(host.memory)
     (tmp_path / "plain").write_bytes(host.memory.data)
@@ -126,7 +126,7 @@ def test_read(benchmark: BenchmarkFixture, tmp_path: Path, num_layers: int, laye
 
 @pytest.mark.parametrize(("num_layers", "layer_bytes"), SHAPES)
 def test_write_over_old_pages(benchmark: BenchmarkFixture, tmp_path: Path, num_layers: int, layer_bytes: int):
-    """A disk tier that is full, beside one write over the same bytes of a file."""
+    """A full disk tier, compared with one write over the same bytes of a file."""
     host = images(num_layers * layer_bytes)
     rows, salts = list(host.memory), itertools.count()
     store = DiskTier(tmp_path / "store", page_bytes=host.page_bytes, num_bytes=host.memory.nbytes)
@@ -141,7 +141,7 @@ def test_write_over_old_pages(benchmark: BenchmarkFixture, tmp_path: Path, num_l
 
 @pytest.mark.parametrize(("num_layers", "layer_bytes"), SHAPES)
 def test_write_of_new_files(benchmark: BenchmarkFixture, tmp_path: Path, num_layers: int, layer_bytes: int):
-    """A shared folder, beside one write to a new file; old files are deleted outside the timed part, in both."""
+    """A shared folder, compared with one write to a new file; both delete old files outside the timed part."""
     host = images(num_layers * layer_bytes)
     rows, salts = list(host.memory), itertools.count()
     store = SharedFolder(tmp_path / "store", page_bytes=host.page_bytes, num_bytes=1000 * host.memory.nbytes)

@@ -1,4 +1,4 @@
-"""A paged KV cache for one's own model: memory, free pages, a row of pages per request, and attention over them."""
+"""A paged KV cache for your own model: memory, free pages, a row of pages per request, and attention over them."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from pagewood.kvpool.storage import KVStorage
 
 
 class PagedCache:
-    """Keys and values of many requests of different lengths, in one piece of memory."""
+    """The keys and values of many requests of different lengths, in one block of memory."""
 
     def __init__(self, layout: MultiHeadLayout, *, num_bytes: int, max_requests: int, max_length: int) -> None:
         num_pages = layout.pages_for(num_bytes)
@@ -25,7 +25,7 @@ class PagedCache:
         return ticket
 
     def extend(self, ticket: int, num_tokens: int) -> torch.Tensor:
-        """Make room for further tokens of a request; return their slots, for `attend` of every layer."""
+        """Make room for more tokens of a request; return their slots, which `attend` needs in every layer."""
         length = self.lengths[ticket] + num_tokens
         num_missing = -(-length // self.page_size) - len(self.rows.pages(ticket))
         pages = self.allocator.alloc(num_missing)
@@ -34,14 +34,14 @@ class PagedCache:
         return self.slots(ticket)[length - num_tokens :]
 
     def slots(self, ticket: int) -> torch.Tensor:
-        """Return where the tokens of a request lie, `[tokens] int64`."""
+        """Return the slots of all tokens of a request, `[tokens] int64`."""
         page, offset = np.divmod(np.arange(self.lengths[ticket]), self.page_size)
         return torch.as_tensor(self.rows.pages(ticket)[page] * np.int64(self.page_size) + offset)
 
     def attend(
         self, layer: int, ticket: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Store new tokens `[new, heads, dim]`, and attend causally from each to all before it: `[new, heads, dim]`."""
+        """Store new tokens and return their causal attention; all arrays are `[new, heads, dim]`."""
         self.storage.write(layer, k, v, slots)
         keys, values = self.storage.read(layer, self.slots(ticket), dtype=q.dtype)
         visible = torch.ones(len(q), len(keys), dtype=torch.bool).tril(len(keys) - len(q))
@@ -50,7 +50,7 @@ class PagedCache:
         return out[0].transpose(0, 1)
 
     def end(self, ticket: int) -> None:
-        """Give the pages and the row of a request back."""
+        """Free the pages and the row of a request."""
         self.allocator.free(self.rows.pages(ticket))
         self.rows.free(np.array([ticket]))
         del self.lengths[ticket]

@@ -1,6 +1,6 @@
-"""Two processes share KV through a folder: the first computes a prompt, the second finds it computed.
+"""Two processes share KV through a folder: the first computes a prompt, the second finds its KV.
 
-python shared_kv.py /tmp/kv
+Usage: python shared_kv.py /tmp/kv
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ PROMPT = np.arange(100, 260, dtype=np.int32)  # ten pages
 
 
 def serve(folder: str, name: str) -> None:
-    """Answer one prompt, as a server would in a process of its own."""
+    """Answer one prompt, as a server does in its own process."""
     layers = [np.zeros((NUM_PAGES, LAYER_BYTES), np.uint8) for _ in range(NUM_LAYERS)]
     page_bytes = NUM_LAYERS * LAYER_BYTES
     allocator = PageAllocator(NUM_PAGES)
@@ -32,7 +32,7 @@ def serve(folder: str, name: str) -> None:
 
     recall = index.recall(PROMPT)
     while recall is not None and index.advance(recall, allocator.alloc):
-        pass  # an engine computes other requests meanwhile
+        pass  # an engine computes other requests in the meantime
 
     match = index.match(PROMPT)
     lease = index.lock(match.node)

@@ -17,11 +17,11 @@ def pages(*ids: int) -> NDArray[np.int32]:
     return np.array(ids, dtype=np.int32)
 
 
-def test_first_pages_come_in_ascending_order():
+def test_the_first_pages_are_handed_out_in_ascending_order():
     assert PageAllocator(10).alloc(4).tolist() == [0, 1, 2, 3]
 
 
-def test_pages_freed_last_come_first_and_in_the_order_of_their_freeing():
+def test_pages_freed_last_are_handed_out_first_in_the_order_of_the_free():
     allocator = PageAllocator(6)
     allocator.alloc(6)
     allocator.free(pages(1, 2))
@@ -29,7 +29,7 @@ def test_pages_freed_last_come_first_and_in_the_order_of_their_freeing():
     assert allocator.alloc(4).tolist() == [5, 3, 1, 2]
 
 
-def test_out_of_pages_carries_both_numbers_and_allocates_nothing():
+def test_out_of_pages_has_both_numbers_and_allocates_nothing():
     allocator = PageAllocator(4)
     allocator.alloc(1)
     with pytest.raises(OutOfPages, match="requested 4 pages, 3 are free") as caught:
@@ -72,7 +72,7 @@ def test_num_pages_is_checked(num_pages: int):
         PageAllocator(num_pages)
 
 
-def test_more_duplicates_than_pages_leave_no_trace():
+def test_a_free_with_more_duplicates_than_pages_changes_nothing():
     allocator = PageAllocator(2)
     held = allocator.alloc(2)
     with pytest.raises(ValueError, match="pages must be distinct, got page 0 twice"):
@@ -81,7 +81,7 @@ def test_more_duplicates_than_pages_leave_no_trace():
     assert allocator.num_free == 2
 
 
-def test_pages_freed_in_a_batch_come_back_when_it_ends():
+def test_pages_freed_in_a_batch_are_free_when_it_ends():
     allocator = PageAllocator(4)
     held = allocator.alloc(4)
     with allocator.batched_frees():
@@ -101,14 +101,14 @@ def fail_in_a_batch(allocator: PageAllocator, held: NDArray[np.int32]) -> None:
         raise KeyError
 
 
-def test_pages_freed_in_a_batch_come_back_when_it_fails():
+def test_pages_freed_in_a_batch_are_free_when_it_raises():
     allocator = PageAllocator(4)
     with pytest.raises(KeyError):
         fail_in_a_batch(allocator, allocator.alloc(4))
     assert allocator.num_free == 4
 
 
-def test_an_outer_batch_holds_back_what_an_inner_one_freed():
+def test_pages_freed_in_an_inner_batch_are_free_when_the_outer_one_ends():
     allocator = PageAllocator(4)
     held = allocator.alloc(4)
     with allocator.batched_frees():
@@ -119,7 +119,7 @@ def test_an_outer_batch_holds_back_what_an_inner_one_freed():
 
 
 @given(st.lists(st.integers(0, 19), unique=True))
-def test_held_pages_are_those_handed_out_and_not_freed(freed: list[int]):
+def test_held_pages_are_the_pages_allocated_and_not_freed(freed: list[int]):
     allocator = PageAllocator(20)
     allocator.alloc(20)
     allocator.free(pages(*freed))
@@ -134,7 +134,7 @@ def test_a_strided_array_of_pages_is_freed():
     assert allocator.held_pages().tolist() == [0, 2, 3, 5, 6]
 
 
-def test_a_run_freed_comes_back_as_a_run():
+def test_a_run_of_pages_is_handed_out_as_a_run_again():
     allocator = PageAllocator(1000)
     allocator.alloc(10)
     run = allocator.alloc(63)
@@ -143,7 +143,7 @@ def test_a_run_freed_comes_back_as_a_run():
     assert allocator.alloc(63).tolist() == list(range(10, 73))
 
 
-def test_pages_go_where_the_caller_wants_them():
+def test_pages_are_written_to_the_callers_array():
     row = np.full(5, -1, dtype=np.int32)
     allocator = PageAllocator(4)
     pages = allocator.alloc(3, out=row[1:4])
@@ -169,7 +169,7 @@ def test_reserved_pages_are_not_handed_out():
     assert len(allocator.alloc(4)) == 4
 
 
-def test_a_pool_grows_behind_what_is_free():
+def test_new_pages_are_handed_out_after_the_free_ones():
     allocator = PageAllocator(3)
     held = allocator.alloc(2)
     allocator.resize(5)
@@ -181,12 +181,12 @@ def test_a_pool_grows_behind_what_is_free():
 def test_a_pool_shrinks_when_its_tail_is_free():
     allocator = PageAllocator(6)
     held = allocator.alloc(4)
-    with pytest.raises(ValueError, match="num_pages must leave only free pages behind, got 2 with 2 not free"):
+    with pytest.raises(ValueError, match="num_pages must cut off only free pages, got 2 with 2 pages not free"):
         allocator.resize(2)
     assert allocator.num_pages == 6
     allocator.free(held[2:])
     allocator.reserve(1)
-    with pytest.raises(ValueError, match="num_pages must leave 1 reserved pages free, got 2"):
+    with pytest.raises(ValueError, match="num_pages must leave 1 free pages for reservations, got 2"):
         allocator.resize(2)
     allocator.resize(3)
     allocator.unreserve(1)
@@ -195,13 +195,13 @@ def test_a_pool_shrinks_when_its_tail_is_free():
         allocator.resize(0)
 
 
-def test_a_pool_can_change_within_a_batch():
+def test_a_pool_can_be_resized_inside_a_batch():
     allocator = PageAllocator(3)
     allocator.alloc(3)
     with allocator.batched_frees():
         allocator.free(pages(2, 1))
         allocator.resize(5)
-        with pytest.raises(ValueError, match="num_pages must leave only free pages behind"):
+        with pytest.raises(ValueError, match="num_pages must cut off only free pages"):
             allocator.resize(2)
         for page in (1, 2):
             with pytest.raises(ValueError, match=f"got page {page}, which is free"):
@@ -227,13 +227,13 @@ def test_moves_gather_the_held_pages_at_the_front():
     assert len(allocator.plan_moves().src) == 0
 
 
-def test_moves_may_aim_at_a_size_and_be_carried_out_in_part():
+def test_moves_can_have_a_target_size_and_be_done_in_part():
     allocator = PageAllocator(10)
     allocator.alloc(10)
     allocator.free(pages(0, 2, 3, 5, 6, 8))
     moves = allocator.plan_moves(8)
     assert (moves.src.tolist(), moves.dst.tolist()) == ([9], [0])
-    with pytest.raises(ValueError, match="num_pages must leave room for 3 pages, got 3 with 2 free below it"):
+    with pytest.raises(ValueError, match="num_pages must have 3 free pages below it, got 3 with 2"):
         allocator.plan_moves(3)
     with pytest.raises(ValueError, match=re.escape("num_pages must be in [0, 10], got 11")):
         allocator.plan_moves(11)
@@ -248,8 +248,8 @@ def test_moves_may_aim_at_a_size_and_be_carried_out_in_part():
         (pages(0), pages(4), "pages must be held, got page 0, which is free"),
         (pages(1), pages(4), "destinations must be free, got page 4"),
         (pages(1), pages(10), "destinations must be in [0, 10), got page 10"),
-        (pages(1), pages(0, 2), "as many sources as destinations"),
-        (pages(1, 1), pages(0, 2), "all of them distinct"),
+        (pages(1), pages(0, 2), "one destination for each source"),
+        (pages(1, 1), pages(0, 2), "moves must have distinct pages"),
     ],
 )
 def test_a_wrong_move_changes_nothing(src: NDArray[np.int32], dst: NDArray[np.int32], message: str):

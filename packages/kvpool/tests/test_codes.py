@@ -37,13 +37,13 @@ def test_a_code_never_wraps_around():
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_visible(wrong: float):
+def test_a_row_that_is_not_finite_does_not_become_finite(wrong: float):
     codes, scales = quantise(torch.tensor([[wrong, 1.0], [1.0, 2.0]]))
     assert dequantise(codes, scales).isfinite().all(-1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_quantised_as_its_float32(dtype):
+def test_half_precision_is_quantised_as_float32(dtype):
     values = torch.randn(5, 8).to(dtype)
     for got, expected in zip(quantise(values), quantise(values.float()), strict=True):
         assert torch.equal(got, expected)

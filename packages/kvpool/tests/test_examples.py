@@ -24,7 +24,7 @@ def load(name: str) -> ModuleType:
 
 
 def causal_attention(torch, q, k, v):
-    """Attend from the last `len(q)` tokens, all `[tokens, heads, dim]`, in one dense piece."""
+    """Compute dense attention from the last `len(q)` tokens; all arrays are `[tokens, heads, dim]`."""
     group = q.shape[1] // k.shape[1]
     scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * q.shape[2] ** -0.5
     is_hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
@@ -34,7 +34,7 @@ def causal_attention(torch, q, k, v):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2), ("int8", 3e-2)])
-def test_the_minimal_cache_attends_as_a_dense_one(dtype: str, tolerance: float):
+def test_the_minimal_cache_computes_the_same_as_dense_attention(dtype: str, tolerance: float):
     torch = pytest.importorskip("torch")
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=16, page_size=4, dtype=dtype)
     cache = load("minimal_cache").PagedCache(
@@ -60,13 +60,13 @@ def test_the_minimal_cache_attends_as_a_dense_one(dtype: str, tolerance: float):
         cache.rows.pages(request)
 
 
-def test_the_minimal_cache_is_minimal():
+def test_the_minimal_cache_is_short():
     assert len((EXAMPLES / "minimal_cache.py").read_text(encoding="utf-8").splitlines()) < 60
 
 
 @pytest.mark.parametrize("halves", ["joint", "pair"])
-def test_flashinfer_arrays_lead_to_the_keys_of_every_request(halves):
-    """Reads pages as FlashInfer documents it: request i has `indices[indptr[i]:indptr[i+1]]`, the last one in part."""
+def test_flashinfer_arrays_locate_the_keys_of_every_request(halves):
+    """Read pages as FlashInfer documents it: request i has `indices[indptr[i]:indptr[i+1]]`, the last one in part."""
     torch = pytest.importorskip("torch")
     from pagewood.kvpool.storage import KVStorage
 

@@ -8,7 +8,7 @@ FULL = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=16)
 STATE = StateLayout(num_layers=3, arrays=(PageArray(name="ssm", dtype="float32", shape=(4, 5, 3)),))
 
 
-def test_a_page_is_enough_for_the_greatest_group():
+def test_a_page_is_large_enough_for_the_largest_group():
     layout = HybridLayout(groups=(FULL, STATE))
     assert layout.bytes_per_page == FULL.bytes_per_page == 4096
     assert layout.padding_bytes(0) == 0
@@ -47,7 +47,7 @@ def test_arrays_of_a_group_are_aligned_and_do_not_overlap(groups: list[StateLayo
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="groups must be at least one, got none"):
+    with pytest.raises(ValueError, match="groups must not be empty"):
         HybridLayout(groups=())
     with pytest.raises(ValueError, match="num_bytes must be >= 4096, the bytes of one page, got 4095"):
         HybridLayout(groups=(FULL, STATE)).pages_for(4095)

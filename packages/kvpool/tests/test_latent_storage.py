@@ -30,7 +30,7 @@ def make(dtype: str, *, page_size: int = 4, num_pages: int = 6, is_shared: bool 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_what_was_written_is_read(dtype: str, is_shared: bool, data: st.DataObject):
+def test_read_returns_what_was_written(dtype: str, is_shared: bool, data: st.DataObject):
     page_size = data.draw(st.integers(1, 5))
     storage = make(dtype, page_size=page_size, is_shared=is_shared)
     expected = torch.zeros(2, 6 * page_size, 9)
@@ -47,7 +47,7 @@ def test_what_was_written_is_read(dtype: str, is_shared: bool, data: st.DataObje
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_views_are_those_of_the_layout(dtype: str):
+def test_views_have_the_shapes_of_the_layout(dtype: str):
     storage = make(dtype)
     compressed, rotated = torch.randn(1, 6), torch.randn(1, 3)
     storage.write(1, compressed, rotated, torch.tensor([9]))
@@ -66,7 +66,7 @@ def test_views_are_those_of_the_layout(dtype: str):
             storage.scales(0)
 
 
-def test_parts_have_scales_of_their_own():
+def test_each_part_has_its_own_scale():
     storage = make("int8")
     storage.write(0, torch.full((1, 6), 127.0), torch.full((1, 3), 1.27), torch.tensor([5]))
     assert torch.allclose(storage.scales(0)[1, 1], torch.tensor([1.0, 0.01]))
@@ -89,9 +89,9 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="num_pages must be >= 1, got 0"):
         make("float32", num_pages=0)
     other = allocate(MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=9, page_size=4), 6)
-    with pytest.raises(ValueError, match="memory must be of"):
+    with pytest.raises(ValueError, match="memory must have"):
         LatentStorage(storage.layout, 6, memory=other)
-    with pytest.raises(ValueError, match="memory must be of"):
+    with pytest.raises(ValueError, match="memory must have"):
         LatentStorage(storage.layout, 5, memory=storage.memory)
 
 

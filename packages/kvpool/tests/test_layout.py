@@ -32,7 +32,7 @@ state = st.builds(
 layouts = multi_head | latent | windowed | state
 
 
-def test_shapes_are_flashinfers():
+def test_shapes_are_those_of_flashinfer():
     sizes: dict[str, Any] = {"num_layers": 24, "num_kv_heads": 8, "head_dim": 128, "page_size": 16}
     assert MultiHeadLayout(**sizes).shape(100) == (100, 2, 16, 8, 128)
     assert MultiHeadLayout(**sizes, order="HND").shape(100) == (100, 2, 8, 16, 128)
@@ -75,7 +75,7 @@ def test_bytes_and_strides_are_those_of_contiguous_arrays(layout: MultiHeadLayou
 
 
 @given(layouts, st.integers(0, 10**6))
-def test_pages_for_is_the_most_that_fit(layout: PageLayout, num_bytes: int):
+def test_pages_for_is_the_largest_number_that_fits(layout: PageLayout, num_bytes: int):
     assert layout.bytes_per_page == layout.num_layers * sum(
         math.prod(array.shape) * DTYPES[array.dtype] for array in layout.arrays
     )
@@ -126,15 +126,15 @@ def test_unknown_names_are_refused():
 
 def test_a_states_arrays_are_checked():
     conv = PageArray(name="conv", dtype="bfloat16", shape=(4, 3))
-    with pytest.raises(ValueError, match=r"arrays must be at least one, with distinct names, got \[\]"):
+    with pytest.raises(ValueError, match=r"arrays must not be empty and must have distinct names, got \[\]"):
         StateLayout(num_layers=1, arrays=())
     with pytest.raises(ValueError, match=r"distinct names, got \['conv', 'conv'\]"):
         StateLayout(num_layers=1, arrays=(conv, conv))
     with pytest.raises(ValueError, match="num_layers must be >= 1, got 0"):
         StateLayout(num_layers=0, arrays=(conv,))
-    with pytest.raises(ValueError, match=r"shape must have axes, each >= 1, got \(4, 0\)"):
+    with pytest.raises(ValueError, match=r"shape must have at least one axis, each >= 1, got \(4, 0\)"):
         PageArray(name="conv", dtype="bfloat16", shape=(4, 0))
-    with pytest.raises(ValueError, match=r"shape must have axes, each >= 1, got \(\)"):
+    with pytest.raises(ValueError, match=r"shape must have at least one axis, each >= 1, got \(\)"):
         PageArray(name="conv", dtype="bfloat16", shape=())
     with pytest.raises(ValueError, match=r"dtype must be one of .*, got 'float64'"):
         PageArray(name="conv", dtype="float64", shape=(1,))

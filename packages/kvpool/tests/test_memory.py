@@ -25,7 +25,7 @@ LAYOUTS = [HEADS, LATENT, STATE]
 
 
 def shared(layout: PageLayout, num_pages: int) -> PageMemory:
-    """Memory of the layout as one of three groups."""
+    """Return memory of the layout as one of three groups."""
     return allocate_groups(HybridLayout(groups=(LATENT, layout, STATE)), num_pages)[1]
 
 
@@ -59,7 +59,7 @@ def test_arrays_have_the_layouts_shapes_and_dtypes_and_start_as_zeros(layout: Pa
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_of_one_layout_is_contiguous_and_no_larger_than_it_says(layout: PageLayout):
+def test_memory_of_one_layout_is_contiguous_and_has_the_stated_size(layout: PageLayout):
     memory = allocate(layout, 4)
     assert sum(block.numel() for block in contents(memory)) == 4 * layout.bytes_per_page
     assert all(block.is_contiguous() for block in contents(memory))
@@ -89,7 +89,7 @@ def test_copy_pages_reads_all_before_it_writes(layout: PageLayout, make):
     memory.copy_pages(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 5], dtype=torch.int32))
     for old, new in zip(before, contents(memory), strict=True):
         assert torch.equal(new, old[[1, 0, 2, 3, 4, 1]])
-    with pytest.raises(ValueError, match=re.escape("src and dst must have one shape, got (1,) and (2,)")):
+    with pytest.raises(ValueError, match=re.escape("src and dst must have the same shape, got (1,) and (2,)")):
         memory.copy_pages(torch.tensor([0]), torch.tensor([1, 2]))
     for wrong in (-1, 6):
         with pytest.raises(IndexError):
@@ -98,7 +98,7 @@ def test_copy_pages_reads_all_before_it_writes(layout: PageLayout, make):
 
 @pytest.mark.parametrize("make", [allocate, shared])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_zero_pages_leaves_the_others(layout: PageLayout, make):
+def test_zero_pages_leaves_the_other_pages_unchanged(layout: PageLayout, make):
     memory = make(layout, 4)
     before = fill(memory)
     memory.zero_pages(torch.tensor([1, 3]))
@@ -112,7 +112,7 @@ def test_zero_pages_leaves_the_others(layout: PageLayout, make):
 
 @pytest.mark.parametrize("make", [allocate, shared])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_touching_changes_nothing(layout: PageLayout, make):
+def test_touch_does_not_change_the_contents(layout: PageLayout, make):
     memory = make(layout, 4)
     before = fill(memory)
     memory.touch()
@@ -120,12 +120,9 @@ def test_touching_changes_nothing(layout: PageLayout, make):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read the resident memory from")
-def test_memory_is_resident_once_it_is_touched():
-    def resident_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
+def test_memory_is_resident_after_touch():
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=2, head_dim=64, page_size=16)
-    memory = allocate(layout, (96 << 20) // layout.bytes_per_page)  # so much in one piece is new to the process
+    memory = allocate(layout, (96 << 20) // layout.bytes_per_page)  # large: fresh from the system
     before = resident_bytes()
     memory.touch()
     assert resident_bytes() - before > 80 << 20
@@ -133,7 +130,7 @@ def test_memory_is_resident_once_it_is_touched():
 
 @pytest.mark.parametrize("make", [allocate, shared])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_checksum_is_of_every_byte_and_of_that_page_only(layout: PageLayout, make):
+def test_a_checksum_covers_every_byte_of_its_page_and_nothing_else(layout: PageLayout, make):
     memory = make(layout, 3)
     fill(memory)
     memory.copy_pages(torch.tensor([0]), torch.tensor([1]))
@@ -148,7 +145,7 @@ def test_a_checksum_is_of_every_byte_and_of_that_page_only(layout: PageLayout, m
     assert memory.checksum(1) == expected
 
 
-def test_groups_see_the_same_bytes_and_pages_of_others_are_left_alone():
+def test_groups_share_bytes_and_do_not_write_pages_of_other_groups():
     memories = allocate_groups(HybridLayout(groups=(HEADS, LATENT, STATE)), 5)
     for page, memory in enumerate(memories):
         before = fill(memory)
@@ -161,7 +158,7 @@ def test_groups_see_the_same_bytes_and_pages_of_others_are_left_alone():
 
 
 @pytest.mark.parametrize("num_pages", [0, -1])
-def test_a_pool_has_a_page(num_pages: int):
+def test_a_pool_must_have_at_least_one_page(num_pages: int):
     with pytest.raises(ValueError, match=f"num_pages must be >= 1, got {num_pages}"):
         allocate(HEADS, num_pages)
     with pytest.raises(ValueError, match=f"num_pages must be >= 1, got {num_pages}"):
@@ -175,7 +172,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_page_costs_memory_when_it_is_first_written(is_shared: bool):
+def test_a_page_takes_memory_only_when_it_is_first_written(is_shared: bool):
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=8, head_dim=128, page_size=16)
     num_pages = layout.pages_for(2**30)
     before = resident_bytes()

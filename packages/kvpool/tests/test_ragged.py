@@ -9,7 +9,7 @@ from pagewood.kvpool import ragged_pages
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5), st.data())
-def test_every_request_has_the_pages_of_its_positions(
+def test_every_request_gets_the_pages_of_its_positions(
     num_rows: int, max_pages: int, page_size: int, data: st.DataObject
 ):
     table = np.random.default_rng(0).permutation(num_rows * max_pages).reshape(num_rows, max_pages).astype(np.int32)
@@ -29,7 +29,7 @@ def test_every_request_has_the_pages_of_its_positions(
 
 def test_bad_input_is_refused():
     table, rows = np.zeros((2, 3), dtype=np.int32), np.array([0, 1])
-    with pytest.raises(ValueError, match=re.escape("num_tokens must be as many as rows, (2,), got (1,)")):
+    with pytest.raises(ValueError, match=re.escape("num_tokens must have the shape of rows, (2,), got (1,)")):
         ragged_pages(table, rows, np.array([1], dtype=np.int32), page_size=4)
     for wrong in (0, 13):
         with pytest.raises(ValueError, match=re.escape("num_tokens must be in [1, 12], got")):

@@ -11,7 +11,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_examples_of_the_readme_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_examples_in_the_readme_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = EXAMPLES[number]
     if any(name in code for name in NEED_TORCH) and importlib.util.find_spec("torch") is None:

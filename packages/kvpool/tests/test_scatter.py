@@ -12,7 +12,7 @@ DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_are_moved_whatever_they_mean(dtype: str):
+def test_rows_of_any_dtype_keep_their_bits(dtype: str):
     dtype = getattr(torch, dtype)
     array = torch.zeros(4, 3, 5, 8, dtype=torch.uint8).view(dtype)
     bits = torch.randint(0, 256, (2, 5, 8), dtype=torch.uint8)
@@ -26,7 +26,7 @@ def test_bits_are_moved_whatever_they_mean(dtype: str):
     assert not array.view(torch.uint8).any()
 
 
-def test_what_is_read_is_a_copy_and_what_is_no_copy_is_written():
+def test_read_returns_a_copy_and_write_changes_the_array():
     array = torch.zeros(2, 6)
     rows = ScatteredRows(array[:, ::2])
     index = index_pages(torch.tensor([1]), num_pages=2)
@@ -38,7 +38,7 @@ def test_what_is_read_is_a_copy_and_what_is_no_copy_is_written():
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16])
 @pytest.mark.parametrize("wrong", [-1, 12, -12, 30_000])
-def test_an_id_outside_is_refused(dtype, wrong: int):
+def test_an_id_out_of_range_is_refused(dtype, wrong: int):
     ids = torch.tensor([0, wrong, 3], dtype=dtype)
     with pytest.raises(IndexError, match=re.escape(f"pages must be in [0, 12), got {wrong}")):
         index_pages(ids, num_pages=12)
@@ -46,6 +46,6 @@ def test_an_id_outside_is_refused(dtype, wrong: int):
         locate_slots(ids, page_size=4, num_pages=3)
 
 
-def test_no_ids_are_fine():
+def test_an_empty_list_of_ids_is_accepted():
     pages, offsets = locate_slots(torch.empty(0, dtype=torch.int32), page_size=4, num_pages=3)
     assert len(pages) == len(offsets) == 0

@@ -17,7 +17,7 @@ LAYOUT = StateLayout(
 )
 
 
-def test_a_state_starts_as_zeros_whoever_had_it_before():
+def test_a_state_starts_as_zeros_after_another_holder():
     pool = StatePool(LAYOUT, 3)
     first = pool.alloc(2)
     for layer in range(2):
@@ -31,7 +31,7 @@ def test_a_state_starts_as_zeros_whoever_had_it_before():
     assert pool.checksum(first[1]) == kept != pool.checksum(second[0])
 
 
-def test_arrays_are_those_of_the_layout():
+def test_arrays_have_the_shapes_of_the_layout():
     pool = StatePool(LAYOUT, 3)
     assert (pool.num_rows, pool.num_free) == (3, 3)
     assert pool.array(1, "conv").shape == (3, 4, 3)
@@ -39,7 +39,7 @@ def test_arrays_are_those_of_the_layout():
     assert pool.array(0, "ssm").shape == (3, 2, 5)
 
 
-def test_a_state_can_be_kept_and_brought_back():
+def test_a_state_can_be_copied_and_restored():
     pool = StatePool(LAYOUT, 3)
     running, snapshot = pool.alloc(1), pool.alloc(1)
     ssm = pool.array(1, "ssm")
@@ -64,7 +64,7 @@ def test_a_stale_ticket_is_an_error_everywhere():
         pool.checksum(old[0])
 
 
-def test_scarcity_and_bad_sizes():
+def test_a_full_pool_and_bad_sizes_are_errors():
     pool = StatePool(LAYOUT, 2)
     with pytest.raises(OutOfRows, match="requested 3 rows, 2 are free"):
         pool.alloc(3)

@@ -54,7 +54,7 @@ def naive_write(storage: KVStorage, layer: int, k, v, slots: list[int]):
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_write_is_what_a_loop_over_tokens_writes(order: str, halves: str, is_shared: bool, data: st.DataObject):
+def test_write_stores_the_same_as_a_loop_over_tokens(order: str, halves: str, is_shared: bool, data: st.DataObject):
     page_size = data.draw(st.integers(1, 5))
     storage, expected = (
         make(order=order, halves=halves, page_size=page_size, is_shared=is_shared, dtype="bfloat16") for _ in range(2)
@@ -73,7 +73,7 @@ def test_write_is_what_a_loop_over_tokens_writes(order: str, halves: str, is_sha
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("halves", HALVES)
-def test_what_was_written_is_read(halves: str, order: str, dtype: str, is_shared: bool, device: str):
+def test_read_returns_what_was_written(halves: str, order: str, dtype: str, is_shared: bool, device: str):
     storage = make(halves=halves, order=order, dtype=dtype, is_shared=is_shared, device=device)
     expected = torch.zeros(3, 2, 24, 2, 5, device=device)
     for layer in (0, 2, 0):
@@ -147,7 +147,7 @@ def test_only_int8_has_scales():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_keys_and_values_that_are_views_are_written(order: str, device: str):
+def test_keys_and_values_may_be_views(order: str, device: str):
     storage = make(order=order, device=device)
     qkv = torch.randn(3, 5, 6, device=device)  # [tokens, head_dim, q and k and v heads], as a fused projection gives
     k, v = qkv.transpose(1, 2)[:, 2:4], qkv.transpose(1, 2)[:, 4:]
@@ -179,7 +179,7 @@ def test_slots_outside_the_pool_are_refused_and_nothing_is_written(order: str, s
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_shapes_that_do_not_fit_are_refused(order: str):
+def test_shapes_that_do_not_match_are_refused(order: str):
     storage = make(order=order)
     fits, slots = torch.ones(2, 2, 5), torch.tensor([0, 1])
     for wrong in (torch.ones(1, 2, 5), torch.ones(2, 1, 10), torch.ones(2, 10)):
@@ -191,14 +191,14 @@ def test_shapes_that_do_not_fit_are_refused(order: str):
         make(num_pages=0)
 
 
-def test_memory_must_be_of_the_layout():
+def test_memory_must_match_the_layout():
     layout = make_layout()
     memory = allocate(layout, 6)
-    with pytest.raises(ValueError, match="memory must be of"):
+    with pytest.raises(ValueError, match="memory must have"):
         KVStorage(layout, 7, memory=memory)
-    with pytest.raises(ValueError, match="memory must be of"):
+    with pytest.raises(ValueError, match="memory must have"):
         KVStorage(make_layout(order="HND"), 6, memory=memory)
-    with pytest.raises(ValueError, match="memory must be of"):
+    with pytest.raises(ValueError, match="memory must have"):
         KVStorage(make_layout(num_layers=2), 6, memory=memory)
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite catches allocators that are wrong in one way each."""
+"""The conformance tests detect allocators with one fault each."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +26,7 @@ SHARED = np.zeros(100, dtype=np.int32)
 
 
 class Faulty:
-    """A right allocator with some methods replaced."""
+    """A correct allocator with some methods replaced."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Faulty:
         return self.batch_fault(self.inner)
 
 
-def alloc_what_is_left(inner: PageAllocator, n: int) -> NDArray[np.int32]:
+def alloc_fewer_if_scarce(inner: PageAllocator, n: int) -> NDArray[np.int32]:
     return inner.alloc(min(n, inner.num_free))
 
 
@@ -84,7 +84,7 @@ def alloc_a_view_of_shared_memory(inner: PageAllocator, n: int) -> NDArray[np.in
     return SHARED[:n]
 
 
-def alloc_and_forget_the_numbers(inner: PageAllocator, n: int) -> NDArray[np.int32]:
+def alloc_error_without_numbers(inner: PageAllocator, n: int) -> NDArray[np.int32]:
     try:
         return inner.alloc(n)
     except OutOfPages:
@@ -104,7 +104,7 @@ def free_until_the_first_wrong_page(inner: PageAllocator, pages: NDArray[np.int3
         inner.free(np.array([page], dtype=np.int32))
 
 
-def free_without_a_name(inner: PageAllocator, pages: NDArray[np.int32]) -> None:
+def free_without_naming_the_page(inner: PageAllocator, pages: NDArray[np.int32]) -> None:
     try:
         inner.free(pages)
     except ValueError:
@@ -116,8 +116,8 @@ def free_nothing(inner: PageAllocator, pages: NDArray[np.int32]) -> None:
         inner.free(pages)
 
 
-def free_from_behind(inner: PageAllocator, pages: NDArray[np.int32]) -> None:
-    """Take -1 for the last page, as an index would."""
+def free_negative_index(inner: PageAllocator, pages: NDArray[np.int32]) -> None:
+    """Treat -1 as the last page, as an index does."""
     inner.free(np.where(pages < 0, pages + inner.num_pages, pages).astype(np.int32))
 
 
@@ -145,19 +145,19 @@ def machine_fails(machine: type[RuleBasedStateMachine], *, max_examples: int = 1
     return False
 
 
-def test_a_right_allocator_passes():
+def test_a_correct_allocator_passes():
     assert not fails(Faulty, max_examples=40)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        alloc_what_is_left,
+        alloc_fewer_if_scarce,
         alloc_before_refusing,
         alloc_one_page_twice,
         alloc_int64,
         alloc_a_view_of_shared_memory,
-        alloc_and_forget_the_numbers,
+        alloc_error_without_numbers,
     ],
 )
 def test_a_fault_in_alloc_is_caught(fault: Alloc):
@@ -170,21 +170,21 @@ def test_a_fault_in_alloc_is_caught(fault: Alloc):
         free_only_what_is_held,
         free_distinct,
         free_until_the_first_wrong_page,
-        free_without_a_name,
+        free_without_naming_the_page,
         free_nothing,
-        free_from_behind,
+        free_negative_index,
     ],
 )
 def test_a_fault_in_free_is_caught(fault: Free):
     assert fails(lambda num_pages: Faulty(num_pages, free=fault))
 
 
-def test_batched_frees_that_are_not_held_back_are_caught():
+def test_batched_frees_that_take_effect_at_once_are_caught():
     assert fails(lambda num_pages: Faulty(num_pages, batched_frees=free_at_once))
 
 
 class FaultyMethod:
-    """A right allocator with one method replaced."""
+    """A correct allocator with one method replaced."""
 
     def __init__(self, inner: PageAllocator, method: str, fault: Callable[..., object]):
         self.inner, self.method, self.fault = inner, method, fault

@@ -30,11 +30,11 @@ def test_a_ticket_is_valid_from_alloc_to_free_and_never_again(num_rows: int, dat
     stale: list[int] = []
     for _ in range(data.draw(st.integers(0, 20))):
         if held and data.draw(st.booleans()):
-            given_back = data.draw(st.lists(st.sampled_from(sorted(held)), unique=True, min_size=1))
-            pool.free(tickets(*given_back))
-            for ticket in given_back:
+            freed = data.draw(st.lists(st.sampled_from(sorted(held)), unique=True, min_size=1))
+            pool.free(tickets(*freed))
+            for ticket in freed:
                 del held[ticket]
-            stale += given_back
+            stale += freed
         else:
             n = data.draw(st.integers(0, num_rows - len(held)))
             fresh = pool.alloc(n)
@@ -49,7 +49,7 @@ def test_a_ticket_is_valid_from_alloc_to_free_and_never_again(num_rows: int, dat
         assert all(is_refused(pool, ticket) for ticket in stale)
 
 
-def test_a_stale_ticket_says_so():
+def test_the_error_for_a_stale_ticket_says_that_it_is_stale():
     pool = TicketPool(2)
     old = pool.alloc(1)
     pool.free(old)
@@ -61,7 +61,7 @@ def test_a_stale_ticket_says_so():
         pool.free(old)
 
 
-def test_the_next_ticket_of_a_free_row_is_no_ticket_yet():
+def test_the_next_ticket_of_a_free_row_is_not_valid_yet():
     pool = TicketPool(1)
     pool.free(pool.alloc(1))
     with pytest.raises(ValueError, match=f"got {2**32}, which was never handed out"):
@@ -70,7 +70,7 @@ def test_the_next_ticket_of_a_free_row_is_no_ticket_yet():
 
 
 @pytest.mark.parametrize("wrong", [-1, 1, 2, 2**32, 2**62])
-def test_a_number_that_is_no_ticket_is_refused(wrong: int):
+def test_a_number_that_is_not_a_ticket_is_refused(wrong: int):
     pool = TicketPool(2)
     pool.alloc(1)
     with pytest.raises(ValueError, match=f"tickets must be valid, got {wrong}, which was never handed out"):
@@ -90,7 +90,7 @@ def test_a_wrong_free_frees_nothing():
     assert pool.rows(tickets(a, b)).tolist() == [0, 1]
 
 
-def test_scarcity_carries_both_numbers():
+def test_out_of_rows_has_both_numbers():
     pool = TicketPool(3)
     pool.alloc(1)
     with pytest.raises(OutOfRows, match="requested 3 rows, 2 are free") as caught:

@@ -15,7 +15,7 @@ def make(*, page_size: int, window: int, max_step: int) -> WindowedLayout:
 def test_every_step_finds_all_positions_of_all_its_windows(
     page_size: int, window: int, max_step: int, data: st.DataObject
 ):
-    """A model of the pool keeps which position each slot was written for."""
+    """The test records in `memory` which position was written to each slot."""
     layout = make(page_size=page_size, window=window, max_step=max_step)
     ring = np.array(data.draw(st.permutations(range(layout.pages_per_request))), dtype=np.int32)
     memory = np.full(layout.pages_per_request * page_size, -1)
@@ -36,7 +36,7 @@ def test_every_step_finds_all_positions_of_all_its_windows(
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 7))
-def test_a_ring_has_no_page_to_spare(page_size: int, window: int, max_step: int):
+def test_a_ring_has_no_more_pages_than_it_needs(page_size: int, window: int, max_step: int):
     layout = make(page_size=page_size, window=window, max_step=max_step)
     span = window + max_step - 1
     touched = max((start + span - 1) // page_size + 1 for start in range(page_size))

@@ -1,4 +1,4 @@
-"""Batches of pages from and to files, against the bytes that the files hold."""
+"""Batches of pages from and to files, compared with the bytes in the files."""
 
 import errno
 import os
@@ -26,9 +26,9 @@ def copier() -> Generator[PageCopier]:
 
 
 def is_never_cached(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make the system say that it would have to wait for the disk; return where reads begin, as they end.
+    """Make the system report that every read must wait for the disk; return the offsets of reads, as they end.
 
-    Fails if two reads meet.
+    Fails if two reads overlap in time.
     """
     read = os.preadv
     offsets: list[int] = []
@@ -49,7 +49,7 @@ def is_never_cached(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("is_cached", [True, False])
 @pytest.mark.parametrize(("page_bytes", "num_pages"), [(1, 2000), (2000, 1500), (300_000, 12), (2**20 + 7, 4)])
-def test_pages_come_back_whatever_their_order(
+def test_pages_in_any_order_are_read(
     tmp_path: Path,
     copier: PageCopier,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +80,7 @@ def test_pages_come_back_whatever_their_order(
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-def test_what_cannot_be_read_costs_no_other_page(
+def test_an_unreadable_page_does_not_affect_other_pages(
     tmp_path: Path, copier: PageCopier, monkeypatch: pytest.MonkeyPatch, is_cached: bool
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (20, 100), np.uint8)
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_costs_no_other_page(
     assert [index for index, is_there in enumerate(found) if not is_there] == [7, 19]
 
 
-def test_nothing_is_nothing(copier: PageCopier, tmp_path: Path) -> None:
+def test_empty_batches_are_accepted(copier: PageCopier, tmp_path: Path) -> None:
     assert copier.read([], []) == []
     with (tmp_path / "file").open("wb") as file:
         assert copier.write(file.fileno(), 0, [], []) == []

@@ -14,7 +14,7 @@ from pagewood.kvpool.tiers.device import copy_rows
     is_source_run=st.booleans(),
     is_target_run=st.booleans(),
 )
-def test_rows_are_copied_whatever_their_order_and_size(
+def test_rows_of_any_order_and_size_are_copied(
     data: st.DataObject, row_bytes: int, n: int, is_source_run: bool, is_target_run: bool
 ) -> None:
     source = np.random.default_rng(0).integers(0, 256, (10, row_bytes), np.uint8)
@@ -30,7 +30,7 @@ def test_rows_are_copied_whatever_their_order_and_size(
     assert np.array_equal(target, expected)
 
 
-def test_pages_go_out_and_come_back_layer_by_layer() -> None:
+def test_pages_are_copied_out_and_back_layer_by_layer() -> None:
     rng = np.random.default_rng(0)
     layers = [[rng.integers(0, 256, (6, n), np.uint8) for n in sizes] for sizes in ((8, 4), (16,))]
     before = [[array.copy() for array in arrays] for arrays in layers]
@@ -46,15 +46,15 @@ def test_pages_go_out_and_come_back_layer_by_layer() -> None:
                 assert np.array_equal(array[[3, 5]], were[[4, 1]])
         if num_layers == 1:
             assert np.array_equal(layers[1][0], before[1][0])
-        told.append(num_layers)
+        reports.append(num_layers)
 
-    told: list[int] = []
+    reports: list[int] = []
     device.write([3, 5], host.memory, [2, 0], arrived)
-    assert told == [1, 2]
+    assert reports == [1, 2]
 
 
-def test_other_arrays_are_errors() -> None:
+def test_arrays_of_another_kind_are_errors() -> None:
     with pytest.raises(ValueError, match="layers must not be empty"):
         ArrayPages([])
-    with pytest.raises(ValueError, match=r"layers must be uint8 of 2 dimensions, got int32 of shape \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"layers must be 2-dimensional uint8, got int32 of shape \(2, 2\)"):
         ArrayPages([[np.zeros((2, 2), np.int32)]])  # pyright: ignore[reportArgumentType]

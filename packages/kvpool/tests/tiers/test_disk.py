@@ -33,7 +33,7 @@ def put(disk: DiskTier, *indices: int) -> None:
 
 
 def held(disk: DiskTier, *indices: int) -> list[bool]:
-    """Which pages it has; fails if it answers with another page."""
+    """Return which pages it has; fail if a page has the wrong contents."""
     rows = np.zeros((len(indices), PAGE), np.uint8)
     found = disk.get([key(index) for index in indices], list(rows))
     for index, row, is_there in zip(indices, rows, found, strict=True):
@@ -54,14 +54,14 @@ DiskConformance.TestCase.settings = settings(max_examples=30, deadline=None)
 TestConformance = DiskConformance.TestCase
 
 
-def test_pages_are_found_again_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_pages_are_found_after_the_file_is_reopened(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     put(disk, 1, 2, 3)
     disk.close()
     disk = opened(tmp_path)
     assert disk.num_held == 3
     assert held(disk, 1, 2, 3, 4) == [True, True, True, False]
-    put(disk, 4, 5)  # at the cost of the oldest
+    put(disk, 4, 5)  # the oldest page makes room
     assert disk.num_held == 4
     assert held(disk, 2, 3, 4, 5) == [True] * 4
     disk.close()
@@ -73,7 +73,7 @@ def test_the_least_recently_used_page_makes_room(tmp_path: Path) -> None:
     assert held(disk, 1) == [True]
     put(disk, 5)
     assert disk.exists([key(index) for index in range(6)]) == [False, True, False, True, True, True]
-    put(disk, 6, 7, 8, 9, 10)  # more than fit: the first ones, because the others are no use without them
+    put(disk, 6, 7, 8, 9, 10)  # more than fit: the first are kept, because the others are useless without them
     assert held(disk, 6, 7, 8, 9, 10) == [True, True, True, True, False]
     disk.close()
 
@@ -94,7 +94,7 @@ def test_a_changed_page_is_absent_and_makes_room(tmp_path: Path, offset: int) ->
     disk.close()
 
 
-def test_blocks_that_changed_places_are_noticed(tmp_path: Path) -> None:
+def test_swapped_blocks_are_detected(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path / "pages", page_bytes=8192, num_bytes=8192)
     image = np.random.default_rng(0).integers(0, 256, 8192, np.uint8)
     disk.put([key(1)], [image])
@@ -105,7 +105,7 @@ def test_blocks_that_changed_places_are_noticed(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_a_file_that_was_cut_short_costs_only_what_was_cut(tmp_path: Path) -> None:
+def test_a_truncated_file_loses_only_the_pages_cut_off(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     put(disk, 1, 2, 3)
     disk.close()
@@ -116,7 +116,7 @@ def test_a_file_that_was_cut_short_costs_only_what_was_cut(tmp_path: Path) -> No
 
 
 def test_an_entry_without_its_page_is_absent_after_a_crash(tmp_path: Path) -> None:
-    """The table reached the disk, and the page did not."""
+    """The table was written to the disk, but the page was not."""
     disk = opened(tmp_path)
     put(disk, 1, 2)
     disk.close()
@@ -128,7 +128,7 @@ def test_an_entry_without_its_page_is_absent_after_a_crash(tmp_path: Path) -> No
     disk.close()
 
 
-def test_a_full_disk_keeps_what_it_had_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_its_pages_and_continues_to_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = opened(tmp_path)
     put(disk, 1)
     write = os.pwritev
@@ -161,7 +161,7 @@ def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytes
     disk.close()
 
 
-def test_a_disk_that_fails_to_read_has_no_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_cannot_be_read_are_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = opened(tmp_path)
     put(disk, 1)
 
@@ -181,19 +181,19 @@ def test_a_file_belongs_to_one_process_and_one_model(tmp_path: Path) -> None:
     disk.close()
     with pytest.raises(ValueError, match="path must hold pages of the same model and layout"):
         opened(tmp_path, fingerprint=b"qwen")
-    disk = opened(tmp_path, num_pages=5, fingerprint=b"llama")  # another size: it starts over
+    disk = opened(tmp_path, num_pages=5, fingerprint=b"llama")  # with another size the file is emptied
     assert (disk.num_pages, disk.num_held) == (5, 0)
     disk.close()
 
 
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_another_kind_of_file_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "pages").write_text("my thesis")
-    with pytest.raises(ValueError, match="path must be a page file or new"):
+    with pytest.raises(ValueError, match="path must be a page file or not exist"):
         opened(tmp_path)
     assert (tmp_path / "pages").read_text() == "my thesis"
 
 
-def test_what_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+def test_bad_input_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_bytes must hold at least one page of 5000 bytes, got 0"):
         opened(tmp_path, num_pages=0)
     with pytest.raises(ValueError, match="page_bytes must be >= 1, got 0"):

@@ -5,7 +5,7 @@ from pathlib import Path
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shared_kv.py"
 
 
-def test_the_second_process_finds_what_the_first_has_computed(tmp_path: Path) -> None:
+def test_the_second_process_finds_the_kv_of_the_first(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLE), str(tmp_path)], capture_output=True, text=True, timeout=60
     )

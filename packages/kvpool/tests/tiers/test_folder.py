@@ -30,8 +30,8 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+# A folder for the stores of the conformance tests, which need many stores and have no fixtures.
 FOLDERS = tempfile.TemporaryDirectory()
-"""A folder for the stores of the suite, which asks for many and has no fixtures."""
 
 
 def store_of(page_bytes: int) -> SharedFolder:
@@ -43,7 +43,7 @@ FolderConformance.TestCase.settings = settings(max_examples=20, deadline=None)
 TestConformance = FolderConformance.TestCase
 
 
-def test_what_one_puts_the_other_gets_unless_it_is_of_another_model(tmp_path: Path) -> None:
+def test_pages_are_shared_between_users_with_the_same_fingerprint(tmp_path: Path) -> None:
     one, two, other = opened(tmp_path), opened(tmp_path), opened(tmp_path, fingerprint=b"y")
     one.put([key(1)], [page(1)])
     memory = np.zeros(PAGE, np.uint8)
@@ -52,7 +52,7 @@ def test_what_one_puts_the_other_gets_unless_it_is_of_another_model(tmp_path: Pa
     assert other.get([key(1)], [memory]) == [False]
 
 
-def test_what_was_kept_after_it_was_looked_for_is_found(tmp_path: Path) -> None:
+def test_a_page_that_is_put_after_a_failed_query_is_found(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
     (folder,) = tmp_path.iterdir()
     for index in range(3):
@@ -63,7 +63,7 @@ def test_what_was_kept_after_it_was_looked_for_is_found(tmp_path: Path) -> None:
         assert two.exists([key(index)]) == [True]
 
 
-def test_a_page_in_two_segments_outlives_one_of_them(tmp_path: Path) -> None:
+def test_a_page_in_two_segments_remains_when_one_is_deleted(tmp_path: Path) -> None:
     store, elsewhere = opened(tmp_path / "here"), opened(tmp_path / "elsewhere")
     store.put([key(1), key(2)], [page(1), page(2)])
     (first,) = files(tmp_path / "here")
@@ -76,7 +76,7 @@ def test_a_page_in_two_segments_outlives_one_of_them(tmp_path: Path) -> None:
     assert store.get([key(1)], [page(0)]) == [True]
 
 
-def test_processes_that_keep_the_same_pages_keep_them_once(tmp_path: Path) -> None:
+def test_pages_that_two_users_put_are_stored_once(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
     for store in (one, two):
         store.put([key(1), key(2)], [page(1), page(2)])
@@ -113,7 +113,7 @@ def test_a_torn_segment_is_absent_and_deleted(tmp_path: Path, damage: str) -> No
     assert restarted.get([key(1), key(2)], list(memory)) == [True, True]
 
 
-def test_a_segment_that_was_deleted_by_another_is_absent(tmp_path: Path) -> None:
+def test_a_segment_deleted_by_another_user_is_absent(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
     one.put([key(1)], [page(1)])
     assert two.exists([key(1)]) == [True]
@@ -125,7 +125,7 @@ def test_a_segment_that_was_deleted_by_another_is_absent(tmp_path: Path) -> None
     assert two.get([key(1)], [page(0)]) == [True]
 
 
-def test_the_budget_is_kept_at_the_cost_of_what_was_used_longest_ago(tmp_path: Path) -> None:
+def test_the_least_recently_used_segments_are_deleted_to_keep_the_budget(tmp_path: Path) -> None:
     store = opened(tmp_path, num_pages=32)
     for index in range(32):
         store.put([key(index)], [page(index)])
@@ -140,7 +140,7 @@ def test_the_budget_is_kept_at_the_cost_of_what_was_used_longest_ago(tmp_path: P
     assert all(there[32:])
 
 
-def test_what_a_dead_process_left_behind_goes_away(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_dead_process_are_deleted(tmp_path: Path) -> None:
     store = opened(tmp_path)
     old, new = (tmp_path / f"pages-{b'x'.hex()}-{PAGE}" / f"{name}.tmp" for name in ("old", "new"))
     old.touch()
@@ -151,7 +151,7 @@ def test_what_a_dead_process_left_behind_goes_away(tmp_path: Path) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_a_file_system_that_is_full_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_system_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
 
     def fail(self: Path, target: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_file_system_that_is_full_keeps_nothing_half(tmp_path: Path, monkeypat
     assert files(tmp_path) == []
 
 
-def test_what_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+def test_bad_input_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_bytes must hold at least one page of 100 bytes, got 0"):
         opened(tmp_path, num_pages=0)
     with pytest.raises(ValueError, match="page_bytes must be >= 1, got 0"):

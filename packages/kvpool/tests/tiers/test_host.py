@@ -11,7 +11,7 @@ def filled(*names: bytes, num_pages: int = 4) -> HostTier:
     return host
 
 
-def test_the_least_recently_used_page_makes_room_and_the_end_of_a_prefix_before_its_beginning() -> None:
+def test_the_least_recently_used_page_makes_room_and_the_end_of_a_prefix_first() -> None:
     host = filled(b"a", b"b", b"c", b"x")
     host.touch([b"a", b"b", b"c"])
     host.take(2)
@@ -29,7 +29,7 @@ def test_pinned_pages_stay() -> None:
     assert host.take(1) == [slot]
 
 
-def test_a_page_that_is_held_already_gives_its_slot_back() -> None:
+def test_the_slot_of_a_page_that_is_already_held_becomes_free() -> None:
     host = filled(b"a")
     (slot,) = host.take(1)
     assert not host.put(b"a", slot)

@@ -1,4 +1,4 @@
-"""What an engine may rely on, one promise a test; random traffic is in test_index_traffic.py."""
+"""The guarantees of the index, one per test; random traffic is in test_index_traffic.py."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ TOKENS = np.arange(8, dtype=np.int32)
 
 
 class Engine:
-    """As little of an engine as an index needs."""
+    """The parts of an engine that an index needs."""
 
     def __init__(self, *, num_pages: int = 8, num_host_pages: int = 32, lanes: Lanes | None = None, **options: Any):
         self.layers = [np.zeros((num_pages, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
@@ -67,7 +67,7 @@ class Engine:
         return len(pages)
 
     def finish(self, recall: Recall) -> None:
-        """Advance to the end, with all copies done as soon as they are asked for."""
+        """Advance to the end; every copy is made as soon as it is queued."""
         while self.index.advance(recall, self.allocator.alloc):
             for name in ("demote", "load", "store", "fetch"):
                 lane = getattr(self.lanes, name)
@@ -75,7 +75,7 @@ class Engine:
                     lane.run(100)
 
     def contents(self, tokens: Int32, namespace: str | None = None) -> list[int]:
-        """What the cached pages of these tokens hold."""
+        """Return what the cached pages of these tokens hold."""
         pages = self.index.peek(tokens, namespace).pages
         assert all((layer[pages] == layer[pages][:, :1]).all() for layer in self.layers)
         return self.layers[1][pages, 0].tolist()
@@ -83,21 +83,21 @@ class Engine:
 
 def test_a_forward_pass_may_start_before_a_load_ends() -> None:
     class SlowDevice:
-        """A device whose second layer comes when it is told to."""
+        """A device that copies the second layer only after `may_continue` is set."""
 
         def __init__(self, device: ArrayPages) -> None:
             self.page_bytes, self.read = device.page_bytes, device.read
-            self.may_go_on = Event()
+            self.may_continue = Event()
             self._device = device
 
         def write(
             self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]
         ) -> None:
-            def tell(num_layers: int) -> None:
+            def report(num_layers: int) -> None:
                 arrived(num_layers)
-                assert self.may_go_on.wait(10)
+                assert self.may_continue.wait(10)
 
-            self._device.write(pages, memory, slots, tell)
+            self._device.write(pages, memory, slots, report)
 
     layers = [np.zeros((8, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
     device = SlowDevice(ArrayPages([[layer] for layer in layers]))
@@ -111,10 +111,10 @@ def test_a_forward_pass_may_start_before_a_load_ends() -> None:
         assert engine.index.advance(recall, engine.allocator.alloc)
     load = recall.load
     assert load.wait_layer(0, 10)
-    assert layers[0][recall.pages, 0].tolist() == [1, 3, 5, 7]  # what a forward pass reads first
+    assert layers[0][recall.pages, 0].tolist() == [1, 3, 5, 7]  # a forward pass reads this first
     assert not load.wait_layer(1, 0.0)
     assert layers[1][recall.pages, 0].tolist() == [0xEE] * 4
-    device.may_go_on.set()
+    device.may_continue.set()
     assert load.wait_layer(1, 10)
     assert layers[1][recall.pages, 0].tolist() == [1, 3, 5, 7]
     engine.finish(recall)
@@ -123,7 +123,7 @@ def test_a_forward_pass_may_start_before_a_load_ends() -> None:
 
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
-def test_what_was_evicted_comes_back(policy: WritePolicy) -> None:
+def test_evicted_pages_can_be_loaded_again(policy: WritePolicy) -> None:
     engine = Engine(write_policy=policy)
     engine.compute(TOKENS)
     assert engine.evict() == 4
@@ -136,7 +136,7 @@ def test_what_was_evicted_comes_back(policy: WritePolicy) -> None:
     engine.index.close()
 
 
-def test_a_page_is_never_given_away_while_a_copy_reads_it() -> None:
+def test_eviction_waits_for_a_copy_that_reads_the_pages() -> None:
     engine = Engine()
     engine.compute(TOKENS)
     assert isinstance(engine.lanes.demote, ManualLane)
@@ -147,7 +147,7 @@ def test_a_page_is_never_given_away_while_a_copy_reads_it() -> None:
     engine.index.close()
 
 
-def test_selective_write_through_copies_what_is_used_again() -> None:
+def test_selective_write_through_copies_only_pages_used_again() -> None:
     engine = Engine(write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE, min_uses=2)
     engine.compute(TOKENS)
     engine.index.match(TOKENS[:4])
@@ -171,7 +171,7 @@ def test_namespaces_share_nothing_in_any_tier(tmp_path: Path) -> None:
     engine.index.close()
 
 
-def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
+def test_each_tier_provides_what_the_tiers_above_do_not_have(tmp_path: Path) -> None:
     first = Engine(remote=SharedFolder(tmp_path / "shared", **SIZES))
     first.compute(TOKENS)
     first.index.close()
@@ -188,7 +188,7 @@ def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
     assert third.index.counters.num_fetched == 3
     third.index.close()
     fourth = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
-    assert fourth.index.locate(TOKENS).num_disk == 8  # what came from far is kept near
+    assert fourth.index.locate(TOKENS).num_disk == 8  # the pages from the remote store are on the disk, too
     fourth.index.close()
 
 
@@ -196,7 +196,7 @@ def test_each_tier_is_asked_for_what_those_above_lack(tmp_path: Path) -> None:
     ("mode", "num_loaded", "waits_until_s"),
     [(PrefetchMode.BEST_EFFORT, 0, 0.0), (PrefetchMode.TIMEOUT, 0, 2.0), (PrefetchMode.WAIT, 4, 99.0)],
 )
-def test_how_long_a_request_waits_for_a_store_is_the_policys(
+def test_the_policy_decides_how_long_a_request_waits_for_a_store(
     mode: PrefetchMode, num_loaded: int, waits_until_s: float, tmp_path: Path
 ) -> None:
     first = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
@@ -216,7 +216,7 @@ def test_how_long_a_request_waits_for_a_store_is_the_policys(
     engine.index.close()
 
 
-def test_a_recall_without_pages_to_load_to_does_not_hold_anybody_up() -> None:
+def test_a_recall_without_free_device_pages_does_not_delay_admission() -> None:
     engine = Engine()
     engine.compute(TOKENS)
     engine.evict()
@@ -230,7 +230,7 @@ def test_a_recall_without_pages_to_load_to_does_not_hold_anybody_up() -> None:
     engine.index.close()
 
 
-def test_a_failed_load_gives_its_pages_back() -> None:
+def test_a_failed_load_returns_its_device_pages() -> None:
     engine = Engine()
     engine.compute(TOKENS)
     engine.evict()
@@ -245,7 +245,7 @@ def test_a_failed_load_gives_its_pages_back() -> None:
     engine.index.close()
 
 
-def test_a_copy_out_that_failed_is_tried_once_more_at_eviction() -> None:
+def test_a_failed_copy_to_the_host_is_tried_again_at_eviction() -> None:
     engine = Engine()
     engine.device.num_reads_failing = 1
     engine.compute(TOKENS)
@@ -255,7 +255,7 @@ def test_a_copy_out_that_failed_is_tried_once_more_at_eviction() -> None:
 
 
 class Gate:
-    """A device or a store that stops in the middle of a copy until it is let go on."""
+    """A device or a store that stops in a copy until `go_on` is set."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -290,7 +290,7 @@ class Gate:
         self.inner.close()
 
 
-def test_pages_of_a_called_off_load_come_back_when_the_copy_has_let_go_of_them() -> None:
+def test_pages_of_a_cancelled_load_come_back_only_when_the_copy_has_ended() -> None:
     layers = [np.zeros((8, PAGE_BYTES // 2), np.uint8) for _ in range(2)]
     gate = Gate(ArrayPages([[layer] for layer in layers]))
     engine = Engine(device=gate, lanes=thread_lanes())
@@ -310,11 +310,11 @@ def test_pages_of_a_called_off_load_come_back_when_the_copy_has_let_go_of_them()
     engine.lanes.load.wait(load)
     assert engine.evict() == 4
     assert engine.allocator.num_free == 8
-    assert load.num_layers == 1  # the second was not copied any more
+    assert load.num_layers == 1  # the second was not copied
     engine.index.close()
 
 
-def test_slots_of_a_called_off_fetch_come_back_when_the_store_has_let_go_of_them(tmp_path: Path) -> None:
+def test_slots_of_a_cancelled_fetch_come_back_only_when_the_store_has_returned(tmp_path: Path) -> None:
     first = Engine(disk=DiskTier(tmp_path / "pages", **SIZES))
     first.compute(TOKENS)
     first.index.close()
@@ -339,7 +339,7 @@ def test_the_host_keeps_pages_until_the_stores_have_been_offered_them(tmp_path: 
     engine.compute(TOKENS)
     engine.evict()
     engine.compute(TOKENS + 100)
-    engine.evict()  # no room on the host: these are forgotten, not the others
+    engine.evict()  # no room on the host: these pages are lost, not those that wait for the disk
     assert engine.index.counters.num_dropped == 4
     engine.index.flush()
     assert engine.index.locate(TOKENS).num_tokens == 8
@@ -350,19 +350,19 @@ def test_the_host_keeps_pages_until_the_stores_have_been_offered_them(tmp_path: 
     engine.index.close()
 
 
-def test_what_does_not_fit_together_is_an_error() -> None:
-    with pytest.raises(ValueError, match="host must have pages of the device's 8 bytes, got 16 bytes"):
+def test_arguments_that_do_not_fit_together_are_errors() -> None:
+    with pytest.raises(ValueError, match="host must have the device's page size, 8 bytes, got 16 bytes"):
         Engine(device=ArrayPages([[np.zeros((2, 8), np.uint8)]]))
     with pytest.raises(ValueError, match="min_uses must be >= 1, got 0"):
         Engine(min_uses=0)
-    with pytest.raises(ValueError, match="cache must have watches, got PlainCache"):
+    with pytest.raises(ValueError, match="cache must have a watch_group method, got PlainCache"):
         Engine().index.watch_group()
     with pytest.raises(ValueError, match=r"base_s must be >= 0, got -1"):
         PrefetchPolicy(base_s=-1)
 
 
 def test_an_index_that_is_replaced_copies_nothing_more_out_of_the_device(tmp_path: Path) -> None:
-    """It is replaced because the pages of the device are not to be trusted."""
+    """An index is replaced when the device's pages can no longer be trusted."""
     disk = DiskTier(tmp_path / "pages", **SIZES)
     engine = Engine(disk=disk, write_policy=WritePolicy.WRITE_BACK)
     engine.compute(TOKENS[:4])
@@ -370,5 +370,5 @@ def test_an_index_that_is_replaced_copies_nothing_more_out_of_the_device(tmp_pat
     engine.compute(TOKENS)
     engine.index.close(keep_stores=True)
     assert (engine.host.num_held, engine.host.num_pinned, disk.num_held) == (2, 0, 2)
-    engine.host.take(32)  # whatever it had is free to go
+    engine.host.take(32)  # nothing is pinned, so all slots can be taken
     disk.close()

@@ -1,4 +1,4 @@
-"""Random traffic over all tiers, with faults, against an oracle that knows what every page must hold."""
+"""Random traffic over all tiers, with faults, compared with the contents that every page must have."""
 
 import random
 from collections.abc import Callable
@@ -36,33 +36,34 @@ GARBAGE = 0xEE
 STEMS = ([1] * 10, [1, 2] * 5, [1] * 4 + [2] * 8, [3] * 12)
 
 CACHES: list[Any] = [PlainCache]
-if find_spec("pagewood.radixcache") is not None:  # not where this package is tested alone
+if find_spec("pagewood.radixcache") is not None:  # it is absent when this package is tested alone
     from pagewood.radixcache import RadixCache
 
     CACHES.append(RadixCache)
 
 
 def content(tokens: Int32, namespace: str | None) -> bytes:
-    """What the last page of these tokens must hold, all layers."""
+    """Return what the last page of these tokens must hold, over all layers."""
     return blake2b(repr(namespace).encode() + tokens.tobytes(), digest_size=PAGE_BYTES).digest()
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A request that runs: its lease and the pages that are its own."""
+    """A running request: its lease and its private pages."""
 
     lease: Any
     private: list[int]
 
 
 class Traffic:
-    """An engine's calls in a random order; pages that come free are overwritten at once.
+    """Makes an engine's calls in a random order, and overwrites pages as soon as they are free.
 
     Args:
-        seed: of all that is random.
-        folder: for stores.
-        make_cache: of the device's pages.
-        has_faults: copies fail, files rot, stores are small, the process dies; without, all there is room for is kept.
+        seed: Seed of all random choices.
+        folder: Folder of the stores.
+        make_cache: Makes the cache of the device's pages.
+        has_faults: If True, copies fail, files are corrupted, stores are small, and the process restarts. If False, all
+            tiers have room for everything.
     """
 
     def __init__(self, seed: int, folder: Path, make_cache: Callable[[int], Any], *, has_faults: bool) -> None:
@@ -79,7 +80,7 @@ class Traffic:
         self.boot()
 
     def boot(self) -> None:
-        """What a server does when it starts."""
+        """Do what a server does when it starts."""
         self.allocator = PageAllocator(self.num_pages)
         self.device = FaultyDevice(ArrayPages([[layer] for layer in self.layers]))
         self.lanes = manual_lanes(max_pending=2)
@@ -106,7 +107,7 @@ class Traffic:
         self.recalls: list[Recall] = []
 
     def walk(self, num_steps: int) -> None:
-        """Do random things; after each, everything must be right."""
+        """Take random steps, and check everything after each."""
         steps = [self.run_request] * 5 + [self.end_request] * 6 + [self.evict] * 5 + [self.recall] * 6
         steps += [self.advance] * 12 + [self.cancel] + [self.copy] * 14 + [self.pass_time] * 2
         faults = [self.fail_device, self.fail_store, self.corrupt, self.restart]
@@ -117,7 +118,7 @@ class Traffic:
             self.check_owners()
             self.check_contents()
             if not self.has_faults:
-                self.check_nothing_is_forgotten()
+                self.check_nothing_is_lost()
         self.close()
 
     def prompt(self) -> tuple[Int32, str | None]:
@@ -127,13 +128,13 @@ class Traffic:
         return tokens, self.rng.choice((None, None, "tenant"))
 
     def take(self, n: int) -> Int32 | None:
-        """What an engine does when it needs pages."""
-        lacking = n - self.allocator.num_free
-        if lacking > self.index.num_evictable:
+        """Do what an engine does when it needs pages."""
+        missing = n - self.allocator.num_free
+        if missing > self.index.num_evictable:
             return None
-        if lacking > 0:
-            evicted = self.index.evict(lacking)
-            assert len(evicted) == lacking
+        if missing > 0:
+            evicted = self.index.evict(missing)
+            assert len(evicted) == missing
             self.free(evicted.tolist())
         return self.allocator.alloc(n)
 
@@ -173,7 +174,7 @@ class Traffic:
         n = self.rng.randint(1, 8)
         at_least = min(n, self.index.num_evictable)
         evicted = self.index.evict(n)
-        assert at_least <= len(evicted) <= n  # a copy that has ended meanwhile may set more free
+        assert at_least <= len(evicted) <= n  # a copy that ended in the meantime may free more
         self.free(evicted.tolist())
 
     def recall(self) -> None:
@@ -209,7 +210,7 @@ class Traffic:
         self.index.poll()
 
     def restart(self) -> None:
-        """The process ends, perhaps in the middle of everything, and another takes its place."""
+        """End the process, perhaps without closing the index, and start another."""
         if self.rng.random() < 0.5:
             self.close()
         else:
@@ -230,12 +231,12 @@ class Traffic:
             setattr(store, self.rng.choice(("num_puts_failing", "num_gets_failing", "num_gets_short")), 1)
 
     def corrupt(self) -> None:
-        """Something else writes to the files of the stores."""
+        """Damage a file of a store."""
         files = sorted(path for path in self.folder.rglob("*") if path.is_file())
         if not files:
             return
         path = self.rng.choice(files)
-        start = 4096 * 2 if path.name == "shard-0" else 0  # the pages of a disk tier, all of a shared page
+        start = 4096 * 2 if path.name == "shard-0" else 0  # only the pages of a disk tier, or a whole segment
         with path.open("r+b") as file:
             size = file.seek(0, 2)
             for _ in range(1 if start == 0 else 8):
@@ -247,22 +248,22 @@ class Traffic:
                 file.truncate(self.rng.randrange(size))
 
     def check_owners(self) -> None:
-        """Every page of the device has one owner, and every slot of the host."""
+        """Check that every device page and every host slot has one owner."""
         num_private = sum(len(running.private) for running in self.running)
         assert self.allocator.num_free + self.index.num_pages + num_private == self.num_pages
         self.index.check()
 
     def check_contents(self) -> None:
-        """All that can be matched holds what it must, in every namespace."""
+        """Check the contents of all pages that can be matched, in every namespace."""
         for namespace, data in self.seen:
             tokens = np.frombuffer(data, np.int32)
             match = self.index.peek(tokens, namespace)
             for index, page in enumerate(match.pages.tolist(), 1):
                 image = b"".join(layer[page].tobytes() for layer in self.layers)
-                assert image == content(tokens[: index * PAGE], namespace), f"page {page} holds something else"
+                assert image == content(tokens[: index * PAGE], namespace), f"page {page} has the wrong contents"
 
-    def check_nothing_is_forgotten(self) -> None:
-        """All that was ever computed is still somewhere, unless the policy lets go of what is used once."""
+    def check_nothing_is_lost(self) -> None:
+        """Check that all that was computed is still in a tier, unless the policy drops pages used once."""
         if self.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             return
         self.index.poll()
@@ -272,11 +273,11 @@ class Traffic:
             assert hits.num_tokens == len(tokens) or self.is_under_way(), f"{hits} of {len(tokens)} tokens"
 
     def is_under_way(self) -> bool:
-        """Whether a page that was evicted may still be on its way down, or one that is loaded on its way up."""
+        """Return whether a copy may be in flight, in either direction."""
         return any(getattr(self.lanes, lane).num_pending for lane in LANES)
 
     def close(self) -> None:
-        """End as a server does; then nothing is pinned, taken, locked or being loaded."""
+        """End as a server does; check that nothing is pinned, taken, locked or being loaded."""
         for running in self.running:
             self.index.unlock(running.lease)
             self.free(running.private)
@@ -294,17 +295,17 @@ class Traffic:
 
 @pytest.mark.parametrize("make_cache", CACHES)
 @pytest.mark.parametrize("seed", range(24))
-def test_whatever_fails_no_page_is_lost_wrong_or_owned_twice(seed: int, make_cache: Any, tmp_path: Path) -> None:
+def test_under_faults_no_page_is_lost_or_wrong_or_owned_twice(seed: int, make_cache: Any, tmp_path: Path) -> None:
     Traffic(seed, tmp_path, make_cache, has_faults=True).walk(400)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_without_faults_and_with_room_nothing_is_forgotten(seed: int, tmp_path: Path) -> None:
+def test_without_faults_and_with_enough_room_nothing_is_lost(seed: int, tmp_path: Path) -> None:
     Traffic(seed, tmp_path, PlainCache, has_faults=False).walk(300)
 
 
-def test_the_traffic_reaches_everything(tmp_path: Path) -> None:
-    """So that the tests above test something."""
+def test_the_traffic_makes_every_kind_of_copy(tmp_path: Path) -> None:
+    """Otherwise the tests above would prove little."""
     totals = TierCounters()
     for seed in range(8):
         traffic = Traffic(seed, tmp_path / str(seed), PlainCache, has_faults=True)

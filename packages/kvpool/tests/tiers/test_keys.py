@@ -6,7 +6,7 @@ from pagewood.kvpool.tiers import KeyChain
 TOKENS = np.arange(12, dtype=np.int32)
 
 
-def test_a_key_names_everything_that_the_kv_depends_on() -> None:
+def test_a_key_depends_on_everything_that_the_kv_depends_on() -> None:
     def last(page_size: int = 4, fingerprint: bytes = b"a", namespace: str | None = None, *, first: int = 0) -> bytes:
         chain = KeyChain(page_size, fingerprint=fingerprint)
         tokens = TOKENS.copy()

@@ -26,7 +26,7 @@ def test_a_layer_can_be_waited_for_before_the_others_have_arrived() -> None:
     lane.close()
 
 
-def test_a_lane_accepts_no_more_bytes_than_its_bound_but_always_one_transfer() -> None:
+def test_a_lane_accepts_no_more_bytes_than_its_limit_except_for_a_single_transfer() -> None:
     lane = ThreadLane("test", max_bytes_in_flight=100)
     go_on = Event()
 
@@ -44,7 +44,7 @@ def test_a_lane_accepts_no_more_bytes_than_its_bound_but_always_one_transfer() -
     lane.close()
 
 
-def test_a_failure_is_raised_where_it_is_waited_for() -> None:
+def test_waiting_raises_the_exception_of_the_copy() -> None:
     lane = ThreadLane("test", max_bytes_in_flight=100)
 
     def work(transfer: Transfer) -> None:
@@ -55,7 +55,7 @@ def test_a_failure_is_raised_where_it_is_waited_for() -> None:
     assert transfer is not None
     lane.wait(transfer)
     assert isinstance(transfer.error, OSError)
-    assert transfer.wait_layer(0)  # this layer is there
+    assert transfer.wait_layer(0)  # this layer has arrived
     with pytest.raises(OSError, match="the disk failed"):
         transfer.wait_layer(1)
     with pytest.raises(OSError, match="the disk failed"):
@@ -77,7 +77,7 @@ def test_a_cancelled_transfer_stops_at_the_next_layer(is_running: bool) -> None:
     assert transfer is not None
     if not is_running:
         transfer.cancel()
-    assert not transfer.is_done  # the memory is still the lane's
+    assert not transfer.is_done  # the lane may still use the memory
     lane.run()
     assert transfer.is_done
     assert transfer.num_layers == (1 if is_running else 0)
@@ -85,6 +85,6 @@ def test_a_cancelled_transfer_stops_at_the_next_layer(is_running: bool) -> None:
         transfer.wait()
 
 
-def test_a_bound_below_a_byte_is_an_error() -> None:
+def test_a_limit_below_one_byte_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_bytes_in_flight must be >= 1, got 0"):
         ThreadLane("test", max_bytes_in_flight=0)

@@ -1,4 +1,4 @@
-"""Real processes that share a folder, or are killed while they write."""
+"""Real processes that share a folder, or are killed during a write."""
 
 import random
 import signal
@@ -26,22 +26,22 @@ def page(index: int) -> Bytes:
 
 
 def store(kind: str, folder: Path) -> PageStore:
-    """Open one with room for half of the pages."""
+    """Open a store with room for half of the pages."""
     make = {"disk": DiskTier, "folder": SharedFolder}[kind]
     return make(folder / "store", page_bytes=PAGE_BYTES, num_bytes=PAGE_BYTES * NUM_KEYS // 2)
 
 
 def check(pages: PageStore, indices: list[int]) -> int:
-    """Fetch pages, fail if one is wrong, and return how many are there."""
+    """Fetch pages, fail if one is wrong, and return how many were found."""
     rows = np.zeros((len(indices), PAGE_BYTES), np.uint8)
     found = pages.get([key(index) for index in indices], list(rows))
     for index, row, is_there in zip(indices, rows, found, strict=True):
-        assert not is_there or np.array_equal(row, page(index)), f"page {index} is another"
+        assert not is_there or np.array_equal(row, page(index)), f"page {index} has the wrong contents"
     return sum(found)
 
 
 def use(kind: str, folder: Path, *, seed: int, seconds: float) -> None:
-    """Keep and fetch pages at random, as a process of its own."""
+    """Put and fetch pages at random; the main function of a process."""
     rng = random.Random(seed)
     pages = store(kind, folder)
     pages.put([key(0)], [page(0)])
@@ -61,11 +61,11 @@ def start(kind: str, folder: Path, *, seed: int, seconds: float) -> "subprocess.
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"  # and something is kept
+    assert process.stdout.readline() == "open\n"  # it has put a page
     return process
 
 
-def test_processes_share_a_folder_and_one_of_them_is_killed(tmp_path: Path) -> None:
+def test_processes_can_share_a_folder_while_one_is_killed(tmp_path: Path) -> None:
     victim = start("folder", tmp_path, seed=1, seconds=100)
     others = [start("folder", tmp_path, seed=seed, seconds=1.0) for seed in (2, 3)]
     victim.send_signal(signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_processes_share_a_folder_and_one_of_them_is_killed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_killed_process_leaves_on_its_disk_is_right_or_absent(tmp_path: Path, seed: int) -> None:
+def test_pages_on_the_disk_of_a_killed_process_are_right_or_absent(tmp_path: Path, seed: int) -> None:
     process = start("disk", tmp_path, seed=seed, seconds=100)
     time.sleep(0.1 + 0.05 * seed)
     process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The conformance suite catches stores that are wrong in one way each."""
+"""The conformance tests detect stores with one fault each."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,8 +10,8 @@ from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.testing import store_conformance
 
 
-class Right:
-    """A store as plain as it can be."""
+class Correct:
+    """The simplest correct store."""
 
     def __init__(self, page_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -40,23 +40,23 @@ class Right:
         self.pages.clear()
 
 
-class Aliasing(Right):
+class Aliasing(Correct):
     def copy(self, page: Bytes) -> Bytes:
         return page
 
 
-class Forgetful(Right):
+class Forgetful(Correct):
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
         super().put(keys[:2], pages[:2])
 
 
-class Careless(Right):
+class Unchecked(Correct):
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
         for key, page in zip(keys, pages, strict=True):
             self.pages[key] = page.copy()
 
 
-class Boasting(Right):
+class Overstating(Correct):
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         return [bool(self.pages)] * len(keys)
 
@@ -64,18 +64,18 @@ class Boasting(Right):
         return [key in self.pages for key in keys]
 
 
-def run(make_store: Callable[[int], Right]) -> None:
+def run(make_store: Callable[[int], Correct]) -> None:
     machine = store_conformance(make_store)
     run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
         machine, settings=settings(max_examples=50, phases=[Phase.generate], deadline=None, database=None)
     )
 
 
-def test_a_right_store_passes() -> None:
-    run(Right)
+def test_a_correct_store_passes() -> None:
+    run(Correct)
 
 
-@pytest.mark.parametrize("make_store", [Aliasing, Forgetful, Careless, Boasting])
-def test_a_wrong_store_is_caught(make_store: Callable[[int], Right]) -> None:
+@pytest.mark.parametrize("make_store", [Aliasing, Forgetful, Unchecked, Overstating])
+def test_a_wrong_store_is_caught(make_store: Callable[[int], Correct]) -> None:
     with pytest.raises(AssertionError):
         run(make_store)

@@ -1,6 +1,6 @@
 # pyright: basic
 # torch is optional here, so it comes from importorskip, which has no types.
-"""The memory of a pool, as the tiers see it."""
+"""The memory of a pool in the form that the tiers use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pagewood.kvpool.tiers.torch_pages import StagedPages, device_pages, pinned_
 
 
 class Stream:
-    """A stream on the CPU, where copies are done at once; it counts those that nobody has waited for."""
+    """A stream on the CPU, which copies at once; it counts copies that were not waited for."""
 
     def __init__(self) -> None:
         self.num_queued = 0
@@ -48,9 +48,9 @@ def check(pages: DevicePages, storage: Any, host: HostTier, *, wait: Callable[[]
     pages.read([3, 1, 9], host.memory, [5, 6, 2])
     expected = [storage.memory.checksum(page) for page in (3, 1, 9)]
     storage.memory.zero_pages(torch.tensor([3, 1, 9], device=device))
-    told: list[int] = []
-    pages.write([10, 11, 12], host.memory, [5, 6, 2], told.append)
-    assert told[-1] == storage.layout.num_layers
+    reports: list[int] = []
+    pages.write([10, 11, 12], host.memory, [5, 6, 2], reports.append)
+    assert reports[-1] == storage.layout.num_layers
     assert [storage.memory.checksum(page) for page in (10, 11, 12)] == expected
 
 
@@ -60,7 +60,7 @@ def storage_of(dtype: str, device: str = "cpu") -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
-def test_pages_of_any_dtype_go_out_and_come_back(dtype: str) -> None:
+def test_pages_of_any_dtype_are_copied_out_and_back(dtype: str) -> None:
     storage = storage_of(dtype)
     host = HostTier(page_bytes=storage.layout.bytes_per_page, num_pages=8)
     check(device_pages(storage.memory), storage, host)
@@ -76,7 +76,7 @@ def test_pages_of_any_dtype_go_out_and_come_back(dtype: str) -> None:
     count=st.integers(0, 9),
     sizes=st.tuples(st.integers(1, 300), st.integers(1, 100)),
 )
-def test_staged_copies_are_those_of_arrays(
+def test_staged_copies_equal_those_of_arrays(
     widths: list[list[int]], pages: list[int], slots: list[int], count: int, sizes: tuple[int, int]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -93,33 +93,33 @@ def test_staged_copies_are_those_of_arrays(
         staged.read(pages, mine, slots)
         assert out.num_queued == 0
         assert np.array_equal(mine, expected)
-        told: list[int] = []
+        reports: list[int] = []
 
         def arrived(num_layers: int) -> None:
             assert into.num_queued == 0
             for arrays, others in zip(layers[:num_layers], tensors[:num_layers], strict=True):
                 assert all(np.array_equal(array, other) for array, other in zip(arrays, others, strict=True))
-            told.append(num_layers)
+            reports.append(num_layers)
 
         there = pages[::-1]
         plain.write(there, expected, slots, lambda n: None)
         staged.write(there, expected, slots, arrived)
-    assert told == sorted(set(told))
-    assert told[-1] == len(layers)
+    assert reports == sorted(set(reports))
+    assert reports[-1] == len(layers)
 
 
-def test_a_copy_that_is_called_off_is_waited_for() -> None:
-    class CalledOff(Exception):
+def test_a_cancelled_copy_has_ended_when_the_call_raises() -> None:
+    class Cancelled(Exception):
         pass
 
-    def call_off(num_layers: int) -> None:
-        raise CalledOff
+    def cancel(num_layers: int) -> None:
+        raise Cancelled
 
     storage, out, into = storage_of("float32"), Stream(), Stream()
     staged = StagedPages([storage.memory.blocks(layer) for layer in range(3)], out=out, into=into)
     memory = np.zeros((8, staged.page_bytes), np.uint8)
-    with pytest.raises(CalledOff):
-        staged.write([1], memory, [1], call_off)
+    with pytest.raises(Cancelled):
+        staged.write([1], memory, [1], cancel)
     assert into.num_queued == 0
     with pytest.raises(IndexError):
         staged.read([16], memory, [1])
@@ -129,12 +129,12 @@ def test_a_copy_that_is_called_off_is_waited_for() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_pages_of_a_gpu_go_out_and_come_back(dtype: str) -> None:
+def test_pages_of_a_gpu_are_copied_out_and_back(dtype: str) -> None:
     storage = storage_of(dtype, "cuda")
     page_bytes = storage.layout.bytes_per_page
-    waited_for, told = device_pages(storage.memory), device_pages(storage.memory, after=torch.cuda.current_stream())
+    waited_for, ordered = device_pages(storage.memory), device_pages(storage.memory, after=torch.cuda.current_stream())
     for memory in (None, pinned_memory(8, page_bytes)):
-        check(told, storage, HostTier(page_bytes=page_bytes, num_pages=8, memory=memory))
+        check(ordered, storage, HostTier(page_bytes=page_bytes, num_pages=8, memory=memory))
         host = HostTier(page_bytes=page_bytes, num_pages=8, memory=memory)
         check(waited_for, storage, host, wait=torch.cuda.synchronize)
     assert torch.from_numpy(pinned_memory(8, page_bytes)).is_pinned()

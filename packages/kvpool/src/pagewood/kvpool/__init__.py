@@ -1,6 +1,6 @@
-"""Paged KV memory: which pages are free, what a page looks like, and which request has which.
+"""Paged KV memory: the list of free pages, the layout of a page, and the page lists of requests.
 
-The memory itself is `storage`, `latent_storage`, `states` and `memory`, which need torch; nothing else here does.
+The memory itself is in `storage`, `latent_storage`, `states` and `memory`. Only these modules need torch.
 """
 
 from pagewood.kvpool.allocator import Moves, OutOfPages, PageAllocator

@@ -1,4 +1,4 @@
-"""The free list: hands out page ids and takes them back."""
+"""The list of free pages: hands out page ids and takes them back."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ _MAX_PAGES = 2**31 - 1
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than were asked for; none was allocated.
+    """More pages were requested than are free; no page was allocated.
 
     Attributes:
-        requested: Pages asked for.
-        available: Pages that were free and not reserved.
+        requested: Number of pages requested.
+        available: Number of pages that were free and not reserved.
     """
 
     def __init__(self, requested: int, available: int) -> None:
@@ -27,14 +27,14 @@ class OutOfPages(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moves:
-    """Where held pages may go, so that the held pages lie together.
+    """A plan that moves held pages to free places, so that the held pages lie together.
 
-    Each move stands alone: any of them may be left out, and their order does not matter, because no page is both a
+    The moves are independent: any of them may be left out, and their order does not matter, because no page is both a
     source and a destination.
 
     Attributes:
-        src: `[n] int32`, ascending ids of held pages.
-        dst: `[n] int32`, ascending ids of free pages, each less than its source.
+        src: `[n] int32`, ids of held pages, ascending.
+        dst: `[n] int32`, ids of free pages, ascending, each smaller than its source.
     """
 
     src: NDArray[np.int32]
@@ -44,14 +44,15 @@ class Moves:
 class PageAllocator:
     """Hands out the page ids 0 .. num_pages-1, each to one holder at a time.
 
-    Invariant: every page is either held, free, or freed within an open `batched_frees` block.
+    Invariant: every page is either held, or free, or was freed inside an open `batched_frees` block.
 
-    `alloc` costs a copy of the ids, `free` a few passes over them, whatever the size of the pool. Pages freed last are
-    handed out first, in the order in which they were freed: their memory is the likeliest to be in a cache, and a
-    request's run of consecutive pages stays a run. Not thread-safe.
+    `alloc` costs one copy of the ids and `free` a few passes over them, whatever the size of the pool. The pages that
+    were freed last are handed out first, in the order in which they were freed: their memory is the most likely to be
+    in a cache, and consecutive pages of a request stay consecutive. Not thread-safe.
 
-    The free pages are a stack, and `_position` says where in it a page would be. A page is free exactly if the stack
-    holds it there, so that `alloc` need not mark what it hands out: what it leaves behind is stale, and harmless.
+    The free pages form a stack, and `_position` gives the place in the stack where a page would be. A page is free if
+    and only if the stack holds it at that place. So `alloc` need not mark the pages that it hands out: the old entries
+    that it leaves behind do no harm.
 
     Source: Briggs and Torczon, An Efficient Representation for Sparse Sets, 1993.
     """
@@ -59,15 +60,18 @@ class PageAllocator:
     __slots__ = ("_batch_depth", "_first", "_num_pages", "_num_parked", "_num_reserved", "_position", "_stack")
 
     def __init__(self, num_pages: int) -> None:
-        """Make an allocator with every page free; the first pages handed out are 0, 1, 2, ...
+        """Create an allocator with every page free; the first pages handed out are 0, 1, 2, ...
+
+        Args:
+            num_pages: Number of pages, in [1, 2**31).
 
         Raises:
-            ValueError: `num_pages` is not in [1, 2**31).
+            ValueError: `num_pages` is out of range.
         """
         _check_num_pages(num_pages)
         self._num_pages = num_pages  # written by: resize
-        # _stack[_first:] is free, the next page first; _stack[:_num_parked] was freed in an open batch.
-        # The rest is stale, and as long as the pages held.
+        # _stack[_first:] are the free pages, in the order in which they will be handed out. _stack[:_num_parked] were
+        # freed in an open batch. The entries between them are stale; there are as many of them as held pages.
         self._stack = np.arange(num_pages, dtype=np.int32)  # written by: _restack, _push, batched_frees, move
         self._position = np.arange(num_pages, dtype=np.int32)  # written by: _restack, _push, batched_frees, move
         self._first = 0  # written by: _restack, alloc, _push, batched_frees
@@ -77,34 +81,38 @@ class PageAllocator:
 
     @property
     def num_pages(self) -> int:
-        """All pages, held or free."""
+        """Number of pages, held or free."""
         return self._num_pages
 
     @property
     def num_free(self) -> int:
-        """Pages that `alloc` can hand out now: neither reserved, nor freed within an open `batched_frees` block."""
+        """Number of pages that `alloc` can hand out now.
+
+        Pages that are reserved, or were freed inside an open `batched_frees` block, do not count.
+        """
         return self._num_pages - self._first - self._num_reserved
 
     @property
     def num_reserved(self) -> int:
-        """Free pages that `alloc` does not hand out."""
+        """Number of free pages that `alloc` does not hand out."""
         return self._num_reserved
 
     def alloc(self, n: int, *, out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
         """Hand out `n` pages; the caller holds them until it frees them.
 
-        Many requests are served by one call with the sum of what they need, and shares of its result.
+        To serve many requests, make one call for the sum of their needs and split the result.
 
         Args:
-            n: At least 0.
-            out: `[n] int32`, where the ids go, for instance the end of a row; None: a new array.
+            n: Number of pages, at least 0.
+            out: `[n] int32`, the array to write the ids to, for instance the end of a row. If None, a new array is
+                made.
 
         Returns:
-            `[n] int32`, distinct page ids; the array is the caller's own.
+            `[n] int32`, distinct page ids. The array belongs to the caller.
 
         Raises:
-            OutOfPages: Fewer than `n` pages are free; nothing is allocated.
-            ValueError: `n` is negative, or `out` is not `[n] int32`; nothing is allocated.
+            OutOfPages: Fewer than `n` pages are free. No page is allocated.
+            ValueError: `n` is negative, or `out` is not `[n] int32`. No page is allocated.
         """
         end = self._first + n
         if n > self.num_free:
@@ -128,8 +136,7 @@ class PageAllocator:
             pages: `[n] int32`, distinct ids of held pages, in any order.
 
         Raises:
-            ValueError: `pages` is no such array. The message names the first wrong page in ascending order, and nothing
-                is freed.
+            ValueError: `pages` is not such an array. The message names the lowest wrong page id. No page is freed.
         """
         index = _index(pages)
         if len(index) > self._first - self._num_parked or not self._all_held(pages, index):
@@ -139,11 +146,11 @@ class PageAllocator:
 
     @contextmanager
     def batched_frees(self) -> Generator[None]:
-        """Keep the pages that are freed inside the block from being handed out before it ends.
+        """Make the pages that are freed inside the block available only when the block ends.
 
-        They are checked at once as ever, and become free at the end of the block, also when it ends by an exception. A
-        block within a block ends with the outer one. Use it around a step whose kernels still read pages that the host
-        has already given up.
+        `free` checks the pages at once, as it does outside the block. They become available at the end of the block,
+        even if the block ends with an exception. In nested blocks this is the end of the outermost one. Use it around a
+        step whose kernels still read pages that the host has already given up.
         """
         self._batch_depth += 1
         try:
@@ -158,12 +165,15 @@ class PageAllocator:
                 self._first, self._num_parked = first, 0
 
     def reserve(self, n: int) -> None:
-        """Keep `n` free pages from being handed out, for instance for requests that are admitted but not yet grown.
+        """Set `n` free pages aside, for instance for requests that are admitted but have not grown yet.
 
-        Which pages they are is open until `unreserve` lets `alloc` have as many again.
+        Only the number is set aside, not particular pages; `unreserve` makes it available to `alloc` again.
+
+        Args:
+            n: Number of pages, at least 0.
 
         Raises:
-            OutOfPages: Fewer than `n` pages are free; nothing is reserved.
+            OutOfPages: Fewer than `n` pages are free. No page is reserved.
             ValueError: `n` is negative.
         """
         if n > self.num_free:
@@ -173,17 +183,20 @@ class PageAllocator:
         self._num_reserved += n
 
     def unreserve(self, n: int) -> None:
-        """Let `alloc` hand out `n` reserved pages.
+        """Make `n` reserved pages available to `alloc` again.
+
+        Args:
+            n: Number of pages, in [0, num_reserved].
 
         Raises:
-            ValueError: `n` is negative, or more than `num_reserved`.
+            ValueError: `n` is out of range.
         """
         if not 0 <= n <= self._num_reserved:
             raise ValueError(f"n must be in [0, num_reserved = {self._num_reserved}], got {n}")
         self._num_reserved -= n
 
     def held_pages(self) -> NDArray[np.int32]:
-        """Return the ids of all held pages, for audits: this one reads the whole pool.
+        """Return the ids of all held pages, for audits. Reads the whole pool.
 
         Returns:
             `[num_held] int32`, ascending.
@@ -194,44 +207,52 @@ class PageAllocator:
         return np.flatnonzero(is_held).astype(np.int32)
 
     def resize(self, num_pages: int) -> None:
-        """Change how many pages there are; ids that remain keep their holders. Reads the whole pool.
+        """Change the number of pages. Pages below the new number keep their holders. Reads the whole pool.
 
-        New pages are handed out after those that are free already.
+        New pages are handed out after the pages that are already free.
+
+        Args:
+            num_pages: New number of pages, in [1, 2**31).
 
         Raises:
-            ValueError: `num_pages` is not in [1, 2**31), or fewer pages than are reserved would be free, or a page from
-                `num_pages` on is not free: `plan_moves(num_pages)` says how to empty that tail. Nothing changes.
+            ValueError: `num_pages` is out of range, or a page with an id >= `num_pages` is not free, or fewer free
+                pages would remain than are reserved. Nothing changes. `plan_moves(num_pages)` plans how to empty the
+                end of the pool.
         """
         _check_num_pages(num_pages)
         free, parked = self._stack[self._first :], self._stack[: self._num_parked]
         kept = free[free < num_pages]
         num_busy = (self._num_pages - num_pages) - (len(free) - len(kept))
         if num_pages < self._num_pages and num_busy:
-            raise ValueError(f"num_pages must leave only free pages behind, got {num_pages} with {num_busy} not free")
+            raise ValueError(f"num_pages must cut off only free pages, got {num_pages} with {num_busy} pages not free")
         free = np.concatenate((kept, np.arange(self._num_pages, num_pages, dtype=np.int32)))
         if len(free) < self._num_reserved:
-            raise ValueError(f"num_pages must leave {self._num_reserved} reserved pages free, got {num_pages}")
+            raise ValueError(f"num_pages must leave {self._num_reserved} free pages for reservations, got {num_pages}")
         self._num_pages = num_pages
         self._restack(free, parked)
 
     def sort_free(self) -> None:
-        """Hand out the lowest free pages first from now on, so that runs of free pages become runs of a request.
+        """Sort the free pages, so that the lowest ids are handed out first and free runs become runs of a request.
 
-        Reads all free pages: for when an engine is idle, or after `move`.
+        Reads all free pages. Call it when the engine is idle, or after `move`.
         """
         self._restack(np.sort(self._stack[self._first :]), self._stack[: self._num_parked])
 
     def plan_moves(self, num_pages: int | None = None) -> Moves:
-        """Say how the held pages would come to lie below `num_pages`; changes nothing. Reads the whole pool.
+        """Plan the fewest moves that bring all held pages below `num_pages`. Changes nothing. Reads the whole pool.
 
-        Carry a plan out in this order: copy the pages (`KVStorage.copy_pages`), rewrite every table that names them,
-        and `move`. No move is planned for pages freed in an open `batched_frees` block, nor into them.
+        To carry out a plan: copy the pages (`KVStorage.copy_pages`), rewrite every table that names them, then call
+        `move`. Pages that were freed in an open `batched_frees` block are neither moved nor used as destinations.
 
         Args:
-            num_pages: Where the pages from here on shall be empty; None: as few as hold the pages that are not free.
+            num_pages: Pages with an id >= `num_pages` are to be emptied. If None, the lowest number that has room for
+                all pages that are not free.
+
+        Returns:
+            The plan.
 
         Raises:
-            ValueError: `num_pages` is not in [0, num_pages of the pool], or the free pages below it are too few.
+            ValueError: `num_pages` is not in [0, num_pages of the pool], or there are too few free pages below it.
         """
         if num_pages is None:
             num_pages = self._first
@@ -242,20 +263,21 @@ class PageAllocator:
         free = self._stack[self._first :]
         dst = np.sort(free[free < num_pages])[: len(src)]
         if len(dst) < len(src):
-            raise ValueError(
-                f"num_pages must leave room for {len(src)} pages, got {num_pages} with {len(dst)} free below it"
-            )
+            raise ValueError(f"num_pages must have {len(src)} free pages below it, got {num_pages} with {len(dst)}")
         return Moves(src=src, dst=dst)
 
     def move(self, moves: Moves) -> None:
-        """Take note that pages have moved: each `dst` is held in place of its `src`, which becomes free.
+        """Record that pages have moved: each `dst` is now held instead of its `src`, and each `src` is free.
+
+        Args:
+            moves: A plan from `plan_moves`, or part of one.
 
         Raises:
-            ValueError: A source is not held or a destination not free, or an id occurs twice; nothing changes.
+            ValueError: A source is not held, a destination is not free, or an id occurs twice. Nothing changes.
         """
         src, dst = _index(moves.src), _index(moves.dst)
         if len(src) != len(dst) or len(np.unique(np.concatenate((src, dst)))) != 2 * len(src):
-            raise ValueError("moves must have as many sources as destinations, all of them distinct")
+            raise ValueError("moves must have distinct pages, one destination for each source")
         if not self._all_held(moves.src, src):
             raise ValueError(self._complaint(moves.src))
         if dst.max(initial=0) >= self._num_pages:
@@ -268,7 +290,7 @@ class PageAllocator:
         self._position[src] = position
 
     def _all_held(self, pages: NDArray[np.int32], index: NDArray[np.intp]) -> bool:
-        """Tell whether the ids, given in both types, are those of pages that are held."""
+        """Return whether all pages are held; `index` is `pages` in the type of an index."""
         try:
             position = self._position[index]
         except IndexError:
@@ -279,12 +301,16 @@ class PageAllocator:
         return not np.count_nonzero(is_live & (self._stack[position] == pages))
 
     def _push(self, pages: NDArray[np.int32], index: NDArray[np.intp]) -> bool:
-        """Put held pages, given in both types, on the stack or among the parked; decline if they are not distinct."""
+        """Put held pages on the stack, or among the parked pages in an open batch.
+
+        Returns:
+            False if the pages are not distinct; then nothing that counts has changed.
+        """
         start = self._num_parked if self._batch_depth else self._first - len(pages)
         end = start + len(pages)
         position = np.arange(start, end, dtype=np.int32)
         self._position[index] = position
-        # Of a page that is here twice, one position has remained. The stack is not written yet, so all are still held.
+        # A page that occurs twice has kept only one of its positions. The stack is unchanged, so all are still held.
         if self._position[index].tobytes() != position.tobytes():
             return False
         self._stack[start:end] = pages
@@ -295,7 +321,7 @@ class PageAllocator:
         return True
 
     def _restack(self, free: NDArray[np.int32], parked: NDArray[np.int32]) -> None:
-        """Rebuild the stack of a pool of `_num_pages` pages; those neither free nor parked are held."""
+        """Rebuild the stack for a pool of `_num_pages` pages; pages that are neither free nor parked are held."""
         num_parked, num_pages = len(parked), self._num_pages
         first = num_pages - len(free)
         self._stack = np.concatenate((parked, np.zeros(first - num_parked, dtype=np.int32), free))
@@ -305,7 +331,7 @@ class PageAllocator:
         self._first = first
 
     def _complaint(self, pages: NDArray[np.int32]) -> str:
-        """Say what is wrong with the ids, of which at least one is not held or occurs twice."""
+        """Return what is wrong with the ids; at least one of them is not held or occurs twice."""
         previous = -1
         for page in np.sort(pages):
             if not 0 <= page < self._num_pages:
@@ -325,7 +351,7 @@ def _check_num_pages(num_pages: int) -> None:
 
 
 def _index(pages: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Return the ids as indices; those that are negative become greater than any page."""
+    """Return the ids as indices; negative ids become larger than any page."""
     if pages.dtype != np.int32 or pages.ndim != 1:
         raise ValueError(f"pages must be a one-dimensional int32 array, got {pages.dtype} of shape {pages.shape}")
     return pages.view(np.uint32).astype(np.intp)

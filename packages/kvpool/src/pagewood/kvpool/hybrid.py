@@ -1,49 +1,50 @@
-"""One budget of pages for the different kinds of layers of one model."""
+"""One pool of pages for the different kinds of layers of one model."""
 
 from dataclasses import dataclass
 
 from pagewood.kvpool.arrays import pages_within
 from pagewood.kvpool.layout import PageLayout
 
-# A cache line, and what the widest loads of a GPU are aligned to.
+# The size of a cache line, and the alignment of the widest loads of a GPU.
 ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridLayout:
-    """Groups of layers of different kinds, any of which may use any page of one pool.
+    """Groups of layers of different kinds that share one pool: any group may use any page.
 
-    A page belongs to one group at a time: to full attention, or to sliding windows, or to states. One `PageAllocator`
-    serves all groups, so memory goes where the requests need it, and nothing has to be divided beforehand.
+    A page belongs to one group at a time: to full attention, to sliding windows, or to states, for instance. One
+    `PageAllocator` serves all groups, so memory goes where the requests need it and need not be divided in advance.
 
-    Invariant: a page is one run of `bytes_per_page` bytes, enough for the greatest group. A group's arrays lie in it
-    layer by layer, each from a multiple of 64 bytes on. An array of one layer of the pool is `[pages, *shape]` as ever,
-    with `bytes_per_page` as the stride of its first axis: contiguous within a page, but not beyond it.
+    Invariant: a page is one run of `bytes_per_page` bytes, enough for the largest group. The arrays of a group lie in
+    it layer by layer, and each starts at a multiple of 64 bytes. In the pool, an array of one layer has the shape
+    `[pages, *shape]` as in every layout, but the stride of its first axis is `bytes_per_page`: it is contiguous within
+    a page only.
 
-    Choose the page sizes such that the groups need about equally many bytes: the rest of a page is lost
+    Choose page sizes for which the groups need about the same number of bytes. The rest of a page is lost
     (`padding_bytes`).
 
     Attributes:
-        groups: At least one layout.
+        groups: The layouts of the groups, at least one.
     """
 
     groups: tuple[PageLayout, ...]
 
     def __post_init__(self) -> None:
         if not self.groups:
-            raise ValueError("groups must be at least one, got none")
+            raise ValueError("groups must not be empty")
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page, of whatever group."""
+        """Size of one page, the same for all groups, in bytes."""
         return max(_padded_bytes(group) for group in self.groups)
 
     def padding_bytes(self, group: int) -> int:
-        """Return how many bytes of a page the group leaves unused."""
+        """Return the number of bytes of a page that the group cannot use."""
         return self.bytes_per_page - self.groups[group].bytes_per_page
 
     def offsets(self, group: int) -> tuple[tuple[int, ...], ...]:
-        """Return where in a page the arrays of a group start, in bytes, for each layer."""
+        """Return where the arrays of a group start within a page: for each layer, a byte offset for each array."""
         layout, start = self.groups[group], 0
         layers: list[tuple[int, ...]] = []
         for _ in range(layout.num_layers):
@@ -55,10 +56,10 @@ class HybridLayout:
         return tuple(layers)
 
     def pages_for(self, num_bytes: int) -> int:
-        """Return how many pages fit into `num_bytes`.
+        """Return the number of pages that fit into `num_bytes`.
 
         Raises:
-            ValueError: Not even one does.
+            ValueError: `num_bytes` is less than one page.
         """
         return pages_within(num_bytes, self.bytes_per_page)
 

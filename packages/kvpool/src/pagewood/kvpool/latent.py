@@ -1,4 +1,4 @@
-"""Pages of multi-head latent attention."""
+"""The page layout of multi-head latent attention (MLA)."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,12 @@ from pagewood.kvpool.arrays import PageArray, check_at_least_one, check_dtype, p
 class LatentLayout:
     """One compressed vector for the keys and values of all heads, and one rotated key that all heads share.
 
-    Invariant: one layer of a pool is one C-contiguous array `latent [pages, P, C + R]`, with P = page_size,
-    C = latent_dim, R = rope_dim and the strides P(C + R), C + R, 1: the compressed part of a token first, its rotated
-    part behind it. FlashMLA reads it as it is, FlashInfer's MLA as its two views `[pages, P, C]` and `[pages, P, R]`.
+    Invariant: one layer of a pool is one C-contiguous array `latent [pages, P, C + R]` with P = page_size, C =
+    latent_dim, R = rope_dim and the strides P(C + R), C + R, 1. The compressed part of a token comes first, its rotated
+    part second. FlashMLA reads this array as it is; FlashInfer's MLA kernels take it as two views `[pages, P, C]` and
+    `[pages, P, R]`.
 
-    In int8, both parts of a token have a scale of their own: a float32 array `latent_scales [pages, P, 2]`.
+    In int8, each of the two parts of a token has its own scale, in a float32 array `latent_scales [pages, P, 2]`.
 
     Source: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1.
 
@@ -39,7 +40,7 @@ class LatentLayout:
 
     @property
     def arrays(self) -> tuple[PageArray, ...]:
-        """`latent`; in int8 its scales after it."""
+        """`latent`, followed by its scales in int8."""
         shape = (self.page_size, self.latent_dim + self.rope_dim)
         codes = PageArray(name="latent", dtype=self.dtype, shape=shape)
         scales = PageArray(name="latent_scales", dtype="float32", shape=(self.page_size, 2))
@@ -47,23 +48,23 @@ class LatentLayout:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers, scales included."""
+        """Size of one page over all layers, scales included, in bytes."""
         return total_bytes(self.num_layers, self.arrays)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Strides of the axes of one layer's `latent`, in elements."""
+        """Strides of the axes of `latent` in one layer of a pool, in elements."""
         array = self.arrays[0]
         return (array.shape[0] * array.strides[0], *array.strides)
 
     def shape(self, num_pages: int) -> tuple[int, ...]:
-        """Return the shape of one layer's `latent` in a pool of `num_pages` pages."""
+        """Return the shape of `latent` in one layer of a pool of `num_pages` pages."""
         return (num_pages, *self.arrays[0].shape)
 
     def pages_for(self, num_bytes: int) -> int:
-        """Return how many pages fit into `num_bytes`, counting all layers.
+        """Return the number of pages, with all layers, that fit into `num_bytes`.
 
         Raises:
-            ValueError: Not even one does.
+            ValueError: `num_bytes` is less than one page.
         """
         return pages_within(num_bytes, self.bytes_per_page)

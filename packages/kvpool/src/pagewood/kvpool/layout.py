@@ -1,4 +1,4 @@
-"""What a page is: its arrays, its bytes, and how many fit."""
+"""Page layouts: the arrays in a page, its size in bytes, and how many pages fit into a budget."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -7,25 +7,25 @@ from pagewood.kvpool.arrays import PageArray, check_at_least_one, check_dtype, p
 
 
 class PageLayout(Protocol):
-    """What must be known of a page to size a pool of them and to give it memory."""
+    """What a pool needs to know about a page in order to allocate memory for it."""
 
     @property
     def num_layers(self) -> int:
-        """Layers of which one page holds something."""
+        """Number of layers that store something in a page."""
         ...
 
     @property
     def arrays(self) -> tuple[PageArray, ...]:
-        """What a page holds of each layer."""
+        """The arrays that a page holds for each layer."""
         ...
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers."""
+        """Size of one page over all layers, in bytes."""
         ...
 
     def pages_for(self, num_bytes: int) -> int:
-        """Return how many pages fit into `num_bytes`."""
+        """Return the number of pages that fit into `num_bytes`."""
         ...
 
 
@@ -42,21 +42,22 @@ class KVLayout(PageLayout, Protocol):
 class MultiHeadLayout:
     """Keys and values of every KV head, for multi-head and grouped-query attention.
 
-    Invariant: an array of one layer of a pool is C-contiguous, and so is a page in it. Its axes are FlashInfer's, so
-    that FlashInfer's kernels read it in place. With P = page_size, H = num_kv_heads, D = head_dim:
+    Invariant: an array of one layer of a pool is C-contiguous, and so is each page in it. The order of the axes is
+    FlashInfer's, so FlashInfer's kernels read it in place. With P = page_size, H = num_kv_heads, D = head_dim:
 
-    | halves | order | arrays of a layer, of the whole pool | strides in elements |
+    | halves | order | arrays of one layer of a pool | strides in elements |
     |---|---|---|---|
     | joint | NHD | `kv [pages, 2, P, H, D]` | 2PHD, PHD, HD, D, 1 |
     | joint | HND | `kv [pages, 2, H, P, D]` | 2PHD, PHD, PD, D, 1 |
-    | pair | NHD | `k [pages, P, H, D]`, `v` alike | PHD, HD, D, 1 |
-    | pair | HND | `k [pages, H, P, D]`, `v` alike | PHD, PD, D, 1 |
+    | pair | NHD | `k [pages, P, H, D]`, `v` the same | PHD, HD, D, 1 |
+    | pair | HND | `k [pages, H, P, D]`, `v` the same | PHD, PD, D, 1 |
 
-    NHD writes all heads of a token in one run; HND lets a kernel read all tokens of one head in one run. FlashInfer
-    takes the joint array and the pair alike; kernels that take a tensor of keys and one of values want the pair.
+    In NHD, all heads of a token are contiguous, so one write stores a token. In HND, all tokens of a head are
+    contiguous, so one read fetches a head. FlashInfer accepts the joint array and the pair; kernels that take one
+    tensor of keys and one of values need the pair.
 
-    In int8, every head of a token has its own scale: a float32 array `kv_scales` (or `k_scales` and `v_scales`), whose
-    axes are those of the codes without the last. A value is its code times its scale.
+    In int8, every head of a token has its own scale, in a float32 array `kv_scales` (or `k_scales` and `v_scales`) with
+    the axes of the codes except the last. A value is its code times its scale.
 
     Attributes:
         num_layers: Layers of the model, >= 1.
@@ -65,7 +66,7 @@ class MultiHeadLayout:
         page_size: Token positions in a page, >= 1.
         dtype: "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
         order: "NHD" or "HND".
-        halves: "joint", one array of keys and values, or "pair", one of each.
+        halves: "joint" for one array of keys and values, or "pair" for one array each.
     """
 
     num_layers: int
@@ -91,7 +92,7 @@ class MultiHeadLayout:
 
     @property
     def arrays(self) -> tuple[PageArray, ...]:
-        """`kv`, or `k` and `v`; in int8 their scales after them."""
+        """`kv`, or `k` and `v`, followed by their scales in int8."""
         tokens = (self.num_kv_heads, self.page_size) if self.order == "HND" else (self.page_size, self.num_kv_heads)
         heads = (2, *tokens) if self.halves == "joint" else tokens
         names = ("kv",) if self.halves == "joint" else ("k", "v")
@@ -101,23 +102,23 @@ class MultiHeadLayout:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers, K and V, scales included."""
+        """Size of one page over all layers, K and V, scales included, in bytes."""
         return total_bytes(self.num_layers, self.arrays)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Strides of the axes of one layer's `kv`, or of its `k` and `v`, in elements."""
+        """Strides of the axes of `kv` (or of `k` and `v`) in one layer of a pool, in elements."""
         array = self.arrays[0]
         return (array.shape[0] * array.strides[0], *array.strides)
 
     def shape(self, num_pages: int) -> tuple[int, ...]:
-        """Return the shape of one layer's `kv`, or of its `k` and `v`, in a pool of `num_pages` pages."""
+        """Return the shape of `kv` (or of `k` and `v`) in one layer of a pool of `num_pages` pages."""
         return (num_pages, *self.arrays[0].shape)
 
     def pages_for(self, num_bytes: int) -> int:
-        """Return how many pages fit into `num_bytes`, counting all layers.
+        """Return the number of pages, with all layers, that fit into `num_bytes`.
 
         Raises:
-            ValueError: Not even one does.
+            ValueError: `num_bytes` is less than one page.
         """
         return pages_within(num_bytes, self.bytes_per_page)

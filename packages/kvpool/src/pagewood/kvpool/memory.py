@@ -1,4 +1,4 @@
-"""The bytes of a pool's pages, whatever they mean, as torch tensors."""
+"""The bytes of a pool's pages as torch tensors, independent of what the pages hold."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,31 +10,36 @@ from pagewood.kvpool.hybrid import ALIGNMENT_BYTES, HybridLayout
 from pagewood.kvpool.layout import PageLayout
 from pagewood.kvpool.scatter import ScatteredRows, index_pages
 
+# No operating system has smaller pages.
 _SYSTEM_PAGE_BYTES = 4096
-"""No system has smaller pages."""
 
 
 class PageMemory:
-    """The arrays of a layout for every page of a pool, on one device; made by `allocate` or `allocate_groups`.
+    """The arrays of a layout for all pages of a pool, on one device; made by `allocate` or `allocate_groups`.
 
-    Invariant: a page's contents change only by the methods here and by writes through `array` and `blocks`; whose page
-    it is, is the caller's business. All calls but `checksum` are queued on the device's current stream, and none of
-    these waits for it.
+    Invariant: the contents of a page change only through the methods of this class and through writes to the tensors
+    that `array` and `blocks` return. The caller keeps track of which request owns a page. All methods except `checksum`
+    queue their work on the device's current stream and do not wait for it.
+
+    Attributes:
+        layout: The layout of a page.
+        num_pages: Number of pages.
     """
 
     __slots__ = ("_arrays", "_blocks", "_rows", "layout", "num_pages")
 
     def __init__(self, layout: PageLayout, blocks: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        """Use memory that is there already.
+        """Use existing memory.
 
         Args:
-            layout: What a page is.
-            blocks: For each layer and each array of the layout, `[num_pages, array.num_bytes] uint8` on one device, of
-                any stride along the pages and contiguous within one; what it starts with is the caller's choice.
+            layout: The layout of a page.
+            blocks: For each layer and each array of the layout, `[num_pages, array.num_bytes] uint8`, all on one
+                device. Contiguous within a page, with any stride between pages. The caller chooses the initial
+                contents.
         """
         self.layout = layout
         self.num_pages = blocks[0][0].shape[0]
-        self._blocks = tuple(blocks)  # contents written by: copy_pages, zero_pages, and whoever has a view
+        self._blocks = tuple(blocks)  # contents written by: copy_pages, zero_pages, callers through views
         self._rows = [ScatteredRows(_as_words(block)) for layer in blocks for block in layer]
         self._arrays = [
             {
@@ -50,29 +55,30 @@ class PageMemory:
         return self._blocks[0][0].device
 
     def array(self, layer: int, name: str) -> torch.Tensor:
-        """Return an array of one layer, not a copy: `[num_pages, *shape]` in its dtype."""
+        """Return a view of one array of one layer, `[num_pages, *shape]` in its dtype."""
         return self._arrays[layer][name]
 
     def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """Return the arrays of one layer as bytes, not copies, in the layout's order.
+        """Return views of the arrays of one layer as bytes, in the order of the layout.
 
-        Each is `[num_pages, num_bytes] uint8`, contiguous in a page: what copies to other memory need to know.
+        Each is `[num_pages, num_bytes] uint8`, contiguous within a page. Code that copies pages to other memory needs
+        no more than this.
         """
         return self._blocks[layer]
 
     def copy_pages(self, src: torch.Tensor, dst: torch.Tensor) -> None:
-        """Copy whole pages in every layer; page `src[i]` is read before any page is written.
+        """Copy whole pages in every layer. All pages of `src` are read before any page is written.
 
         Args:
-            src: `[n] int64` (or int32), page ids to read, on the memory's device.
-            dst: `[n] int64` (or int32), distinct page ids to write.
+            src: `[n] int64` (or int32), ids of the pages to read, on the memory's device.
+            dst: `[n] int64` (or int32), distinct ids of the pages to write.
 
         Raises:
             ValueError: `src` and `dst` differ in length.
-            IndexError: A page lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
+            IndexError: A page is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
         if src.shape != dst.shape:
-            raise ValueError(f"src and dst must have one shape, got {tuple(src.shape)} and {tuple(dst.shape)}")
+            raise ValueError(f"src and dst must have the same shape, got {tuple(src.shape)} and {tuple(dst.shape)}")
         source, target = (index_pages(pages, num_pages=self.num_pages) for pages in (src, dst))
         for rows in self._rows:
             rows.write(target, rows.read(source))
@@ -84,17 +90,17 @@ class PageMemory:
             pages: `[n] int64` (or int32), page ids, on the memory's device.
 
         Raises:
-            IndexError: A page lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
+            IndexError: A page is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
         index = index_pages(pages, num_pages=self.num_pages)
         for rows in self._rows:
             rows.zero(index)
 
     def touch(self) -> None:
-        """Have the system provide all of the memory now, its contents unchanged; on a GPU it is there already.
+        """Make the operating system provide all of the memory now. The contents do not change. Does nothing on a GPU.
 
-        A CPU's memory is otherwise provided where it is first written, and whoever writes waits: several milliseconds
-        for a huge page of a virtual machine, in the middle of a step.
+        Otherwise the system provides memory on a CPU when it is first written, and the write has to wait: several
+        milliseconds for a huge page of a virtual machine, in the middle of a step.
         """
         if self.device.type != "cpu":
             return
@@ -103,7 +109,7 @@ class PageMemory:
                 block[:, ::_SYSTEM_PAGE_BYTES] |= 0
 
     def checksum(self, page: int) -> int:
-        """Return the CRC-32 of a page's bytes, layer by layer, for tests: it waits for the device."""
+        """Return the CRC-32 of a page's bytes, layer by layer, for tests. Waits for the device."""
         value = 0
         for layer in self._blocks:
             for block in layer:
@@ -112,10 +118,11 @@ class PageMemory:
 
 
 def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device = "cpu") -> PageMemory:
-    """Allocate `num_pages * layout.bytes_per_page` bytes, each array of each layer in one piece, aligned to 64 bytes.
+    """Allocate `num_pages * layout.bytes_per_page` bytes: one block for each array of each layer, aligned to 64 bytes.
 
-    Memory starts as zeros, so that a kernel which multiplies masked positions by zero meets no NaN; on a CPU the system
-    provides these zeros at the first touch, so that a pool costs memory only as it fills, unless `touch` is called.
+    The memory starts as zeros, so a kernel that multiplies masked positions by zero meets no NaN. On a CPU the system
+    provides these zeros when a page is first written, so a pool takes memory only as it fills, unless `touch` is
+    called.
 
     Raises:
         ValueError: `num_pages` is less than 1.
@@ -129,10 +136,10 @@ def allocate(layout: PageLayout, num_pages: int, *, device: str | torch.device =
 def allocate_groups(
     layout: HybridLayout, num_pages: int, *, device: str | torch.device = "cpu"
 ) -> tuple[PageMemory, ...]:
-    """Allocate `num_pages * layout.bytes_per_page` bytes once, and return what each group sees of them.
+    """Allocate `num_pages * layout.bytes_per_page` bytes once, and return one view of them for each group.
 
-    Memory starts as zeros; a page that changes from one group to another keeps its bytes, so a group that relies on
-    zeros (states do) calls `zero_pages` first.
+    The memory starts as zeros. A page that passes from one group to another keeps its bytes, so a group that needs
+    zeros (such as states) must call `zero_pages` first.
 
     Raises:
         ValueError: `num_pages` is less than 1.
@@ -153,17 +160,17 @@ def allocate_groups(
 def memory_for(
     layout: PageLayout, num_pages: int, *, device: str | torch.device, memory: PageMemory | None
 ) -> PageMemory:
-    """Return the memory that was given, if it is of this layout and of so many pages; None: allocate it.
+    """Return `memory` if it fits the layout and the number of pages, or newly allocated memory if it is None.
 
     Raises:
-        ValueError: `num_pages` is less than 1, or `memory` is of another number of pages or of other arrays.
+        ValueError: `num_pages` is less than 1, or `memory` has another number of pages or other arrays.
     """
     if memory is None:
         return allocate(layout, num_pages, device=device)
     has = (memory.num_pages, memory.layout.num_layers, memory.layout.arrays)
     needs = (num_pages, layout.num_layers, layout.arrays)
     if has != needs:
-        raise ValueError(f"memory must be of (pages, layers, arrays) {needs}, got {has}")
+        raise ValueError(f"memory must have (pages, layers, arrays) = {needs}, got {has}")
     return memory
 
 
@@ -173,7 +180,7 @@ def _check_num_pages(num_pages: int) -> None:
 
 
 def _as_words(block: torch.Tensor) -> torch.Tensor:
-    """Return a view of bytes as the widest integers that fit it, because a GPU copies number by number."""
+    """Return a view of bytes as the widest integers that fit, because a GPU copies element by element."""
     for dtype in (torch.int64, torch.int32, torch.int16):
         numbers = (block.shape[1], block.stride(0), block.storage_offset())
         if not any(number % dtype.itemsize for number in numbers):
@@ -182,7 +189,10 @@ def _as_words(block: torch.Tensor) -> torch.Tensor:
 
 
 def _zeros(num_pages: int, bytes_per_page: int, device: str | torch.device) -> torch.Tensor:
-    """Return `[num_pages, bytes_per_page] uint8`; a CPU's is untouched: numpy zeroes by calloc, torch by writing it."""
+    """Return `[num_pages, bytes_per_page] uint8`, zeros.
+
+    On a CPU this memory is not touched: numpy gets zeros from calloc, whereas torch would write them.
+    """
     if torch.device(device).type != "cpu":
         return torch.zeros(num_pages, bytes_per_page, dtype=torch.uint8, device=device)
     num_bytes = num_pages * bytes_per_page

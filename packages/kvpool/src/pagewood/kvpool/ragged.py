@@ -1,4 +1,4 @@
-"""Page lists of different lengths in the form that FlashInfer's kernels plan with."""
+"""Page lists of different lengths in the form that FlashInfer's kernels expect."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RaggedPages:
-    """The pages of a batch of requests, one after the other: FlashInfer's `paged_kv_*` arguments.
+    """The pages of a batch of requests, one request after another: FlashInfer's `paged_kv_*` arguments.
 
     Attributes:
-        indptr: `[n + 1] int32`, request i has `indices[indptr[i]:indptr[i + 1]]`.
+        indptr: `[n + 1] int32`; the pages of request i are `indices[indptr[i]:indptr[i + 1]]`.
         indices: `[indptr[n]] int32`, page ids.
-        last_page_len: `[n] int32`, positions in use of each request's last page, in [1, page_size].
+        last_page_len: `[n] int32`, number of positions in use in the last page of each request, in [1, page_size].
     """
 
     indptr: NDArray[np.int32]
@@ -24,20 +24,27 @@ class RaggedPages:
 def ragged_pages(
     table: NDArray[np.int32], rows: NDArray[np.intp], num_tokens: NDArray[np.int32], *, page_size: int
 ) -> RaggedPages:
-    """Gather the pages that hold the first `num_tokens` positions of some rows.
+    """Gather the pages that hold the first `num_tokens` positions of some rows of a page table in host memory.
+
+    This is for engines that keep page ids in host memory, as `RowPool` does. pagewood-engine does not use it: its CUDA
+    runner keeps the page table on the device and gathers the ids there.
 
     Args:
         table: `[num_rows, max_pages] int32`, page ids, such as `RowPool.table`.
-        rows: `[n]`, lines of it.
-        num_tokens: `[n] int32`, positions of each request, those of the step included, in [1, max_pages * page_size].
+        rows: `[n]`, indices of rows of the table.
+        num_tokens: `[n] int32`, number of positions of each request, including those of the coming step, in [1,
+            max_pages * page_size].
         page_size: Positions in a page.
 
+    Returns:
+        The page lists.
+
     Raises:
-        ValueError: Lengths differ, or a number of tokens is out of range.
+        ValueError: `rows` and `num_tokens` differ in length, or a number of tokens is out of range.
     """
     limit = table.shape[1] * page_size
     if num_tokens.shape != rows.shape:
-        raise ValueError(f"num_tokens must be as many as rows, {rows.shape}, got {num_tokens.shape}")
+        raise ValueError(f"num_tokens must have the shape of rows, {rows.shape}, got {num_tokens.shape}")
     if len(rows) and not 1 <= num_tokens.min() <= num_tokens.max() <= limit:
         raise ValueError(f"num_tokens must be in [1, {limit}], got {num_tokens.min()} .. {num_tokens.max()}")
     counts = (num_tokens - 1) // page_size + 1

@@ -1,4 +1,4 @@
-"""The page lists of running requests: one row each, as attention kernels read them."""
+"""A table with one row of page ids for each running request, in the form that attention kernels read."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,18 +8,26 @@ from pagewood.kvpool.tickets import TicketPool
 
 
 class RowPool:
-    """A table `[num_rows, max_pages] int32`, in which each running request has a row of page ids.
+    """A table `[num_rows, max_pages]` of page ids, with a row for each running request.
 
     Invariant: the first `num_pages` ids of a row are those that its holder appended. A row is addressed by its holder's
-    ticket, so that whoever held it before can neither read nor write it.
+    ticket, so a former holder can neither read nor write it.
 
-    The pool owns no pages: whoever frees a row frees its pages too, or gives them to a cache. Not thread-safe.
+    The pool does not own the pages: the caller that frees a row also frees its pages, or gives them to a cache. Not
+    thread-safe.
+
+    pagewood-engine does not use this class. It is for engines that keep the page lists of requests in one table in host
+    memory.
     """
 
     __slots__ = ("_num_pages", "_table", "_tickets")
 
     def __init__(self, num_rows: int, max_pages: int) -> None:
-        """Make a table with every row free.
+        """Create a table with every row free.
+
+        Args:
+            num_rows: Number of rows, >= 1.
+            max_pages: Pages that a row has room for, >= 1.
 
         Raises:
             ValueError: A number is less than 1.
@@ -31,22 +39,22 @@ class RowPool:
 
     @property
     def num_rows(self) -> int:
-        """All rows, held or free."""
+        """Number of rows, held or free."""
         return self._tickets.num_rows
 
     @property
     def max_pages(self) -> int:
-        """Pages that a row has room for."""
+        """Number of pages that a row has room for."""
         return self._table.shape[1]
 
     @property
     def num_free(self) -> int:
-        """Rows that `alloc` can hand out."""
+        """Number of rows that `alloc` can hand out."""
         return self._tickets.num_free
 
     @property
     def table(self) -> NDArray[np.int32]:
-        """The whole table, not a copy, read-only: `[num_rows, max_pages]`, to be indexed by `rows(tickets)`."""
+        """A read-only view of the whole table, `[num_rows, max_pages] int32`; index it with `rows(tickets)`."""
         table = self._table.view()
         table.flags.writeable = False  # not ours
         return table
@@ -54,11 +62,14 @@ class RowPool:
     def alloc(self, n: int) -> NDArray[np.int64]:
         """Hand out `n` empty rows.
 
+        Args:
+            n: Number of rows, at least 0.
+
         Returns:
             `[n] int64`, tickets.
 
         Raises:
-            OutOfRows: Fewer than `n` rows are free; none is handed out.
+            OutOfRows: Fewer than `n` rows are free. No row is handed out.
             ValueError: `n` is negative.
         """
         tickets = self._tickets.alloc(n)
@@ -66,10 +77,13 @@ class RowPool:
         return tickets
 
     def free(self, tickets: NDArray[np.int64]) -> None:
-        """Take rows back; their tickets are stale from now on.
+        """Take rows back; their tickets become stale.
+
+        Args:
+            tickets: `[n] int64`, valid and distinct.
 
         Raises:
-            ValueError: A ticket is not valid, or occurs twice; nothing is freed.
+            ValueError: A ticket is not valid, or occurs twice. No row is freed.
         """
         self._tickets.free(tickets)
 
@@ -82,7 +96,7 @@ class RowPool:
         return self._tickets.rows(tickets)
 
     def num_pages(self, tickets: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return how many pages are in each row, `[n] int32`.
+        """Return the number of pages in each row, `[n] int32`.
 
         Raises:
             ValueError: A ticket is not valid.
@@ -90,7 +104,7 @@ class RowPool:
         return self._num_pages[self._tickets.rows(tickets)]
 
     def pages(self, ticket: int | np.int64) -> NDArray[np.int32]:
-        """Return a copy of a row's pages, `[num_pages] int32`.
+        """Return a copy of the pages of one row, `[num_pages] int32`.
 
         Raises:
             ValueError: The ticket is not valid.
@@ -103,12 +117,12 @@ class RowPool:
 
         Args:
             tickets: `[n] int64`, valid and distinct.
-            pages: `[counts.sum()] int32`, the pages of the first row, then those of the second, ...
-            counts: `[n] int32`, how many of them each row gets, >= 0.
+            pages: `[counts.sum()] int32`, the pages of the first row, then those of the second, and so on.
+            counts: `[n] int32`, the number of pages for each row, >= 0.
 
         Raises:
-            ValueError: A ticket is not valid or occurs twice, a row has no room, or the numbers do not add up; nothing
-                is appended.
+            ValueError: A ticket is not valid or occurs twice, a row has no room, or `counts` does not match `pages`. No
+                page is appended.
         """
         rows = self._tickets.rows(tickets)
         if counts.shape != rows.shape or counts.min(initial=0) < 0 or counts.sum() != len(pages):
@@ -117,20 +131,24 @@ class RowPool:
             raise ValueError(f"tickets must be distinct, got {tickets.tolist()}")
         lengths = self._num_pages[rows] + counts
         if lengths.max(initial=0) > self.max_pages:
-            raise ValueError(f"a row must have at most max_pages = {self.max_pages} pages, got {lengths.max()}")
-        # Page i of the argument goes to its row's end plus what precedes it in its own share.
+            raise ValueError(f"a row must have <= {self.max_pages} pages (max_pages), got {lengths.max()}")
+        # The position in the flat table of the first page of each row's share, minus its index in `pages`.
         starts = rows * self.max_pages + lengths - np.cumsum(counts)
         self._table.reshape(-1)[np.repeat(starts, counts) + np.arange(len(pages))] = pages
         self._num_pages[rows] = lengths
 
     def truncate(self, ticket: int | np.int64, num_pages: int) -> NDArray[np.int32]:
-        """Shorten a row, for instance when speculated tokens were rejected.
+        """Shorten a row, for instance after speculated tokens were rejected.
+
+        Args:
+            ticket: A valid ticket.
+            num_pages: Number of pages to keep.
 
         Returns:
             `int32`, the pages that were dropped.
 
         Raises:
-            ValueError: The ticket is not valid, or the row has fewer pages than `num_pages`.
+            ValueError: The ticket is not valid, or the row has fewer than `num_pages` pages.
         """
         pages = self.pages(ticket)
         if not 0 <= num_pages <= len(pages):

@@ -1,7 +1,7 @@
-"""Reading and writing scattered rows of an array, by page or by page and offset.
+"""Reads and writes scattered rows of an array, addressed by page or by page and offset.
 
-On a CPU numpy does it: it copies each contiguous run at once, where torch copies number by number (measured three to
-four times slower). Elsewhere torch does it. Both are indexed alike.
+On a CPU this uses numpy, which copies each contiguous run at once. torch copies element by element, which was measured
+to be three to four times slower. On other devices it uses torch. Both take the same index.
 """
 
 from typing import Any
@@ -13,19 +13,20 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ScatteredRows:
-    """An array, not a copy, whose first axes are indexed by the result of `index_pages` or `locate_slots`.
+    """A view of an array whose first axes are indexed by the result of `index_pages` or `locate_slots`.
 
-    Invariant: only bits are moved, so that every dtype can be, and a NaN stays the same NaN.
+    Invariant: rows are moved as bits, so any dtype works and the bits of a NaN do not change.
     """
 
     __slots__ = ("_bits", "_dtype")
 
     def __init__(self, array: torch.Tensor) -> None:
+        """Make a view of `array`, which is not copied."""
         self._bits = _movable(array)  # contents written by: write
         self._dtype = array.dtype
 
     def write(self, index: Any, values: torch.Tensor) -> None:
-        """Write rows, given in the array's dtype; which of the values for one row twice remains is open."""
+        """Write rows, given in the array's dtype. If a row occurs twice, either of its values may remain."""
         self._bits[index] = _movable(values)
 
     def zero(self, index: Any) -> None:
@@ -39,20 +40,20 @@ class ScatteredRows:
 
 
 def index_pages(pages: torch.Tensor, *, num_pages: int) -> Any:
-    """Return an index of pages, which are of any integer type.
+    """Return an index for pages; `pages` may have any integer type.
 
     Raises:
-        IndexError: A page is not in [0, num_pages). A GPU would have to be waited for: there the index is made one past
-            the end, so that its use is a device-side assertion.
+        IndexError: A page is not in [0, num_pages). To check this on a GPU would mean to wait for it. There a negative
+            id is replaced by `num_pages`, so that the use of a wrong id triggers a device-side assertion.
     """
     return _checked(pages, num_pages, "pages")
 
 
 def locate_slots(slots: torch.Tensor, *, page_size: int, num_pages: int) -> Any:
-    """Return an index by page and offset of slots, which are of any integer type.
+    """Return an index by page and offset for slots; `slots` may have any integer type.
 
     Raises:
-        IndexError: A slot is not in [0, num_pages * page_size); on a GPU see `index_pages`.
+        IndexError: A slot is not in [0, num_pages * page_size). For a GPU see `index_pages`.
     """
     index = _checked(slots, num_pages * page_size, "slots")
     pages = index // page_size
@@ -61,7 +62,7 @@ def locate_slots(slots: torch.Tensor, *, page_size: int, num_pages: int) -> Any:
 
 def _checked(ids: torch.Tensor, limit: int, name: str) -> Any:
     if ids.device.type != "cpu":
-        # A negative index would count from the end.
+        # torch would count a negative index from the end.
         ids = ids.long()
         return ids.masked_fill(ids < 0, limit)
     index: Any = ids.numpy().astype(np.int64)
@@ -72,6 +73,6 @@ def _checked(ids: torch.Tensor, limit: int, name: str) -> Any:
 
 
 def _movable(array: torch.Tensor) -> Any:
-    """Return a view of an array as integers of its size, of numpy on a CPU."""
+    """Return a view of an array as integers of the same size: of numpy on a CPU, of torch elsewhere."""
     bits = array.view(_BITS[array.dtype.itemsize])
     return bits.numpy() if bits.device.type == "cpu" else bits

@@ -1,4 +1,4 @@
-"""The states of recurrent layers: one row each, for every running request or snapshot."""
+"""Memory for the states of recurrent layers: one row for each running request or snapshot."""
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ from pagewood.kvpool.tickets import TicketPool
 class StatePool:
     """Memory for `num_rows` states of fixed size, each handed out to one holder at a time.
 
-    Invariant: a state is zeros when it is handed out, and addressed by its holder's ticket until it is freed; then the
-    ticket is stale, and any use of it an error. Not thread-safe.
+    Invariant: a state is all zeros when it is handed out. It is addressed by its holder's ticket until it is freed;
+    then the ticket is stale, and any use of it is an error. Not thread-safe.
 
     Attributes:
-        layout: What a state is.
+        layout: The layout of a state.
     """
 
     __slots__ = ("_memory", "_tickets", "layout")
@@ -33,22 +33,25 @@ class StatePool:
 
     @property
     def num_rows(self) -> int:
-        """All states, held or free."""
+        """Number of states, held or free."""
         return self._tickets.num_rows
 
     @property
     def num_free(self) -> int:
-        """States that `alloc` can hand out."""
+        """Number of states that `alloc` can hand out."""
         return self._tickets.num_free
 
     def alloc(self, n: int) -> NDArray[np.int64]:
-        """Hand out `n` states, all zeros.
+        """Hand out `n` states, filled with zeros.
+
+        Args:
+            n: Number of states, at least 0.
 
         Returns:
             `[n] int64`, tickets.
 
         Raises:
-            OutOfRows: Fewer than `n` states are free; none is handed out.
+            OutOfRows: Fewer than `n` states are free. No state is handed out.
             ValueError: `n` is negative.
         """
         tickets = self._tickets.alloc(n)
@@ -56,10 +59,13 @@ class StatePool:
         return tickets
 
     def free(self, tickets: NDArray[np.int64]) -> None:
-        """Take states back; their tickets are stale from now on.
+        """Take states back; their tickets become stale.
+
+        Args:
+            tickets: `[n] int64`, valid and distinct.
 
         Raises:
-            ValueError: A ticket is not valid, or occurs twice; nothing is freed.
+            ValueError: A ticket is not valid, or occurs twice. No state is freed.
         """
         self._tickets.free(tickets)
 
@@ -72,21 +78,21 @@ class StatePool:
         return torch.as_tensor(self._tickets.rows(tickets), device=self._memory.device)
 
     def array(self, layer: int, name: str) -> torch.Tensor:
-        """Return an array of one layer for all states, not a copy: `[num_rows, *shape]` in its dtype."""
+        """Return a view of one array of one layer for all states, `[num_rows, *shape]` in its dtype."""
         return self._memory.array(layer, name)
 
     def copy(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
-        """Copy states in every layer: a snapshot for a cache, or a fork of a request.
+        """Copy states in every layer, to keep a snapshot in a cache or to fork a request.
 
         Args:
-            src: `[n] int64`, tickets of states to read, all before any is written.
-            dst: `[n] int64`, distinct tickets of states to write.
+            src: `[n] int64`, tickets of the states to read. All are read before any state is written.
+            dst: `[n] int64`, distinct tickets of the states to write.
 
         Raises:
-            ValueError: A ticket is not valid, or the lengths differ.
+            ValueError: A ticket is not valid, or `src` and `dst` differ in length.
         """
         self._memory.copy_pages(self.rows(src), self.rows(dst))
 
     def checksum(self, ticket: int | np.int64) -> int:
-        """Return the CRC-32 of a state in all layers, for tests: it waits for the device."""
+        """Return the CRC-32 of a state in all layers, for tests. Waits for the device."""
         return self._memory.checksum(int(self._tickets.rows(np.array([ticket], dtype=np.int64))[0]))

@@ -1,29 +1,27 @@
-"""The memory of a pool of keys and values, as torch tensors."""
-
-from typing import Any
+"""Memory for a pool of keys and values, as torch tensors."""
 
 import torch
 
-from pagewood.kvpool.codes import dequantise, encode, quantise
+from pagewood.kvpool.codes import CodedRows
 from pagewood.kvpool.layout import MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, memory_for
-from pagewood.kvpool.scatter import ScatteredRows, locate_slots
+from pagewood.kvpool.scatter import locate_slots
 
 
 class KVStorage:
     """The keys and values of all layers, for every page of a pool.
 
-    Invariant: a page's contents change only by the methods here and by writes through the views that they return;
-    whose page it is, is the caller's business. All calls but `checksum` are queued on the device's current stream, and
-    none of these waits for it.
+    Invariant: the contents of a page change only through the methods of this class and through writes to the views that
+    they return. The caller keeps track of which request owns a page. All methods except `checksum` queue their work on
+    the device's current stream and do not wait for it.
 
     Attributes:
-        layout: What a page is.
-        memory: The bytes, for those who move pages without knowing what they hold.
-        num_pages: Pages of the pool.
+        layout: The layout of a page.
+        memory: The same memory as bytes, for code that moves pages without knowing what they hold.
+        num_pages: Number of pages.
     """
 
-    __slots__ = ("_codes", "_halves", "_scales", "layout", "memory", "num_pages")
+    __slots__ = ("_halves", "_rows", "layout", "memory", "num_pages")
 
     def __init__(
         self,
@@ -36,25 +34,23 @@ class KVStorage:
         """Use `num_pages * layout.bytes_per_page` bytes.
 
         Args:
-            layout: What a page is.
-            num_pages: At least 1; `layout.pages_for` says how many fit a budget.
-            device: Where the memory is allocated, unless it is given.
-            memory: Memory of such pages and so many, for instance a group's of a `HybridLayout`; None: allocated here,
-                as zeros, each array of each layer contiguous.
+            layout: The layout of a page.
+            num_pages: Number of pages, at least 1; `layout.pages_for` returns how many fit a budget.
+            device: Where to allocate the memory, if `memory` is None.
+            memory: Memory with this layout and number of pages, for instance that of a group of a `HybridLayout`. If
+                None, memory is allocated here: zeros, each array of each layer contiguous.
 
         Raises:
-            ValueError: `num_pages` is less than 1, or `memory` is of another number of pages or of other arrays.
+            ValueError: `num_pages` is less than 1, or `memory` has another number of pages or other arrays.
         """
         self.layout = layout
         self.memory = memory_for(layout, num_pages, device=device, memory=memory)
         self.num_pages = num_pages
-        layers = range(layout.num_layers)
-        self._halves = [self._pair(layer, "") for layer in layers]
-        self._codes = [[self._by_token(half) for half in halves] for halves in self._halves]
-        self._scales = [
-            [self._by_token(half) for half in self._pair(layer, "_scales")] if layout.dtype == "int8" else []
-            for layer in layers
-        ]
+        self._halves = [self._pair(layer, "") for layer in range(layout.num_layers)]
+        self._rows: list[list[CodedRows]] = []
+        for layer, halves in enumerate(self._halves):
+            scales = map(self._by_token, self._pair(layer, "_scales")) if layout.dtype == "int8" else (None, None)
+            self._rows.append([CodedRows(*both) for both in zip(map(self._by_token, halves), scales, strict=True)])
 
     @property
     def device(self) -> torch.device:
@@ -62,23 +58,24 @@ class KVStorage:
         return self.memory.device
 
     def layer(self, layer: int) -> torch.Tensor:
-        """Return one layer's keys and values, not a copy: `layout.shape(num_pages)` in the layout's dtype.
+        """Return a view of one layer's keys and values, `layout.shape(num_pages)` in the layout's dtype.
 
-        Contiguous, unless the memory is a group's. In int8 these are the codes, and `scales` has their scales.
+        It is contiguous, unless the memory is that of a group. In int8 these are the codes; `scales` returns their
+        scales.
 
         Raises:
-            ValueError: The layout keeps keys and values apart: see `halves`.
+            ValueError: The layout has separate arrays for keys and values; see `halves`.
         """
         self._check_joint()
         return self.memory.array(layer, "kv")
 
     def scales(self, layer: int) -> torch.Tensor:
-        """Return the scales of one layer's int8 codes, not a copy: float32, the axes of `layer` without the last.
+        """Return a view of the scales of one layer's int8 codes: float32, with the axes of `layer` except the last.
 
-        That is `[pages, 2, P, H]` in NHD and `[pages, 2, H, P]` in HND.
+        The shape is `[pages, 2, P, H]` in NHD and `[pages, 2, H, P]` in HND.
 
         Raises:
-            ValueError: The layout keeps keys and values apart, or is not int8.
+            ValueError: The layout has separate arrays for keys and values, or is not int8.
         """
         self._check_joint()
         if self.layout.dtype != "int8":
@@ -86,40 +83,36 @@ class KVStorage:
         return self.memory.array(layer, "kv_scales")
 
     def halves(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one layer's keys and its values, not copies: what FlashInfer takes as a pair.
+        """Return views of one layer's keys and of its values, the pair that FlashInfer accepts.
 
-        They are `[pages, P, H, D]` each in NHD, `[pages, H, P, D]` in HND; contiguous if the layout keeps them apart.
+        Each is `[pages, P, H, D]` in NHD and `[pages, H, P, D]` in HND. They are contiguous if the layout has separate
+        arrays for keys and values.
         """
         return self._halves[layer]
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the keys and values of some tokens into one layer, in the layout's dtype.
 
-        Too large numbers become the largest of an fp8; in int8, every head of a token is scaled by its largest number.
+        For fp8, numbers out of range become its largest number. For int8, every head of a token is scaled by its
+        largest magnitude.
 
         Args:
-            layer: In [0, num_layers).
+            layer: Layer, in [0, num_layers).
             k: `[tokens, num_kv_heads, head_dim]` in any floating dtype, on the storage's device.
-            v: Like `k`.
+            v: As `k`.
             slots: `[tokens] int64` (or int32), `page * page_size + offset` of each token, distinct, on the same device.
 
         Raises:
-            ValueError: A shape does not fit.
-            IndexError: A slot lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
+            ValueError: A shape does not match.
+            IndexError: A slot is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
         layout = self.layout
         expected = (slots.shape[0], layout.num_kv_heads, layout.head_dim)
         if k.shape != expected or v.shape != expected:
             raise ValueError(f"k and v must have shape {expected}, got {tuple(k.shape)} and {tuple(v.shape)}")
         where = locate_slots(slots, page_size=layout.page_size, num_pages=self.num_pages)
-        dtype: torch.dtype = getattr(torch, layout.dtype)
-        for half, values in enumerate((k, v)):
-            if dtype == torch.int8:
-                codes, scales = quantise(values)
-                self._scales[layer][half].write(where, scales)
-            else:
-                codes = encode(values, dtype)
-            self._codes[layer][half].write(where, codes)
+        for rows, values in zip(self._rows[layer], (k, v), strict=True):
+            rows.write(where, values)
 
     def read(
         self, layer: int, slots: torch.Tensor, *, dtype: torch.dtype = torch.float32
@@ -127,37 +120,31 @@ class KVStorage:
         """Return copies of the keys and values of some tokens of one layer, dequantised.
 
         Args:
-            layer: In [0, num_layers).
+            layer: Layer, in [0, num_layers).
             slots: `[tokens] int64` (or int32), on the storage's device.
-            dtype: Of the result.
+            dtype: Dtype of the result.
 
         Returns:
             Keys and values, `[tokens, num_kv_heads, head_dim]` each.
 
         Raises:
-            IndexError: A slot lies outside the pool (on a CPU; a GPU reports it as a device-side assertion).
+            IndexError: A slot is outside the pool (on a CPU; a GPU reports it as a device-side assertion).
         """
         where = locate_slots(slots, page_size=self.layout.page_size, num_pages=self.num_pages)
-        k, v = (self._read(layer, half, where).to(dtype) for half in range(2))
+        k, v = (rows.read(where).to(dtype) for rows in self._rows[layer])
         return k, v
 
     def copy_pages(self, src: torch.Tensor, dst: torch.Tensor) -> None:
-        """Copy whole pages in every layer: see `PageMemory.copy_pages`."""
+        """Copy whole pages in every layer; see `PageMemory.copy_pages`."""
         self.memory.copy_pages(src, dst)
 
     def zero_pages(self, pages: torch.Tensor) -> None:
-        """Fill whole pages with zeros in every layer: see `PageMemory.zero_pages`."""
+        """Fill whole pages with zeros in every layer; see `PageMemory.zero_pages`."""
         self.memory.zero_pages(pages)
 
     def checksum(self, page: int) -> int:
-        """Return the CRC-32 of a page in all layers: see `PageMemory.checksum`."""
+        """Return the CRC-32 of a page in all layers; see `PageMemory.checksum`."""
         return self.memory.checksum(page)
-
-    def _read(self, layer: int, half: int, where: Any) -> torch.Tensor:
-        codes = self._codes[layer][half].read(where)
-        if self.layout.dtype == "int8":
-            return dequantise(codes, self._scales[layer][half].read(where))
-        return codes
 
     def _pair(self, layer: int, suffix: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.layout.halves == "pair":
@@ -165,9 +152,9 @@ class KVStorage:
         k, v = self.memory.array(layer, f"kv{suffix}").unbind(1)
         return k, v
 
-    def _by_token(self, half: torch.Tensor) -> ScatteredRows:
-        """See a half with the axes page, offset, head (and dim), whatever the order."""
-        return ScatteredRows(half.transpose(1, 2) if self.layout.order == "HND" else half)
+    def _by_token(self, half: torch.Tensor) -> torch.Tensor:
+        """Return a view of `half` with the axes page, offset, head (and dim), whatever the order of the layout."""
+        return half.transpose(1, 2) if self.layout.order == "HND" else half
 
     def _check_joint(self) -> None:
         if self.layout.halves != "joint":

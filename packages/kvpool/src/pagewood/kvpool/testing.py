@@ -1,10 +1,10 @@
-"""A brute-force allocator oracle, and state machines that hold any allocator to it; needs hypothesis.
+"""A brute-force oracle for page allocators, and conformance tests for any allocator; needs hypothesis.
 
-An allocator of your own passes when this test does:
+An allocator of your own conforms if this test passes:
 
     TestMyAllocator = allocator_conformance(MyAllocator).TestCase
 
-One that can also reserve, resize and move passes when `elastic_allocator_conformance(MyAllocator).TestCase` does.
+For an allocator that can also reserve, resize and move, use `elastic_allocator_conformance(MyAllocator).TestCase`.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,16 +20,16 @@ from pagewood.kvpool.allocator import Moves, OutOfPages
 
 
 class Allocator(Protocol):
-    """What an allocator of pages does; `PageAllocator` documents each member."""
+    """The methods of a page allocator; `PageAllocator` documents each of them."""
 
     @property
     def num_pages(self) -> int:
-        """All pages."""
+        """Number of pages."""
         ...
 
     @property
     def num_free(self) -> int:
-        """Pages that can be handed out now."""
+        """Number of pages that can be handed out now."""
         ...
 
     def alloc(self, n: int) -> NDArray[np.int32]:
@@ -41,47 +41,54 @@ class Allocator(Protocol):
         ...
 
     def batched_frees(self) -> AbstractContextManager[None]:
-        """Keep pages freed inside the block from being handed out before it ends."""
+        """Make pages that are freed inside the block available only when it ends."""
         ...
 
 
 class ElasticAllocator(Allocator, Protocol):
-    """An allocator whose pool can change; `PageAllocator` documents each member."""
+    """An allocator whose pool can change; `PageAllocator` documents each method."""
 
     @property
     def num_reserved(self) -> int:
-        """Free pages that are not handed out."""
+        """Number of free pages that are not handed out."""
         ...
 
     def reserve(self, n: int) -> None:
-        """Keep pages from being handed out, or raise OutOfPages."""
+        """Set `n` free pages aside, or raise OutOfPages."""
         ...
 
     def unreserve(self, n: int) -> None:
-        """Undo some of it, or raise ValueError."""
+        """Make `n` reserved pages available again, or raise ValueError."""
         ...
 
     def held_pages(self) -> NDArray[np.int32]:
-        """Ids of all held pages, ascending."""
+        """Return the ids of all held pages, ascending."""
         ...
 
     def resize(self, num_pages: int) -> None:
-        """Change how many pages there are, or raise ValueError."""
+        """Change the number of pages, or raise ValueError."""
         ...
 
     def plan_moves(self, num_pages: int | None = None) -> Moves:
-        """Say how the held pages would come to lie below a page, or raise ValueError."""
+        """Plan the moves that bring all held pages below `num_pages`, or raise ValueError."""
         ...
 
     def move(self, moves: Moves) -> None:
-        """Take note that pages have moved, or raise ValueError."""
+        """Record that pages have moved, or raise ValueError."""
         ...
 
 
 class AllocatorOracle:
-    """Knows which pages are free, held and parked (freed within an open batch), from what an allocator was told.
+    """Records which pages are free, held or parked (freed in an open batch), from the calls of an allocator.
 
     It does not choose pages: an allocator may hand out free pages in any order.
+
+    Attributes:
+        num_pages: Number of pages.
+        num_reserved: Number of reserved pages.
+        free: Ids of free pages.
+        held: Ids of held pages.
+        parked: Ids of pages freed in an open batch.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -93,11 +100,11 @@ class AllocatorOracle:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be handed out."""
+        """Number of pages that can be handed out."""
         return len(self.free) - self.num_reserved
 
     def on_alloc(self, n: int, pages: NDArray[np.int32]) -> None:
-        """Take note of pages handed out, `[n] int32`; fail unless they are `n` distinct free pages."""
+        """Record pages that were handed out, `[n] int32`; fail unless they are `n` distinct free pages."""
         assert pages.dtype == np.int32, f"pages must be int32, got {pages.dtype}"
         assert pages.shape == (n,), f"alloc({n}) must return {n} pages in one dimension, got shape {pages.shape}"
         ids = set(pages.tolist())
@@ -107,34 +114,34 @@ class AllocatorOracle:
         self.held |= ids
 
     def on_free(self, pages: set[int], *, is_batched: bool) -> None:
-        """Take note of held pages given back."""
+        """Record that held pages were freed."""
         assert pages <= self.held, f"pages must be held, got {pages - self.held}"
         self.held -= pages
         (self.parked if is_batched else self.free).update(pages)
 
     def end_batch(self) -> None:
-        """Take note that the pages given back in a batch are free now."""
+        """Record that the pages freed in a batch are free now."""
         self.free |= self.parked
         self.parked.clear()
 
     def on_reserve(self, n: int) -> None:
-        """Take note of pages reserved, or unreserved if `n` is negative."""
+        """Record that `n` pages were reserved, or unreserved if `n` is negative."""
         self.num_reserved += n
 
     def can_resize(self, num_pages: int) -> bool:
-        """Tell whether a pool of so many pages has all that is held, parked and reserved."""
+        """Return whether a pool of `num_pages` pages has room for all held, parked and reserved pages."""
         num_added = max(num_pages - self.num_pages, 0)
         num_kept = sum(page < num_pages for page in self.free)
         is_tail_free = all(page < num_pages for page in self.held | self.parked)
         return num_pages >= 1 and is_tail_free and num_kept + num_added >= self.num_reserved
 
     def on_resize(self, num_pages: int) -> None:
-        """Take note of a change that `can_resize` allows."""
+        """Record a change of size that `can_resize` allows."""
         self.free = {page for page in self.free if page < num_pages} | set(range(self.num_pages, num_pages))
         self.num_pages = num_pages
 
     def on_move(self, src: list[int], dst: list[int]) -> None:
-        """Take note that each page of `dst` is held instead of its `src`."""
+        """Record that each page of `dst` is held instead of its `src`."""
         assert self.held.issuperset(src), f"sources must be held, got {set(src) - self.held}"
         assert self.free.issuperset(dst), f"destinations must be free, got {set(dst) - self.free}"
         self.held = (self.held - set(src)) | set(dst)
@@ -142,7 +149,7 @@ class AllocatorOracle:
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Drives an allocator and the oracle through the same random calls; made by `allocator_conformance`."""
+    """Makes the same random calls to an allocator and to the oracle; made by `allocator_conformance`."""
 
     make_allocator: Callable[[int], Any]
     allocator: Any  # an Allocator; an ElasticAllocator in ElasticAllocatorMachine
@@ -157,7 +164,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 6) | st.integers(0, 42), is_kept=st.booleans())
     def alloc(self, n: int, is_kept: bool) -> None:
-        """Ask for up to more than the pool; the array is the caller's own, to keep or to write to."""
+        """Request up to more pages than exist. The returned array belongs to the caller, to keep or to write to."""
         available = self.oracle.num_free
         refusal: OutOfPages | None = None
         try:
@@ -176,7 +183,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(-3, -1))
     def alloc_negative(self, n: int) -> None:
-        """Ask for a negative number of pages."""
+        """Request a negative number of pages."""
         try:
             self.allocator.alloc(n)
         except ValueError:
@@ -185,7 +192,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        """Give back some held pages, in any order."""
+        """Free some held pages, in any order."""
         pages = self._draw_held(data)
         array = np.array(pages, dtype=np.int32)
         self.allocator.free(array)
@@ -194,21 +201,21 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def free_twice(self, data: st.DataObject) -> None:
-        """Give back held pages and one that is not held."""
+        """Free held pages and one page that is not held."""
         not_held = sorted(self.oracle.free | self.oracle.parked)
         if not_held:
             self._free_with_wrong(data, data.draw(st.sampled_from(not_held), label="free page"))
 
     @rule(data=st.data(), is_negative=st.booleans())
     def free_foreign(self, data: st.DataObject, is_negative: bool) -> None:
-        """Give back held pages and one that does not exist."""
+        """Free held pages and one page that does not exist."""
         ids = st.integers(-(2**31), -1) if is_negative else st.integers(self.oracle.num_pages, 2**31 - 1)
         self._free_with_wrong(data, data.draw(ids | st.sampled_from([-1, self.oracle.num_pages]), label="foreign page"))
 
     @precondition(lambda self: self.oracle.held)
     @rule(data=st.data())
     def free_duplicate(self, data: st.DataObject) -> None:
-        """Give back a held page more than once in one call, even more often than there are pages."""
+        """Free a held page more than once in one call, even more often than there are pages."""
         page = data.draw(st.sampled_from(sorted(self.oracle.held)), label="page")
         others = [other for other in self._draw_held(data) if other != page]
         times = data.draw(st.integers(2, 50), label="times")
@@ -217,7 +224,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.batches) < 3)
     @rule()
     def begin_batch(self) -> None:
-        """Open a block of batched frees, perhaps within another."""
+        """Open a block of batched frees, perhaps inside another block."""
         batch = self.allocator.batched_frees()
         batch.__enter__()
         self.batches.append(batch)
@@ -225,7 +232,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule()
     def end_batch(self) -> None:
-        """Close the innermost block; what was freed in it stays freed."""
+        """Close the innermost block; the pages freed in it stay freed."""
         self.batches.pop().__exit__(None, None, None)
         if not self.batches:
             parked = self.oracle.parked.copy()
@@ -234,18 +241,18 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        """Both sides count the same pages."""
+        """Check that both sides have the same numbers of pages and of free pages."""
         assert self.allocator.num_pages == self.oracle.num_pages
         assert self.allocator.num_free == self.oracle.num_free
 
     @invariant()
     def arrays_stay_the_callers(self) -> None:
-        """An array of pages that was returned does not change by itself."""
+        """Check that arrays of pages that were returned have not changed."""
         for pages, ids in self.kept:
             assert pages.tolist() == ids
 
     def teardown(self) -> None:
-        """Give everything back; the pool is whole again."""
+        """Close the open blocks and free everything; check that all pages are free again."""
         if not hasattr(self, "oracle"):
             return  # the run failed in `make`
         self.before_teardown()
@@ -257,7 +264,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.alloc(self.oracle.num_pages, is_kept=False)
 
     def before_teardown(self) -> None:
-        """Make the pool such that all pages can be had."""
+        """Release whatever would keep some pages from being handed out."""
 
     def _draw_held(self, data: st.DataObject) -> list[int]:
         held = sorted(self.oracle.held)
@@ -267,7 +274,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self._free_refused(data.draw(st.permutations([wrong, *self._draw_held(data)])), wrong=wrong)
 
     def _each_refused(self, pages: Iterable[int]) -> None:
-        """Find that each of these pages counts as free."""
+        """Check that the allocator treats each of these pages as free: it refuses to free it."""
         for page in pages:
             self._free_refused([page], wrong=page)
 
@@ -282,11 +289,11 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 class ElasticAllocatorMachine(AllocatorMachine):
-    """Drives an elastic allocator likewise; made by `elastic_allocator_conformance`."""
+    """Tests an elastic allocator in the same way; made by `elastic_allocator_conformance`."""
 
     @rule(n=st.integers(-1, 3) | st.integers(0, 42))
     def reserve(self, n: int) -> None:
-        """Reserve up to more than there is."""
+        """Reserve up to more pages than are free."""
         available = self.oracle.num_free
         refusal: OutOfPages | ValueError | None = None
         try:
@@ -305,7 +312,7 @@ class ElasticAllocatorMachine(AllocatorMachine):
 
     @rule(n=st.integers(-2, 42))
     def unreserve(self, n: int) -> None:
-        """Give back some of it, or too much."""
+        """Unreserve some of the reserved pages, or too many."""
         is_right = 0 <= n <= self.oracle.num_reserved
         assert is_right == accepts(lambda: self.allocator.unreserve(n)), f"unreserve({n}) of {self.oracle.num_reserved}"
         if is_right:
@@ -313,7 +320,7 @@ class ElasticAllocatorMachine(AllocatorMachine):
 
     @rule(num_pages=st.integers(0, 60))
     def resize(self, num_pages: int) -> None:
-        """Grow, shrink, or cut off what is not free."""
+        """Grow the pool, shrink it, or try to cut off pages that are not free."""
         is_right = self.oracle.can_resize(num_pages)
         assert is_right == accepts(lambda: self.allocator.resize(num_pages)), f"resize({num_pages})"
         if is_right:
@@ -322,7 +329,7 @@ class ElasticAllocatorMachine(AllocatorMachine):
 
     @rule(data=st.data(), is_targeted=st.booleans())
     def move(self, data: st.DataObject, is_targeted: bool) -> None:
-        """Plan, check that the plan is the least that does it, and carry out any part of it."""
+        """Plan moves, check that the plan is the smallest possible, and carry out any part of it."""
         oracle = self.oracle
         end = len(oracle.held) + len(oracle.parked)
         target = data.draw(st.integers(0, oracle.num_pages), label="num_pages") if is_targeted else None
@@ -358,12 +365,12 @@ class ElasticAllocatorMachine(AllocatorMachine):
 
     @invariant()
     def held_pages_agree(self) -> None:
-        """Both sides hold the same pages and reserve as many."""
+        """Check that both sides have the same held pages and the same number of reserved pages."""
         assert self.allocator.held_pages().tolist() == sorted(self.oracle.held)
         assert self.allocator.num_reserved == self.oracle.num_reserved
 
     def before_teardown(self) -> None:
-        """Reserve nothing."""
+        """Unreserve all pages."""
         self.unreserve(self.oracle.num_reserved)
 
 
@@ -377,7 +384,7 @@ def accepts(call: Callable[[], None]) -> bool:
 
 
 def allocator_conformance(make_allocator: Callable[[int], Allocator]) -> type[AllocatorMachine]:
-    """Return a hypothesis state machine for the allocators that `make_allocator(num_pages)` makes.
+    """Return a hypothesis state machine that tests the allocators made by `make_allocator(num_pages)`.
 
     Its `TestCase` attribute is a test class for pytest or unittest.
     """
@@ -388,6 +395,6 @@ def allocator_conformance(make_allocator: Callable[[int], Allocator]) -> type[Al
 def elastic_allocator_conformance(
     make_allocator: Callable[[int], ElasticAllocator],
 ) -> type[ElasticAllocatorMachine]:
-    """Like `allocator_conformance`, for allocators that can also reserve, resize and move."""
+    """Return the same for allocators that can also reserve, resize and move; see `allocator_conformance`."""
     members = {"make_allocator": staticmethod(make_allocator)}
     return type("ElasticConformance", (ElasticAllocatorMachine,), members)

@@ -1,4 +1,4 @@
-"""Rows that requests hold for a while, and tickets that tell who holds them now."""
+"""Rows that requests hold for a while, and tickets that identify the current holder of a row."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +8,11 @@ _ROW_BITS = 32
 
 
 class OutOfRows(Exception):
-    """Fewer rows are free than were asked for; none was handed out.
+    """More rows were requested than are free; no row was handed out.
 
     Attributes:
-        requested: Rows asked for.
-        available: Rows that were free.
+        requested: Number of rows requested.
+        available: Number of rows that were free.
     """
 
     def __init__(self, requested: int, available: int) -> None:
@@ -22,28 +22,35 @@ class OutOfRows(Exception):
 
 
 class TicketPool:
-    """Hands out the rows 0 .. num_rows-1, each to one holder at a time, by tickets.
+    """Hands out the rows 0 .. num_rows-1 by tickets, each row to one holder at a time.
 
-    A ticket is an int64: the row in its low half, above it how often the row had been freed when it was handed out. It
-    fits everywhere a row would, and unlike a row it does not come to mean another holder.
+    A ticket is an int64. Its low half is the row; its high half is the row's generation, the number of times that the
+    row had been freed when the ticket was handed out. A ticket can be stored wherever a row number can, but unlike a
+    row number it never comes to mean a later holder.
 
-    Invariant: a ticket is valid from `alloc` until `free`; any use of it afterwards, and of any other number, is an
-    error. (A generation has 31 bits: a ticket that was kept while its row was freed 2**31 times would pass.)
+    Invariant: a ticket is valid from `alloc` until `free`. Using it afterwards, or using any other number, is an error.
+    (A generation has 31 bits: a ticket that is kept while its row is freed 2**31 times is accepted again.)
 
-    Rows freed last are handed out first. Not thread-safe.
+    The rows that were freed last are handed out first. Not thread-safe.
+
+    pagewood-engine keeps its rows in a plain list and does not use this class. It is for engines that want stale rows
+    detected.
     """
 
     __slots__ = ("_free", "_generation", "_is_held", "_num_free")
 
     def __init__(self, num_rows: int) -> None:
-        """Make a pool with every row free; the first rows handed out are 0, 1, 2, ...
+        """Create a pool with every row free; the first rows handed out are 0, 1, 2, ...
+
+        Args:
+            num_rows: Number of rows, in [1, 2**31).
 
         Raises:
-            ValueError: `num_rows` is not in [1, 2**31).
+            ValueError: `num_rows` is out of range.
         """
         if not 1 <= num_rows < 2**31:
             raise ValueError(f"num_rows must be in [1, {2**31}), got {num_rows}")
-        # The free rows are _free[:_num_free], the next one to hand out last.
+        # The free rows are _free[:_num_free]; the last of them is handed out next.
         self._free = np.arange(num_rows - 1, -1, -1, dtype=np.int64)  # written by: free
         self._num_free = num_rows  # written by: alloc, free
         self._generation = np.zeros(num_rows, dtype=np.int64)  # written by: free
@@ -51,22 +58,25 @@ class TicketPool:
 
     @property
     def num_rows(self) -> int:
-        """All rows, held or free."""
+        """Number of rows, held or free."""
         return len(self._free)
 
     @property
     def num_free(self) -> int:
-        """Rows that `alloc` can hand out."""
+        """Number of rows that `alloc` can hand out."""
         return self._num_free
 
     def alloc(self, n: int) -> NDArray[np.int64]:
         """Hand out `n` rows.
 
+        Args:
+            n: Number of rows, at least 0.
+
         Returns:
             `[n] int64`, tickets.
 
         Raises:
-            OutOfRows: Fewer than `n` rows are free; none is handed out.
+            OutOfRows: Fewer than `n` rows are free. No row is handed out.
             ValueError: `n` is negative.
         """
         if n > self._num_free:
@@ -79,13 +89,13 @@ class TicketPool:
         return (self._generation[rows] << _ROW_BITS) | rows
 
     def free(self, tickets: NDArray[np.int64]) -> None:
-        """Take rows back; their tickets are stale from now on.
+        """Take rows back; their tickets become stale.
 
         Args:
             tickets: `[n] int64`, valid and distinct.
 
         Raises:
-            ValueError: A ticket is not valid, or occurs twice; nothing is freed.
+            ValueError: A ticket is not valid, or occurs twice. No row is freed.
         """
         rows = self.rows(tickets)
         if len(np.unique(rows)) < len(rows):
@@ -105,7 +115,7 @@ class TicketPool:
             `[n] intp`.
 
         Raises:
-            ValueError: A ticket is not valid: its row has been freed since, or no row was ever handed out for it.
+            ValueError: A ticket is not valid: its row has been freed since, or the ticket was never handed out.
         """
         if tickets.dtype != np.int64 or tickets.ndim != 1:
             raise ValueError(f"tickets must be a one-dimensional int64 array, got {tickets.dtype} {tickets.shape}")

@@ -1,4 +1,4 @@
-"""Pages of sliding-window layers, which a request uses as a ring."""
+"""The layout of sliding-window layers, whose pages a request uses as a ring."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ from pagewood.kvpool.layout import MultiHeadLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedLayout:
-    """Layers in which a token attends to the last `window` positions, itself among them, and to none before.
+    """Layers in which a token attends only to the last `window` positions, including its own.
 
-    Invariant: a request needs `pages_per_request` pages in such layers, however long it grows: a ring, in which
-    position p lies in page number `(p // page_size) % pages_per_request`. What a step of at most `max_step` tokens
-    overwrites is out of the window of every token of that step, so that it may write all its keys before it attends.
+    Invariant: in such layers a request needs `pages_per_request` pages, however long it grows. They form a ring:
+    position p is in page number `(p // page_size) % pages_per_request` of the ring. A step of at most `max_step` tokens
+    overwrites only positions outside the windows of all its tokens, so it may write all its keys before it attends.
 
     Attributes:
-        kv: What a page is.
-        window: Positions that a token sees, >= 1.
-        max_step: Tokens of one request in one step, >= 1.
+        kv: The layout of a page.
+        window: Positions that a token attends to, >= 1.
+        max_step: Largest number of tokens of one request in one step, >= 1.
     """
 
     kv: MultiHeadLayout | LatentLayout
@@ -33,7 +33,7 @@ class WindowedLayout:
 
     @property
     def num_layers(self) -> int:
-        """Sliding-window layers."""
+        """Number of sliding-window layers."""
         return self.kv.num_layers
 
     @property
@@ -43,33 +43,33 @@ class WindowedLayout:
 
     @property
     def arrays(self) -> tuple[PageArray, ...]:
-        """What a page holds of each layer."""
+        """The arrays that a page holds for each layer."""
         return self.kv.arrays
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers."""
+        """Size of one page over all layers, in bytes."""
         return self.kv.bytes_per_page
 
     @property
     def pages_per_request(self) -> int:
-        """Pages of a ring: those that `window + max_step - 1` positions can touch, wherever they start."""
+        """Pages in a ring: the most pages that `window + max_step - 1` consecutive positions can touch."""
         return (self.window + self.max_step - 1 + self.page_size - 2) // self.page_size + 1
 
     def pages_for(self, num_bytes: int) -> int:
-        """Return how many pages fit into `num_bytes`, counting all layers.
+        """Return the number of pages, with all layers, that fit into `num_bytes`.
 
         Raises:
-            ValueError: Not even one does.
+            ValueError: `num_bytes` is less than one page.
         """
         return self.kv.pages_for(num_bytes)
 
     def slots(self, ring: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return where positions of a request lie.
+        """Return the slots of some positions of a request.
 
         Args:
             ring: `[pages_per_request] int32`, the request's pages.
-            positions: `[n] int32`, each within the window of the last step.
+            positions: `[n] int32`, each within a window of the last step.
 
         Returns:
             `[n] int32`, slots.
@@ -78,16 +78,19 @@ class WindowedLayout:
         return self._check_ring(ring)[page % len(ring)] * np.int32(self.page_size) + offset
 
     def visible(self, ring: NDArray[np.int32], num_tokens: int, *, num_new: int = 1) -> tuple[NDArray[np.int32], int]:
-        """Return the pages that a step reads, as an attention kernel with a window wants them.
+        """Return the pages that a step reads, in the form that an attention kernel with a window expects.
 
         Args:
             ring: `[pages_per_request] int32`, the request's pages.
-            num_tokens: Tokens of the request, those of the step included, >= 1.
+            num_tokens: Tokens of the request, including those of the step, >= 1.
             num_new: Tokens of the step, in [1, min(max_step, num_tokens)].
 
         Returns:
-            `[n] int32`, pages in the order of their positions, and the position of the first slot in the first of them.
-            To a kernel, this is a request of `num_tokens` minus that position.
+            `[n] int32`, the pages in the order of their positions, and the position of the first slot of the first
+            page. The kernel sees a request whose length is `num_tokens` minus that position.
+
+        Raises:
+            ValueError: `num_new` is out of range, or `ring` has the wrong shape.
         """
         if not 1 <= num_new <= min(self.max_step, num_tokens):
             raise ValueError(f"num_new must be in [1, {min(self.max_step, num_tokens)}], got {num_new}")

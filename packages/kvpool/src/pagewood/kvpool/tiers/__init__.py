@@ -1,6 +1,7 @@
-"""KV pages beyond the device: host memory, a disk, a folder that several processes share; see `TieredIndex`.
+"""KV pages outside the device: in host memory, on a disk, or in a folder that several processes share.
 
-Needs numpy only. `device_pages` in `pagewood.kvpool.tiers.torch_pages` is the bridge to `KVStorage`.
+Start at `TieredIndex`. These modules need numpy only; `device_pages` in `pagewood.kvpool.tiers.torch_pages` connects
+them to a `KVStorage`.
 """
 
 from pagewood.kvpool.tiers.counters import TierCounters

@@ -1,4 +1,4 @@
-"""The array types that cross the borders of the tiers, and memory for them."""
+"""The array types that the tiers exchange, and page-aligned memory."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,10 @@ _SYSTEM_PAGE_BYTES = 4096
 
 
 def page_aligned_zeros(num_pages: int, page_bytes: int) -> Bytes:
-    """Return `[num_pages, page_bytes]`, which costs memory only as it fills.
+    """Return `[num_pages, page_bytes] uint8`, zeros, which take memory only as they are written.
 
-    It begins with a page of the system: files are read into it a fifth faster than 16 bytes off.
+    The array starts at a page boundary of the system. Reading a file into it is a fifth faster than into memory that
+    starts 16 bytes after one.
     """
     size = num_pages * page_bytes
     memory = np.zeros(size + _SYSTEM_PAGE_BYTES, np.uint8)

@@ -1,4 +1,4 @@
-"""A checksum of a page that costs a tenth of reading it."""
+"""A checksum of a page that costs a tenth of the time to read the page."""
 
 from hashlib import blake2b
 
@@ -11,14 +11,15 @@ _BLOCK_BYTES = 4096
 
 
 def checksum(key: bytes, page: Bytes) -> bytes:
-    """Return 16 bytes that tell a page from the same page torn, rotten, or another's.
+    """Return 16 bytes that detect a torn or damaged page, or the page of another key.
 
-    The page is summed in blocks of 4 KiB as 64-bit words, at the speed of memory, and the key and the sums are hashed.
-    A sum misses no single wrong word, and of other damage one case in 2**64; what is swapped between blocks changes two
-    sums. It is no defence against somebody who writes to the store: whoever can do that can write the checksum too.
+    The page is summed in blocks of 4 KiB as 64-bit words, at the speed of memory. The key and the sums are then hashed.
+    The sum of a block detects every single wrong word, and misses other random damage in one case of 2**64. Data
+    swapped between blocks changes two sums; words swapped within a block are not detected. The checksum does not
+    protect against an attacker that can write to the store, because it could write the checksum too.
 
     Args:
-        key: what the page is called.
+        key: Key of the page.
         page: `[page_bytes] uint8`, contiguous.
     """
     end = page.size // _BLOCK_BYTES * _BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""Pages between memory and files: read and verified, or written and summed, by two threads at a time."""
+"""Copies pages between memory and files, and computes or verifies their checksums, with two threads at a time."""
 
 import os
 from collections.abc import Sequence
@@ -10,18 +10,25 @@ from threading import Lock
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.checksum import checksum
 
+# Largest number of bytes of neighbouring pages that are read together. They are then summed while still in a cache.
 _RUN_BYTES = 2**20
-"""Neighbours are read together up to this size; what was read is then summed while a cache still has it."""
+# Largest number of buffers in one system call.
 _MAX_ROWS = 1024
-"""Buffers that one system call takes."""
 _PROBE_BYTES = 4096
+# Only Linux has this flag. Elsewhere a probe waits for the disk, and every batch is treated as cached.
 _DO_NOT_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
-"""Only Linux has it; elsewhere a probe waits, and every batch passes for cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a page lies in an open file, and what it must sum to."""
+    """The place of a page in an open file, and its expected checksum.
+
+    Attributes:
+        file: File descriptor.
+        offset: Offset of the page in the file, in bytes.
+        key: Key of the page.
+        checksum: Expected checksum of the page.
+    """
 
     file: int
     offset: int
@@ -32,22 +39,32 @@ class Place:
 class PageCopier:
     """Copies batches of pages from and to files.
 
-    Invariant: when a call returns, no thread touches the memory that it was given.
+    Invariant: after a call has returned, no thread accesses the memory that was passed to it.
 
-    A batch that the system has cached is read by two threads side by side. One that must come from the disk is read in
-    the order of the file, so that the system reads ahead, while the page before is verified. Thread-safe.
-
-    Args:
-        name: of its threads.
+    Two threads read a batch side by side if the operating system has it cached. A batch that must come from the disk is
+    read in the order of the file, so that the system reads ahead, while the previous pages are verified. Thread-safe.
     """
 
     __slots__ = ("_helpers",)
 
     def __init__(self, name: str) -> None:
+        """Create a copier with up to two helper threads.
+
+        Args:
+            name: Prefix of the names of the threads.
+        """
         self._helpers = ThreadPoolExecutor(2, name)
 
     def read(self, places: Sequence[Place], pages: Sequence[Bytes]) -> list[bool]:
-        """Read page i from place i; return which are whole. What cannot be read is not."""
+        """Read page i from place i.
+
+        Args:
+            places: Where the pages are.
+            pages: `[page_bytes] uint8` each, contiguous, one for each place; written to.
+
+        Returns:
+            Whether each page was read and matches its checksum. A page that cannot be read is False.
+        """
         is_whole = [False] * len(places)
         runs = _runs(places, pages)
         if not runs:
@@ -76,10 +93,10 @@ class PageCopier:
         return is_whole
 
     def write(self, file: int, offset: int, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bytes]:
-        """Write pages one after the other from `offset` on; return their checksums.
+        """Write pages one after another, starting at `offset`; return their checksums.
 
         Raises:
-            OSError: the disk is full or failed; any part may have been written.
+            OSError: The disk is full or failed. Any part may have been written.
         """
         checksums = self._helpers.submit(lambda: [checksum(key, page) for key, page in zip(keys, pages, strict=True)])
         try:
@@ -94,10 +111,10 @@ class PageCopier:
 
 
 def read_rows(file: int, rows: Sequence[Bytes], offset: int) -> bool:
-    """Fill the rows from the file; False: it is too short.
+    """Fill the rows from the file; return False if the file is too short.
 
     Raises:
-        OSError: the disk failed.
+        OSError: The disk failed.
     """
     buffers = [row.data for row in rows]
     while buffers:
@@ -113,7 +130,7 @@ def write_rows(file: int, rows: Sequence[Bytes], offset: int) -> None:
     """Write the rows to the file.
 
     Raises:
-        OSError: the disk is full or failed; any part may have been written.
+        OSError: The disk is full or failed. Any part may have been written.
     """
     buffers = [row.data for row in rows]
     while buffers:
@@ -123,7 +140,7 @@ def write_rows(file: int, rows: Sequence[Bytes], offset: int) -> None:
 
 
 def _runs(places: Sequence[Place], pages: Sequence[Bytes]) -> list[list[int]]:
-    """Return the indices of places in the order of the files, neighbours together up to the size of a run."""
+    """Return the indices of places in the order of the files, with neighbours grouped into runs of limited size."""
     runs: list[list[int]] = []
     file, end, num_bytes = -1, -1, 0
     for index in sorted(range(len(places)), key=lambda index: (places[index].file, places[index].offset)):
@@ -139,7 +156,7 @@ def _runs(places: Sequence[Place], pages: Sequence[Bytes]) -> list[list[int]]:
 
 
 def _read_run(places: Sequence[Place], pages: Sequence[Bytes]) -> list[bool]:
-    """Read neighbours together, or those that can be read if they cannot be read together."""
+    """Read neighbours together; if that fails, read them one by one. Return which were read."""
     try:
         if read_rows(places[0].file, pages, places[0].offset):
             return [True] * len(pages)
@@ -151,17 +168,17 @@ def _read_run(places: Sequence[Place], pages: Sequence[Bytes]) -> list[bool]:
 
 
 def _is_cached(place: Place, page: Bytes) -> bool:
-    """Whether the system can read the page's end without the disk; asked of a batch's last page, it is a good guess."""
+    """Return whether the system can read the end of the page without the disk; for a batch, test its last page."""
     probe = page[-_PROBE_BYTES:]
     offset = place.offset + page.nbytes - probe.nbytes
     try:
         return os.preadv(place.file, [probe.data], offset, _DO_NOT_WAIT) == probe.nbytes
-    except OSError:  # it would have to wait, or the file system cannot say
+    except OSError:  # the read would have to wait, or the file system does not support the flag
         return False
 
 
 def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
-    """Return what is left of the buffers after n bytes."""
+    """Return what remains of the buffers after their first `n` bytes."""
     for index, buffer in enumerate(buffers):
         if n < buffer.nbytes:
             return [buffer[n:], *buffers[index + 1 :]]

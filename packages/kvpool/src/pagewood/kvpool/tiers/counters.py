@@ -1,22 +1,25 @@
-"""What the tiers have done so far."""
+"""Counters of what the tiers have done."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, kw_only=True)
 class TierCounters:
-    """Pages, all of them since the index was made."""
+    """Numbers of pages since the index was created.
 
-    num_demoted: int = 0
-    """Copied from the device to the host."""  # written by: demotion
-    num_dropped: int = 0
-    """Evicted from the device without a copy, because the policy says so, the host was full or the copy failed."""
-    # written by: demotion
-    num_stored: int = 0
-    """Offered to the stores."""  # written by: demotion
-    num_fetched: int = 0
-    """Copied from a store to the host."""  # written by: recall
-    num_loaded: int = 0
-    """Copied from the host to the device, and adopted."""  # written by: recall
-    num_failed: int = 0
-    """In a copy that failed, either way."""  # written by: demotion, recall
+    Attributes:
+        num_demoted: Pages copied from the device to the host.
+        num_dropped: Pages evicted from the device without a copy, because the policy says so, the host had no room, or
+            the copy failed.
+        num_stored: Pages offered to the stores.
+        num_fetched: Pages copied from a store to the host.
+        num_loaded: Pages copied from the host to the device and adopted by its cache.
+        num_failed: Pages in a copy that failed, in either direction.
+    """
+
+    num_demoted: int = 0  # written by: demotion
+    num_dropped: int = 0  # written by: demotion
+    num_stored: int = 0  # written by: demotion
+    num_fetched: int = 0  # written by: recall
+    num_loaded: int = 0  # written by: recall
+    num_failed: int = 0  # written by: demotion, recall

@@ -1,4 +1,4 @@
-"""The way down: which device pages the host lacks, and copying them out before anybody may reuse them."""
+"""Copies pages down, from the device to the host and from the host to the stores, before device pages are reused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pagewood.kvpool.tiers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
 
+# Largest number of pages in one transfer to the host or to the stores.
 BATCH_PAGES = 64
-"""Pages of one transfer on the way down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CopyOut:
-    """Device pages on their way to the host."""
+    """Device pages that are being copied to the host."""
 
     transfer: Transfer
     pages: list[int]
@@ -33,7 +33,7 @@ class _CopyOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WriteBehind:
-    """Host pages on their way to the stores."""
+    """Host pages that are being copied to the stores."""
 
     transfer: Transfer
     slots: list[int]
@@ -42,10 +42,10 @@ class _WriteBehind:
 class Demotion:
     """Copies pages from the device to the host, and from there to the stores.
 
-    Invariant: `release` returns when no copy reads the released pages any more, so whoever gets them may write to them;
-    and a page that came down to the host stays there until the stores have been offered it.
+    Invariant: when `release` returns, no copy reads the released pages, so their next owner may write to them. A page
+    that was copied to the host stays there until it has been offered to the stores.
 
-    It holds slots of the host only while it fills them, and pins them only while they wait for the stores.
+    It keeps slots of the host taken only while it fills them, and pinned only while they wait for the stores.
     """
 
     __slots__ = (
@@ -76,6 +76,17 @@ class Demotion:
         min_uses: int,
         counters: TierCounters,
     ) -> None:
+        """Copy the pages of `device` to `host` and `stores`.
+
+        Args:
+            device: Memory of the device's pages.
+            host: The host tier.
+            stores: Stores below the host.
+            lanes: Where copies run.
+            policy: When a page is copied to the host.
+            min_uses: Uses that WRITE_THROUGH_SELECTIVE requires.
+            counters: Counters to update.
+        """
         self._device = device
         self._host = host
         self._stores = stores
@@ -83,22 +94,22 @@ class Demotion:
         self._policy = policy
         self._min_uses = min_uses if policy is WritePolicy.WRITE_THROUGH_SELECTIVE else 1
         self._counters = counters
-        self._keys: dict[int, bytes] = {}
-        """Of the pages that the device's cache owns."""  # written by: adopt, release
-        self._dirty: dict[int, int] = {}
-        """Uses of each page that the host lacks."""  # written by: adopt, use, release, _begin_copies, _finish_copies
-        self._wanted: dict[int, None] = {}
-        """Dirty pages that the policy wants copied now."""  # written by: _want, release, flush, abandon, _begin_copies
-        self._copying: dict[int, Transfer] = {}
-        """What reads each page."""  # written by: _begin_copies, _finish_copies
+        # The key of each page that the device's cache owns.
+        self._keys: dict[int, bytes] = {}  # written by: adopt, release
+        # The number of uses of each page that the host does not have.
+        self._dirty: dict[int, int] = {}  # written by: adopt, use, release, _begin_copies, _finish_copies
+        # Dirty pages that the policy wants to copy now.
+        self._wanted: dict[int, None] = {}  # written by: _want, release, flush, abandon, _begin_copies
+        # The transfer that reads each page.
+        self._copying: dict[int, Transfer] = {}  # written by: _begin_copies, _finish_copies
         self._out: list[_CopyOut] = []  # written by: _begin_copies, _finish_copies
-        self._unstored: dict[bytes, int] = {}
-        """Pinned slots that wait for the stores."""  # written by: hold, _begin_stores
+        # Pinned slots that wait for the stores, by key.
+        self._unstored: dict[bytes, int] = {}  # written by: hold, _begin_stores
         self._storing: list[_WriteBehind] = []  # written by: _begin_stores, _finish_stores
 
     @property
     def num_slots(self) -> int:
-        """Host slots that it is filling."""
+        """Number of host slots that are being filled."""
         return sum(len(out.slots) for out in self._out)
 
     def key_of(self, page: int) -> bytes:
@@ -106,7 +117,7 @@ class Demotion:
         return self._keys[page]
 
     def adopt(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Take note that the device's cache owns these pages now; it is their first use."""
+        """Record that the device's cache now owns these pages; this counts as their first use."""
         for page, key in zip(pages, keys, strict=True):
             self._keys[page] = key
             if key not in self._host:
@@ -122,7 +133,7 @@ class Demotion:
                     self._want(page)
 
     def release(self, pages: Sequence[int]) -> None:
-        """Let go of pages that the device's cache has evicted, after a copy of those that are worth one."""
+        """Forget pages that the device's cache has evicted, after copying those that the policy wants to keep."""
         for page in pages:
             transfer = self._copying.get(page)
             if transfer is not None:
@@ -137,30 +148,30 @@ class Demotion:
             self._wanted.pop(page, None)
 
     def hold(self, key: bytes, slot: int, *, is_stored: bool) -> None:
-        """Let the host hold the page that a taken slot was filled with, until the stores have it if they lack it."""
+        """Let the host hold the page in a slot that was taken and filled; pin it if it must still go to the stores."""
         if self._host.put(key, slot) and self._stores and not is_stored:
             self._host.pin((slot,))
             self._unstored[key] = slot
 
     def poll(self) -> None:
-        """Take in what is finished, and begin what is due and has room."""
+        """Process finished copies, and start those that are due and have room."""
         self._finish_copies()
         self._begin_copies()
         self._finish_stores()
         self._begin_stores()
 
     def settle(self) -> None:
-        """Take in what is finished, and begin nothing."""
+        """Process finished copies, and start none."""
         self._finish_copies()
         self._finish_stores()
 
     def flush(self) -> None:
-        """Copy out everything that is worth it, and wait until the stores have it or have failed."""
+        """Copy every page that the policy wants to keep, and wait until the stores have it or have failed."""
         self._wanted.update(dict.fromkeys(page for page, uses in self._dirty.items() if uses >= self._min_uses))
         self._drain()
 
     def abandon(self) -> None:
-        """Copy nothing more out of the device, and wait until the stores have what is on the host or have failed."""
+        """Copy nothing more out of the device; wait until the stores have the host's pages or have failed."""
         self._wanted.clear()
         self._drain()
 
@@ -179,15 +190,15 @@ class Demotion:
             self._wanted[page] = None
 
     def _copy_now(self, pages: Sequence[int]) -> int:
-        """Copy evicted pages while the caller waits; return how many the host had room for."""
+        """Copy evicted pages while the caller waits; return how many were copied."""
         slots = self._host.take(len(pages)) if pages else []
         pages = pages[: len(slots)]
         if not slots:
             return 0
         try:
             self._device.read(pages, self._host.memory, slots)
-        except Exception:  # a cache may forget; the memory of the device must come free
-            _log.exception("%d pages could not be copied out and are forgotten", len(pages))
+        except Exception:  # the KV may be lost, but the device pages must become free
+            _log.exception("failed to copy %d evicted pages to the host; their KV is lost", len(pages))
             self._host.give_back(slots)
             self._counters.num_failed += len(pages)
             return 0
@@ -228,10 +239,10 @@ class Demotion:
                     self.hold(key, slot, is_stored=False)
                 self._counters.num_demoted += len(out.pages)
                 continue
-            _log.error("%d pages could not be copied out", len(out.pages), exc_info=out.transfer.error)
+            _log.error("failed to copy %d pages to the host", len(out.pages), exc_info=out.transfer.error)
             self._host.give_back(out.slots)
             self._counters.num_failed += len(out.pages)
-            self._dirty.update(dict.fromkeys(out.pages, self._min_uses))  # eviction tries once more
+            self._dirty.update(dict.fromkeys(out.pages, self._min_uses))  # eviction tries again
 
     def _begin_stores(self) -> None:
         while self._unstored:
@@ -251,7 +262,7 @@ class Demotion:
             for store in self._stores:
                 try:
                     store.put(keys, rows)
-                except OSError as error:  # the other stores still get theirs
+                except OSError as error:  # the other stores still get the pages
                     failure = error
             if failure is not None:
                 raise failure
@@ -266,4 +277,4 @@ class Demotion:
                 self._counters.num_stored += len(write.slots)
             else:
                 self._counters.num_failed += len(write.slots)
-                _log.error("a store could not keep %d pages: %s", len(write.slots), write.transfer.error)
+                _log.error("failed to write %d pages to a store: %s", len(write.slots), write.transfer.error)

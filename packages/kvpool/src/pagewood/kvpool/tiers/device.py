@@ -1,4 +1,4 @@
-"""The device's side of a copy: pages that lie scattered over the layers, to and from page images."""
+"""Copies between device pages, which are scattered over the layers, and page images, which are contiguous."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,68 +7,73 @@ import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Bytes
 
-# Copies from this size on are worth a call of their own; smaller ones go through a buffer that stays in the L2 cache.
+# Runs of at least this size are copied by a call each; smaller ones go through a buffer that stays in the L2 cache.
 _RUN_BYTES = 32 * 1024
 _BUFFER_BYTES = 256 * 1024
 
 
 class DevicePages(Protocol):
-    """The KV memory of a pool, as the tiers see it.
+    """The KV memory of a pool, in the form that the tiers use.
 
-    Calls come from worker threads and return when the copy is done. The pages and slots of a call are nobody else's
-    while it runs.
+    Worker threads make these calls, and a call returns when the copy is done. Nothing else accesses the pages and slots
+    of a call while it runs.
     """
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers."""
+        """Size of one page over all layers, in bytes."""
         ...
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy pages out: page `pages[i]`, all layers, to `memory[slots[i]]`; `memory` is `[n, page_bytes] uint8`."""
+        """Copy pages out: all layers of page `pages[i]` to `memory[slots[i]]`; `memory` is `[n, page_bytes] uint8`."""
         ...
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
         """Copy pages in, the first layers first: from `memory[slots[i]]` to page `pages[i]`.
 
-        `arrived(n)` is told when the first n layers of all pages are there, for some n up to all of them, and calls the
-        rest off by raising.
+        Call `arrived(n)` when the first n layers of all pages have been copied, for increasing n up to all layers. If
+        `arrived` raises, stop and let the exception pass: the copy was cancelled.
         """
         ...
 
 
 class ArrayPages:
-    """KV memory that numpy can see: some arrays per layer, of any engine.
+    """KV memory of any engine as numpy arrays: one or more arrays per layer.
 
-    Invariant: a page image is the page's rows of all arrays of all layers, in order.
+    Invariant: a page image is the concatenation of the page's rows of all arrays of all layers, in order.
 
-    Args:
-        layers: for each layer its arrays (say K and V), `[num_pages, num_bytes] uint8` each, contiguous in a page;
-            `num_bytes` may differ.
-
-    Raises:
-        ValueError: there is no layer, or an array has another dtype or number of dimensions.
+    Attributes:
+        page_bytes: Size of one page over all layers, in bytes.
     """
 
     __slots__ = ("_parts", "page_bytes")
 
     def __init__(self, layers: Sequence[Sequence[Bytes]]) -> None:
+        """Use existing memory.
+
+        Args:
+            layers: For each layer its arrays (K and V, for instance), `[num_pages, num_bytes] uint8` each, contiguous
+                within a page; `num_bytes` may differ between arrays.
+
+        Raises:
+            ValueError: There is no layer, or an array has another dtype or number of dimensions.
+        """
         if not layers:
             raise ValueError("layers must not be empty")
-        self._parts: list[list[tuple[Bytes, int]]] = []  # of each layer: its arrays, and where they lie in an image
-        self.page_bytes = 0
-        """Bytes of one page over all layers."""  # written by: __init__
+        # For each layer, its arrays and their offsets in a page image.
+        self._parts: list[list[tuple[Bytes, int]]] = []
+        self.page_bytes = 0  # written by: __init__
         for arrays in layers:
             parts: list[tuple[Bytes, int]] = []
             for array in arrays:
                 if array.dtype != np.uint8 or array.ndim != 2:
-                    raise ValueError(f"layers must be uint8 of 2 dimensions, got {array.dtype} of shape {array.shape}")
+                    raise ValueError(f"layers must be 2-dimensional uint8, got {array.dtype} of shape {array.shape}")
                 parts.append((array, self.page_bytes))
                 self.page_bytes += array.shape[1]
             self._parts.append(parts)
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy pages out: page `pages[i]`, all layers, to `memory[slots[i]]`."""
+        """Copy pages out: all layers of page `pages[i]` to `memory[slots[i]]`."""
         source, target = np.asarray(pages, np.intp), np.asarray(slots, np.intp)
         for parts in self._parts:
             for array, start in parts:
@@ -87,10 +92,10 @@ def copy_rows(
     source: Bytes, source_rows: np.ndarray[tuple[int], np.dtype[np.intp]],
     target: Bytes, target_rows: np.ndarray[tuple[int], np.dtype[np.intp]],
 ) -> None:  # fmt: skip
-    """Copy `source[source_rows[i]]` to `target[target_rows[i]]`, in as few and as large pieces as the rows allow.
+    """Copy `source[source_rows[i]]` to `target[target_rows[i]]`, in as few and as large pieces as possible.
 
-    numpy scatters in one pass but gathers in two, through a temporary array; and every call takes the interpreter's
-    lock once.
+    numpy writes scattered rows in one pass, but reads scattered rows in two, through a temporary array. Each call to
+    numpy takes the interpreter's lock once.
     """
     n, row_bytes = len(source_rows), source.shape[1]
     if not n:
@@ -103,7 +108,7 @@ def copy_rows(
         starts = np.concatenate(([0], breaks))
         runs = (source_rows[starts].tolist(), target_rows[starts].tolist(), np.diff(starts, append=n).tolist())
         for a, b, count in zip(*runs, strict=True):
-            if count == 1:  # 64 KiB cost 4 us, and slices of one row another half
+            if count == 1:  # copying 64 KiB takes 4 us; as a slice of one row it would take half as much again
                 target[b] = source[a]
             else:
                 target[b : b + count] = source[a : a + count]

@@ -1,4 +1,4 @@
-"""The disk tier: pages in one file of this process, found again when it starts the next time."""
+"""The disk tier: pages in one file, which the process finds again when it restarts."""
 
 import itertools
 from collections import OrderedDict
@@ -14,28 +14,31 @@ from pagewood.kvpool.tiers.page_file import ENTRY, PageFile
 
 
 class DiskTier:
-    """A `PageStore` in a file of fixed size, least recently used out first.
+    """A `PageStore` in a file of fixed size; the least recently used pages are dropped first.
 
-    Invariant: a slot is free, or being written, or holds the page of exactly one key; a slot that is being read is not
-    written. The index lives in memory, and is rebuilt from the file's table when it is opened.
+    Invariant: a slot is free, or is being written, or holds the page of exactly one key. A slot that is being read is
+    not written. The index is in memory, and is rebuilt from the file's table when the file is opened.
 
     One file belongs to one process: give each shard (tensor-parallel rank) its own. Processes that want to share pages
-    use a `SharedFolder`. Nothing is synced, so a crash of the machine may cost the pages of its last seconds; what is
-    found torn, then or later, is absent. Thread-safe.
-
-    Args:
-        path: of the file.
-        page_bytes: of a page image.
-        num_bytes: how large the pages may be together.
-        fingerprint: up to 32 bytes that say what the pages are of: model, dtype, layout.
-
-    Raises:
-        ValueError: `num_bytes` is less than one page, `fingerprint` is too long, or the file cannot be had.
+    use a `SharedFolder`. The file is never synced, so a crash of the machine may lose the pages of the last seconds. A
+    page that is found torn, at start or later, counts as absent. Thread-safe.
     """
 
     __slots__ = ("_copier", "_file", "_free", "_held", "_lock", "_num_reads", "_sequence")
 
     def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
+        """Open the file, or create it.
+
+        Args:
+            path: Path of the file.
+            page_bytes: Size of a page image, in bytes.
+            num_bytes: Largest total size of the pages, in bytes.
+            fingerprint: Up to 32 bytes that identify what the pages hold: model, dtype, layout.
+
+        Raises:
+            ValueError: A size is less than 1, `num_bytes` is less than one page, `fingerprint` is too long, or the file
+                cannot be opened or created; see `PageFile`.
+        """
         if page_bytes < 1:
             raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
         if num_bytes < page_bytes:
@@ -46,10 +49,11 @@ class DiskTier:
         self._file = PageFile(Path(path), page_bytes=page_bytes, num_slots=num_slots, fingerprint=fingerprint)
         self._lock = Lock()
         self._copier = PageCopier("kv-disk")
+        # Slot and checksum by key, least recently used first.
         self._held: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
-        """Slot and checksum by key, least recently used first."""
         # _held is written by: _take, _put_run, _begin_read, _end_read
-        self._num_reads: dict[int, int] = {}  # by slot that is being read; written by: _begin_read, _end_read
+        # Number of reads under way, by slot.
+        self._num_reads: dict[int, int] = {}  # written by: _begin_read, _end_read
         entries = self._file.entries()
         self._sequence = int(entries["sequence"].max())  # written by: _put_run
         for slot in np.argsort(entries["sequence"], kind="stable").tolist():
@@ -62,28 +66,28 @@ class DiskTier:
 
     @property
     def num_pages(self) -> int:
-        """Pages that fit."""
+        """Number of pages that fit."""
         return self._file.num_slots
 
     @property
     def num_held(self) -> int:
-        """Pages that it has."""
+        """Number of pages that the file holds."""
         return len(self._held)
 
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        """Keep pages, at the cost of the least recently used ones.
+        """Store pages; the least recently used pages make room.
 
         Raises:
-            OSError: the disk is full or failed.
-            ValueError: a page has another size.
+            OSError: The disk is full or failed.
+            ValueError: A page has the wrong size.
         """
         for page in pages:
             if page.nbytes != self._file.page_bytes:
                 raise ValueError(f"pages must have {self._file.page_bytes} bytes, got {page.nbytes}")
         with self._lock:
-            lacking = [index for index, key in enumerate(keys) if key not in self._held]
-            slots = self._take(len(lacking))
-        work = list(zip(slots, lacking, strict=False))
+            missing = [index for index, key in enumerate(keys) if key not in self._held]
+            slots = self._take(len(missing))
+        work = list(zip(slots, missing, strict=False))
         for _, group in itertools.groupby(enumerate(work), lambda item: item[1][0] - item[0]):
             run = [item[1] for item in group]
             try:
@@ -106,16 +110,16 @@ class DiskTier:
         return answer
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which pages it has, without reading them."""
+        """Return which pages the file holds, without reading them."""
         return [key in self._held for key in keys]
 
     def close(self) -> None:
-        """Close the file; it can be opened again, here or in another process."""
+        """Close the file; it can be opened again, in this process or another."""
         self._copier.close()
         self._file.close()
 
     def _begin_read(self, key: bytes) -> tuple[int, Place] | None:
-        """Keep a page's slot from being written, and return it and the place; the lock is held."""
+        """Protect a page's slot from being written; return the slot and the place. The caller holds the lock."""
         found = self._held.get(key)
         if found is None:
             return None
@@ -125,7 +129,7 @@ class DiskTier:
         return slot, Place(file=self._file.descriptor, offset=self._file.offset(slot), key=key, checksum=expected)
 
     def _end_read(self, slot: int, place: Place, *, is_whole: bool) -> None:
-        """Take note that a slot was read, and forget its page if it is torn; the lock is held."""
+        """Record that a slot was read, and forget its page if it is torn. The caller holds the lock."""
         self._num_reads[slot] -= 1
         if not self._num_reads[slot]:
             del self._num_reads[slot]
@@ -134,7 +138,7 @@ class DiskTier:
             self._free.append(slot)
 
     def _take(self, n: int) -> list[int]:
-        """Take up to n slots to write to, ascending; the lock is held."""
+        """Take up to n slots to write to, ascending. The caller holds the lock."""
         if len(self._free) < n:
             idle = ((key, slot) for key, (slot, _) in self._held.items() if slot not in self._num_reads)
             for key, slot in list(itertools.islice(idle, n - len(self._free))):
@@ -146,7 +150,7 @@ class DiskTier:
         return slots
 
     def _put_run(self, slot: int, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        """Write pages to consecutive taken slots, then hold them."""
+        """Write pages to consecutive slots that were taken, then add them to the index."""
         checksums = self._copier.write(self._file.descriptor, self._file.offset(slot), keys, pages)
         entries = np.zeros(len(keys), ENTRY)
         entries["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32)
@@ -157,7 +161,7 @@ class DiskTier:
         self._file.write_entries(slot, entries)
         with self._lock:
             for index, key in enumerate(keys):
-                if key in self._held:  # another thread was faster
+                if key in self._held:  # another thread has stored it in the meantime
                     self._free.append(slot + index)
                 else:
                     self._held[key] = (slot + index, checksums[index])

@@ -1,4 +1,4 @@
-"""A remote tier without a service: pages in files of a folder that several processes or machines see."""
+"""A remote tier without a service: pages in files of a folder that several processes or machines can access."""
 
 import itertools
 import os
@@ -12,34 +12,24 @@ from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.copier import PageCopier, Place
 from pagewood.kvpool.tiers.segments import SUFFIX, Segments, num_pages_in, segment_name, write_segment
 
+# A process checks the size of the folder whenever it has written this share of the budget. Trimming leaves it free.
 _TRIM_SHARE = 1 / 16
-"""Part of the budget that is written between two looks at the whole folder, and then kept free."""
+# The time of use of a segment is updated at most this often, so that reads rarely cause a write.
 _TOUCH_S = 60.0
-"""A segment's time of use is only as exact as this, so that reading seldom writes."""
 _UNFINISHED = ".tmp"
+# An unfinished file that has not changed for this long belongs to a process that died.
 _ABANDONED_S = 3600.0
-"""A file that is still being written after this long belongs to a process that died."""
 
 
 class SharedFolder:
-    """A `PageStore` that any number of processes may use at once, on a local disk, in memory (tmpfs), or on NFS.
+    """A `PageStore` that any number of processes can use at once, on a local disk, in memory (tmpfs), or on NFS.
 
-    Invariant: a segment, a file of pages that were kept together, never changes under its final name; one that is torn
-    is absent, and deleted when it is noticed.
+    Invariant: a segment is a file of pages that were put together, and never changes under its final name. A torn
+    segment counts as absent, and is deleted when a process notices it.
 
-    There are no locks and there is no index to agree on: each process reads the tables of the segments that it has not
-    seen yet. A segment appears by an atomic rename, and one that is deleted while it is read is read to its end. What
-    was kept together is forgotten together, when it has not been used for longest. Thread-safe.
-
-    Args:
-        path: of the folder; made if it is not there.
-        page_bytes: of a page image.
-        num_bytes: how large the pages of this fingerprint may be together; kept by all users of the folder, within a
-            sixteenth for each of them. A segment holds a sixteenth at most.
-        fingerprint: says what the pages are of: model, dtype, layout. Pages of different ones do not meet.
-
-    Raises:
-        ValueError: `num_bytes` is less than one page, or the folder cannot be made or written.
+    There are no locks and no common index: each process reads the tables of the segments that it has not seen yet. A
+    segment appears by an atomic rename. A segment that is deleted during a read can still be read to its end. The pages
+    of a segment are dropped together, the least recently used segment first. Thread-safe.
     """
 
     __slots__ = (
@@ -48,6 +38,20 @@ class SharedFolder:
     )  # fmt: skip
 
     def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
+        """Use the folder, and create it if it does not exist.
+
+        Args:
+            path: Path of the folder.
+            page_bytes: Size of a page image, in bytes.
+            num_bytes: Largest total size of the pages of this fingerprint, in bytes. All users of the folder together
+                stay within it, plus up to a sixteenth for each user. A segment takes at most a sixteenth.
+            fingerprint: Identifies what the pages hold: model, dtype, layout. Pages of different fingerprints are kept
+                apart.
+
+        Raises:
+            ValueError: A size is less than 1, `num_bytes` is less than one page, or the folder cannot be created or
+                written.
+        """
         if page_bytes < 1:
             raise ValueError(f"page_bytes must be >= 1, got {page_bytes}")
         if num_bytes < page_bytes:
@@ -59,7 +63,8 @@ class SharedFolder:
         self._max_pages = max(1, int(num_bytes * _TRIM_SHARE) // page_bytes)
         self._copier = PageCopier("kv-folder")
         self._segments = Segments(self._folder, page_bytes=page_bytes)
-        self._num_untrimmed = num_bytes  # bytes written since the last look; written by: _put_segment, _trim_if_due
+        # Bytes written since the size of the folder was last checked.
+        self._num_untrimmed = num_bytes  # written by: _put_segment, _trim_if_due
         self._names = itertools.count()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,23 +76,23 @@ class SharedFolder:
         self._trim_if_due()
 
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        """Write pages that are not there, together.
+        """Write the pages that the folder does not have, in one segment if they fit.
 
         Raises:
-            OSError: the file system is full or failed.
-            ValueError: a page has another size.
+            OSError: The file system is full or failed.
+            ValueError: A page has the wrong size.
         """
         for page in pages:
             if page.nbytes != self._page_bytes:
                 raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
-        lacking = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
-        for start in range(0, len(lacking), self._max_pages):
-            indices = lacking[start : start + self._max_pages]
+        missing = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
+        for start in range(0, len(missing), self._max_pages):
+            indices = missing[start : start + self._max_pages]
             self._put_segment([keys[index] for index in indices], [pages[index] for index in indices])
         self._trim_if_due()
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
-        """Read and verify pages; a segment with a torn one is deleted."""
+        """Read and verify pages; a segment with a torn page is deleted."""
         found = self._segments.find(keys)
         with ExitStack() as stack:
             files = {name: self._open(name, stack) for name in {page.name for page in found if page is not None}}
@@ -115,7 +120,7 @@ class SharedFolder:
         self._copier.close()
 
     def _open(self, name: str, stack: ExitStack) -> int | None:
-        """Open a segment until the stack is closed, and count it as used; None: it is gone or not ours to read."""
+        """Open a segment until the stack is closed, and count a use; return None if it is gone or not readable."""
         try:
             file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -123,7 +128,7 @@ class SharedFolder:
             return None
         stack.callback(os.close, file)
         if time.time() - os.fstat(file).st_mtime > _TOUCH_S:
-            with suppress(OSError):  # not ours to touch
+            with suppress(OSError):  # no permission
                 os.utime(file)
         return file
 
@@ -144,7 +149,7 @@ class SharedFolder:
         return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{_UNFINISHED}"
 
     def _trim_if_due(self) -> None:
-        """Delete the least recently used pages if enough has been written since the last time."""
+        """Delete the least recently used segments if enough has been written since the last time."""
         with self._lock:
             if self._num_untrimmed < self._num_bytes * _TRIM_SHARE:
                 return
@@ -175,5 +180,5 @@ def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         for entry in entries:
             try:
                 yield entry, entry.stat()
-            except FileNotFoundError:  # another process trims too
+            except FileNotFoundError:  # another process has deleted it
                 continue

@@ -1,4 +1,4 @@
-"""The host tier: page images in main memory, least recently used out first."""
+"""The host tier: page images in main memory; the least recently used pages are dropped first."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -9,27 +9,32 @@ from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
 
 
 class HostTier:
-    """Page images by key in one block of memory.
+    """Page images by key, in one block of memory.
 
-    Invariant: a slot is free, or taken by somebody who is filling it, or holds the page of exactly one key; a pinned
+    Invariant: a slot is free, or is taken by a caller that fills it, or holds the page of exactly one key. A pinned
     slot keeps its page.
 
-    A page image is the parts of all layers one after the other, so that a store reads and writes it in one run. The
-    index is used by one thread; workers read and write `memory` at slots that are taken or pinned for them.
+    A page image is the concatenation of a page's parts in all layers, so a store can read and write it in one run. One
+    thread uses the index. Workers read and write `memory` only at slots that are taken or pinned for them.
 
-    Args:
-        page_bytes: of one page over all layers.
-        num_pages: slots.
-        memory: `[num_pages, page_bytes] uint8` to use, such as pinned memory; None: it is allocated, and costs memory
-            only as it fills.
-
-    Raises:
-        ValueError: `page_bytes` or `num_pages` is less than 1, or `memory` has another shape.
+    Attributes:
+        memory: `[num_pages, page_bytes] uint8`.
     """
 
     __slots__ = ("_free", "_keys", "_pins", "_slots", "_unpinned", "memory")
 
     def __init__(self, *, page_bytes: int, num_pages: int, memory: Bytes | None = None) -> None:
+        """Create an empty tier.
+
+        Args:
+            page_bytes: Size of one page over all layers, in bytes.
+            num_pages: Number of slots.
+            memory: `[num_pages, page_bytes] uint8` to use, such as pinned memory. If None, memory is allocated, which
+                takes space only as it fills.
+
+        Raises:
+            ValueError: `page_bytes` or `num_pages` is less than 1, or `memory` has another shape or dtype.
+        """
         for name, value in (("page_bytes", page_bytes), ("num_pages", num_pages)):
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
@@ -42,52 +47,52 @@ class HostTier:
         self._slots: dict[bytes, int] = {}  # written by: take, put
         self._keys: list[bytes | None] = [None] * num_pages  # written by: take, put
         self._pins = [0] * num_pages  # written by: pin, unpin
-        self._unpinned: OrderedDict[bytes, None] = (
-            OrderedDict()
-        )  # oldest first; written by: take, put, touch, pin, unpin
+        # Keys of the pages that are not pinned, least recently used first.
+        self._unpinned: OrderedDict[bytes, None] = OrderedDict()  # written by: take, put, touch, pin, unpin
 
     @property
     def num_pages(self) -> int:
-        """Slots."""
+        """Number of slots."""
         return len(self._pins)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page."""
+        """Size of one page, in bytes."""
         return self.memory.shape[1]
 
     @property
     def num_held(self) -> int:
-        """Pages that it holds."""
+        """Number of pages that it holds."""
         return len(self._slots)
 
     @property
     def num_pinned(self) -> int:
-        """Pages that it holds and that must stay."""
+        """Number of pages that it holds and must keep."""
         return len(self._slots) - len(self._unpinned)
 
     @property
     def num_taken(self) -> int:
-        """Slots that somebody is filling."""
+        """Number of slots that are being filled."""
         return self.num_pages - len(self._free) - len(self._slots)
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether it holds the page."""
+        """Return whether it holds the page."""
         return key in self._slots
 
     def slot_of(self, key: bytes) -> int | None:
-        """Return where the page lies; None: it does not hold it."""
+        """Return the slot of a page, or None if it does not hold the page."""
         return self._slots.get(key)
 
     def row(self, slot: int) -> Bytes:
-        """Return `[page_bytes] uint8`, the memory of one slot, not a copy."""
+        """Return a view of the memory of one slot, `[page_bytes] uint8`."""
         return self.memory[slot]
 
     def take(self, n: int) -> list[int]:
-        """Take slots to fill, at the cost of the least recently used pages that are not pinned.
+        """Take up to `n` slots to fill; the least recently used pages that are not pinned make room.
 
         Returns:
-            Up to n slots, ascending; fewer if all others are pinned or taken. Each goes to `put` or `give_back`.
+            Slots, ascending; fewer than `n` if all others are pinned or taken. Pass each of them to `put` or
+            `give_back`.
         """
         while len(self._free) < n and self._unpinned:
             key, _ = self._unpinned.popitem(last=False)
@@ -100,11 +105,15 @@ class HostTier:
         return slots
 
     def give_back(self, slots: Iterable[int]) -> None:
-        """Make taken slots free."""
+        """Free slots that were taken."""
         self._free.extend(sorted(slots, reverse=True))
 
     def put(self, key: bytes, slot: int) -> bool:
-        """Hold the page that a taken slot was filled with; False: it was held already, and the slot is free again."""
+        """Hold the page in a slot that was taken and filled.
+
+        Returns:
+            False if the page was already held; then the slot is free again.
+        """
         if key in self._slots:
             self.give_back((slot,))
             return False
@@ -114,17 +123,17 @@ class HostTier:
         return True
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Count a prefix's pages as used; the last of them is the first to go, because it is no use without the others.
+        """Count a use of a prefix's pages. Its last page is dropped first, because it is useless without the others.
 
         Args:
-            keys: of pages that follow each other; those that it does not hold are ignored.
+            keys: Keys of consecutive pages; keys that it does not hold are ignored.
         """
         for key in reversed(keys):
             if key in self._unpinned:
                 self._unpinned.move_to_end(key)
 
     def pin(self, slots: Iterable[int]) -> None:
-        """Keep the pages of these slots until they are unpinned as often."""
+        """Keep the pages of these slots until each has been unpinned as often as it was pinned."""
         for slot in slots:
             key = self._keys[slot]
             assert key is not None, f"slot {slot} holds no page"
@@ -132,7 +141,7 @@ class HostTier:
             self._unpinned.pop(key, None)
 
     def unpin(self, slots: Sequence[int]) -> None:
-        """Undo one `pin`; it counts as a use of the prefix."""
+        """Undo one `pin`; this counts as a use of the prefix."""
         for slot in reversed(slots):
             key = self._keys[slot]
             assert key is not None

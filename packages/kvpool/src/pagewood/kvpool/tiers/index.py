@@ -24,9 +24,15 @@ from pagewood.kvpool.tiers.store import PageStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hits:
-    """Where the longest known prefix of some tokens lies, in tokens, each page counted where it is nearest.
+    """The number of tokens of the longest known prefix in each tier; a page counts for the nearest tier that has it.
 
-    Behind the device's prefix the tiers may alternate from page to page; the numbers say how much is where.
+    After the device's part, the tiers may alternate from page to page. The numbers are totals.
+
+    Attributes:
+        num_device: Tokens on the device.
+        num_host: Tokens in host memory.
+        num_disk: Tokens on the disk.
+        num_remote: Tokens in the remote store.
     """
 
     num_device: int
@@ -36,44 +42,30 @@ class Hits:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the whole prefix."""
+        """Length of the whole prefix, in tokens."""
         return self.num_device + self.num_host + self.num_disk + self.num_remote
 
 
 class TieredIndex:
-    """A prefix cache whose evicted pages go down to other memories, and come back when they are needed again.
+    """A prefix cache whose evicted pages move to other memories and come back when a request needs them.
 
-    Invariant: a page that `evict` returns is read and written by no copy; a page that `recall` takes is the index's
-    until `evict` returns it. So every device page has one owner at any time, whatever copy fails or is called off.
+    Invariant: no copy reads or writes a page that `evict` has returned. A page that `recall` takes belongs to the index
+    until `evict` returns it. So every device page has one owner at any time, even if copies fail or are cancelled.
 
-    It is used like the cache that it composes: `match`, `peek`, `insert`, `lock`, `unlock` and `evict` mean the same,
-    and see the device only. New are `recall` and `advance`, for a request that waits to be admitted:
+    Use it like the cache that it wraps. `match`, `peek`, `insert`, `lock`, `unlock` and `evict` mean the same, and see
+    only what is on the device. `recall` and `advance` are new; they serve a request that waits for admission:
 
-        recall = index.recall(tokens, namespace)              # when it arrives; None: nothing to bring back
-        while recall and index.advance(recall, take): ...     # before it is admitted; True: go on with something else
-        match = index.match(tokens, namespace)                # as ever; what was brought back is on the device
+        recall = index.recall(tokens, namespace)              # when it arrives; None if there is nothing to bring back
+        while recall and index.advance(recall, take): ...     # before it is admitted; True: call again later
+        match = index.match(tokens, namespace)                # then as usual; what was brought back is on the device
 
-    Published pages must not change any more, and pages must not be freed while a launched step uses them. Not
-    thread-safe: one thread uses it, and its lanes' workers touch only memory that it gave them.
+    Published pages must not change, and pages must not be freed while a launched step uses them. Not thread-safe: one
+    thread uses the index, and the workers of its lanes access only memory that it has given to them.
 
-    Args:
-        cache: of the device's pages, empty, such as `pagewood.radixcache.RadixCache`.
-        device: the memory of those pages.
-        host: main memory.
-        disk: a store that answers `exists` at once, such as `DiskTier`.
-        remote: a store that may take its time, such as `SharedFolder`.
-        page_size: tokens per page.
-        fingerprint: what else the KV depends on (weights, dtype, layout); see `KeyChain`.
-        write_policy: when pages go down to the host. From there they go to the stores at once.
-        min_uses: uses that WRITE_THROUGH_SELECTIVE asks for.
-        prefetch: how long a request waits for a store.
-        lanes: where copies run; None: a thread each.
-        clock: seconds, monotonic.
+    Source: the hierarchical cache of SGLang (HiCache). Here the lower tiers find pages by content instead of by a tree.
 
-    Raises:
-        ValueError: the sizes of a page differ, or `page_size` or `min_uses` is less than 1.
-
-    Source: the hierarchical cache of SGLang (HiCache); here the lower tiers know pages by content instead of by tree.
+    Attributes:
+        counters: Numbers of pages copied so far.
     """
 
     __slots__ = ("_cache", "_chain", "_demotion", "_host", "_lanes", "_page_size", "_recalls", "_stores", "counters")
@@ -94,9 +86,28 @@ class TieredIndex:
         lanes: Lanes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Create an index over an empty cache.
+
+        Args:
+            cache: Prefix cache of the device's pages, empty, such as `pagewood.radixcache.RadixCache`.
+            device: Memory of these pages.
+            host: Main memory.
+            disk: A store that answers `exists` at once, such as `DiskTier`.
+            remote: A store whose `exists` may take time, such as `SharedFolder`.
+            page_size: Tokens per page.
+            fingerprint: Whatever else the KV depends on (weights, dtype, layout); see `KeyChain`.
+            write_policy: When pages are copied to the host. From there they go to the stores at once.
+            min_uses: Uses that WRITE_THROUGH_SELECTIVE requires.
+            prefetch: How long a request waits for a store; by default `PrefetchPolicy()`.
+            lanes: Where copies run; by default a thread for each kind of copy.
+            clock: Monotonic clock, in seconds.
+
+        Raises:
+            ValueError: The page sizes of `device` and `host` differ, or `page_size` or `min_uses` is less than 1.
+        """
         if device.page_bytes != host.page_bytes:
             raise ValueError(
-                f"host must have pages of the device's {device.page_bytes} bytes, got {host.page_bytes} bytes"
+                f"host must have the device's page size, {device.page_bytes} bytes, got {host.page_bytes} bytes"
             )
         if min_uses < 1:
             raise ValueError(f"min_uses must be >= 1, got {min_uses}")
@@ -132,50 +143,50 @@ class TieredIndex:
 
     @property
     def num_pages(self) -> int:
-        """Device pages that it owns: cached, being loaded, or spare."""
+        """Number of device pages that the index owns: cached, being loaded, or spare."""
         return self._cache.num_pages + self._recalls.num_loading + self._recalls.num_spare
 
     @property
     def num_evictable(self) -> int:
-        """Device pages that `evict` can give back now."""
+        """Number of device pages that `evict` can return now."""
         return self._cache.num_evictable + self._recalls.num_spare
 
     @property
     def num_locked(self) -> int:
-        """Device pages on a locked path."""
+        """Number of device pages on a locked path."""
         return self._cache.num_locked
 
     @property
     def num_loading(self) -> int:
-        """Device pages that a copy may be writing."""
+        """Number of device pages that a copy may be writing."""
         return self._recalls.num_loading
 
     def match(self, tokens: Int32, namespace: str | None = None) -> TieredMatch:
-        """Find the longest prefix on the device; it counts as a use."""
+        """Find the longest prefix on the device; this counts as a use."""
         match = self._cache.match(tokens, namespace)
         self._demotion.use(match.pages.tolist())
         return self._tiered(match.num_tokens, match.pages, match.node, namespace)
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> TieredMatch:
-        """Find the longest prefix on the device; it does not count as a use."""
+        """Find the longest prefix on the device; this does not count as a use."""
         match = self._cache.peek(tokens, namespace)
         return self._tiered(match.num_tokens, match.pages, match.node, namespace)
 
     def watch_group(self) -> Any:
-        """Return a group of live matches, as the device's cache has them: of what is on the device.
+        """Return a group of live matches of the device's cache; they cover only what is on the device.
 
         Raises:
-            ValueError: the device's cache has none.
+            ValueError: The device's cache does not support live matches.
         """
         if not isinstance(self._cache, WatchedCache):
-            raise ValueError(f"cache must have watches, got {type(self._cache).__name__}")
+            raise ValueError(f"cache must have a watch_group method, got {type(self._cache).__name__}")
         return self._cache.watch_group()
 
     def locate(self, tokens: Int32, namespace: str | None = None) -> Hits:
-        """Say where the longest known prefix lies; asks the remote store, if there is one, and waits for it.
+        """Return where the longest known prefix is. Queries the remote store, if there is one, and waits for it.
 
         Raises:
-            OSError: the remote store cannot be asked.
+            OSError: The query to the remote store failed.
         """
         start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
         keys = self._chain.extend(self._chain.root(namespace), tokens)[start:]
@@ -191,7 +202,7 @@ class TieredIndex:
     def insert(
         self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Prefix | None = None
     ) -> TieredInsertion:
-        """Adopt the pages that the device's cache lacks; tokens and pages follow the locked prefix `after`."""
+        """Adopt the pages that the device's cache does not have; tokens and pages follow the locked prefix `after`."""
         parent, handle = (self._chain.root(namespace), None) if after is None else (after.key, after.handle)
         keys = self._chain.extend(parent, tokens)
         insertion = self._cache.insert(tokens, pages, namespace, after=handle)
@@ -209,10 +220,10 @@ class TieredIndex:
         self._cache.unlock(node.handle)
 
     def evict(self, num_pages: int) -> Int32:
-        """Disown up to num_pages unlocked device pages and return them; they may be written to at once.
+        """Disown up to `num_pages` unlocked device pages and return them; the caller may write to them at once.
 
-        Those whose copy is still due are copied to the host first, and a copy of them that is under way is waited for:
-        both are copies in memory, and no disk is waited for.
+        Pages that the policy wants to keep and that have no copy yet are copied to the host first, and a copy that
+        already reads one of the pages is waited for. Both are copies in memory; `evict` never waits for a disk.
         """
         self.poll()
         spare = self._recalls.take_spare(num_pages)
@@ -221,9 +232,9 @@ class TieredIndex:
         return np.concatenate([np.array(spare, np.int32), evicted])
 
     def recall(self, tokens: Int32, namespace: str | None = None) -> Recall | None:
-        """Begin to bring back what the other tiers know of these tokens; None: nothing.
+        """Start to bring back what the other tiers have of these tokens; return None if they have nothing.
 
-        Pages of stores begin to come to the host at once. `advance` it until it is over, or `cancel` it.
+        Copying from the stores to the host starts at once. Call `advance` until the recall is over, or `cancel` it.
         """
         keys = self._chain.extend(self._chain.root(namespace), tokens)
         return self._recalls.begin(tokens, namespace, keys)
@@ -232,35 +243,40 @@ class TieredIndex:
         """Do what is due in a recall; never waits.
 
         Args:
-            recall: under way.
-            take: gives n free device pages away, which belong to the index from then on; or None, if it has none to
-                spare, and then the recall tries again at the next call. It may call `evict`.
+            recall: A recall under way.
+            take: Given a number n, returns n free device pages, which then belong to the index. It may call `evict`. It
+                returns None if it has no pages to spare; the recall then tries again at the next call.
 
         Returns:
-            Whether to come back instead of admitting the request now. Not so if it is over, or has no pages to load to.
+            True if the caller should call again later instead of admitting the request now. False if the recall is
+            over, or has no pages to load to.
         """
         self.poll()
         return self._recalls.advance(recall, take)
 
     def cancel(self, recall: Recall) -> None:
-        """Call a recall off, and return at once; its device pages come back through `evict` when no copy uses them."""
+        """Cancel a recall and return at once; `evict` returns its device pages when no copy uses them any more."""
         self._recalls.cancel(recall)
 
     def poll(self) -> None:
-        """Take in finished copies and begin new ones; every other method does so too, so an idle engine calls this."""
+        """Process finished copies and start new ones.
+
+        `insert`, `evict` and `advance` do this too, so only an idle engine needs to call it.
+        """
         self._recalls.poll()
         self._demotion.poll()
 
     def flush(self) -> None:
-        """Copy out what the policy would copy at eviction, and wait until the stores have it."""
+        """Copy the pages that the policy would copy at eviction, and wait until the stores have them."""
         self._demotion.flush()
 
     def close(self, *, keep_stores: bool = False) -> None:
-        """Call recalls off, flush if there is a store to flush to, end the lanes, and close the stores.
+        """Cancel all recalls, flush if there is a store, end the lanes, and close the stores.
 
         Args:
-            keep_stores: keep them, for an index that takes the place of this one with the same host and stores. That
-                is done when the device's pages are not to be trusted, so nothing more is copied out of them.
+            keep_stores: If True, do not close the stores, so that another index can replace this one with the same host
+                and stores. This is for the case that the device's pages can no longer be trusted, so nothing more is
+                copied from them.
         """
         self._recalls.cancel_all()
         stores = [store for store in self._stores if store is not None]
@@ -275,10 +291,10 @@ class TieredIndex:
                 store.close()
 
     def check(self) -> None:
-        """Verify the accounting of the host's slots.
+        """Verify that every slot of the host has exactly one owner.
 
         Raises:
-            AssertionError: a slot is lost, or has two owners.
+            AssertionError: A slot is lost, or has two owners.
         """
         num_filling = self._demotion.num_slots + self._recalls.num_slots
         assert self._host.num_taken == num_filling, f"{self._host.num_taken} slots are taken, {num_filling} are in use"

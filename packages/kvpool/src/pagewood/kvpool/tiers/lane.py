@@ -1,4 +1,4 @@
-"""Where copies run: one worker thread per lane, with a bound on what is queued."""
+"""Runs copies: one worker thread per lane, with a limit on the bytes that are queued."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,23 +8,23 @@ from typing import Protocol
 
 from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
 
+# Makes a copy, reports its progress to the transfer, and raises if it fails.
 Work = Callable[[Transfer], None]
-"""Copies, tells the transfer how far it is, and raises if it fails."""
 
 
 class Lane(Protocol):
-    """Runs copies one after the other, in the order in which they were submitted."""
+    """Runs copies one after another, in the order in which they were submitted."""
 
     def accepts(self, num_bytes: int) -> bool:
-        """Whether `submit` would take a copy of so many bytes now."""
+        """Return whether `submit` would accept a copy of `num_bytes` now."""
         ...
 
     def submit(self, work: Work, num_bytes: int) -> Transfer | None:
-        """Queue a copy and return at once; None: too much is in flight, come back later."""
+        """Queue a copy and return at once; return None if too much is in flight now."""
         ...
 
     def wait(self, transfer: Transfer) -> None:
-        """Return when one of this lane's transfers is done, well or not."""
+        """Return when one of this lane's transfers is done, successful or not."""
         ...
 
     def close(self) -> None:
@@ -33,20 +33,26 @@ class Lane(Protocol):
 
 
 class ThreadLane:
-    """A lane with a thread of its own.
+    """A lane with its own thread.
 
-    Invariant: no more than `max_bytes_in_flight` bytes are queued or being copied, except by a single transfer.
+    Invariant: at most `max_bytes_in_flight` bytes are queued or being copied, unless they belong to a single transfer.
 
     Copies release the interpreter's lock, so a lane costs the other threads memory bandwidth and little else.
-
-    Args:
-        name: of the thread.
-        max_bytes_in_flight: what `submit` accepts; a transfer that is larger is accepted when nothing is in flight.
     """
 
     __slots__ = ("_lock", "_max_bytes", "_num_bytes", "_worker")
 
     def __init__(self, name: str, *, max_bytes_in_flight: int) -> None:
+        """Create a lane.
+
+        Args:
+            name: Name of the thread.
+            max_bytes_in_flight: Limit on the bytes in flight, >= 1. A larger transfer is accepted when nothing is in
+                flight.
+
+        Raises:
+            ValueError: `max_bytes_in_flight` is less than 1.
+        """
         if max_bytes_in_flight < 1:
             raise ValueError(f"max_bytes_in_flight must be >= 1, got {max_bytes_in_flight}")
         self._max_bytes = max_bytes_in_flight
@@ -55,12 +61,12 @@ class ThreadLane:
         self._worker = ThreadPoolExecutor(1, name)
 
     def accepts(self, num_bytes: int) -> bool:
-        """Whether `submit` would take a copy of so many bytes now."""
+        """Return whether `submit` would accept a copy of `num_bytes` now."""
         in_flight = self._num_bytes
         return not in_flight or in_flight + num_bytes <= self._max_bytes
 
     def submit(self, work: Work, num_bytes: int) -> Transfer | None:
-        """Queue a copy and return at once; None: too much is in flight."""
+        """Queue a copy and return at once; return None if too much is in flight."""
         with self._lock:
             if not self.accepts(num_bytes):
                 return None
@@ -70,10 +76,10 @@ class ThreadLane:
         return transfer
 
     def wait(self, transfer: Transfer) -> None:
-        """Return when the transfer is done, well or not."""
+        """Return when the transfer is done, successful or not."""
         try:
             transfer.wait()
-        except Exception:  # it stays in transfer.error
+        except Exception:  # the caller reads transfer.error
             return
 
     def close(self) -> None:
@@ -88,9 +94,9 @@ class ThreadLane:
 
 
 def run(work: Work, transfer: Transfer) -> Exception | None:
-    """Do a transfer's work, unless it was called off before it began; return what went wrong."""
+    """Do a transfer's work, unless it was cancelled before it started; return the exception that ended it, or None."""
     if transfer.is_cancelled:
-        return TransferCancelled("the transfer was called off before it began")
+        return TransferCancelled("the transfer was cancelled before it started")
     try:
         work(transfer)
     except Exception as error:  # whatever a device or a disk raises is the transfer's result
@@ -100,13 +106,13 @@ def run(work: Work, transfer: Transfer) -> Exception | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """One lane for each kind of copy, so that none of them waits behind another.
+    """One lane for each kind of copy, so that no kind waits for another.
 
     Attributes:
-        demote: device to host.
-        load: host to device.
-        store: host to the stores.
-        fetch: stores to host.
+        demote: From the device to the host.
+        load: From the host to the device.
+        store: From the host to the stores.
+        fetch: From the stores to the host.
     """
 
     demote: Lane
@@ -115,12 +121,12 @@ class Lanes:
     fetch: Lane
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all lanes."""
         for lane in (self.demote, self.load, self.store, self.fetch):
             lane.close()
 
 
 def thread_lanes(*, max_bytes_in_flight: int = 2**30) -> Lanes:
-    """Return lanes with a thread each, and this bound each."""
+    """Return lanes with a thread each; `max_bytes_in_flight` limits each of them."""
     names = ("demote", "load", "store", "fetch")
     return Lanes(**{name: ThreadLane(f"kv-{name}", max_bytes_in_flight=max_bytes_in_flight) for name in names})

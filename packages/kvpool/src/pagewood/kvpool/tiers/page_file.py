@@ -1,13 +1,13 @@
-"""A file of page images at direct offsets, with a table that says what lies where.
+"""A file of page images at fixed offsets, with a table of their keys.
 
-| part | bytes | holds |
+| part | bytes | contents |
 |---|---|---|
-| head | 4,096 | magic, size of a page, number of slots, fingerprint |
-| table | 64 per slot, to a whole 4,096 | key (32), checksum (16), sequence number (8), unused (8) |
+| head | 4,096 | magic, page size, number of slots, fingerprint |
+| table | 64 per slot, rounded up to 4,096 | key (32), checksum (16), sequence number (8), unused (8) |
 | pages | page_bytes per slot | page images |
 
-Nothing is ever synced, and a page and its entry are written in any order: whatever a crash leaves behind, an entry
-counts only if its checksum is that of the page in the slot. Numbers are little-endian.
+The file is never synced, and a page and its entry are written in any order. After a crash an entry counts only if its
+checksum matches the page in the slot. Numbers are little-endian.
 """
 
 import fcntl
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from pagewood.kvpool.tiers.copier import read_rows, write_rows
 
+# One slot of the table. A slot with the sequence number 0 has never held a page.
 ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8"), ("unused", "<u8")])
-"""One slot of the table; sequence 0: the slot has never held a page."""
 
 _MAGIC = b"pagewood pages 1"
 _HEAD = struct.Struct("<16sQQ32s")
@@ -32,21 +32,31 @@ _BLOCK_BYTES = 4096
 class PageFile:
     """An open page file, locked against other processes.
 
-    Invariant: it does not know which slots are in use; the caller does, and never lets two calls meet in one slot.
+    Invariant: no two calls access the same slot at the same time. The caller ensures this, because the file does not
+    know which slots are in use.
 
-    Args:
-        path: of the file; made if it is not there. One of another geometry is emptied.
-        page_bytes: of a page image.
-        num_slots: slots.
-        fingerprint: up to 32 bytes that say what the pages are of. A file of another one is refused.
-
-    Raises:
-        ValueError: the file cannot be made or written, is somebody else's, or the disk has no room for it.
+    Attributes:
+        path: Path of the file.
+        page_bytes: Size of a page image, in bytes.
+        num_slots: Number of slots.
+        descriptor: File descriptor.
     """
 
     __slots__ = ("_start", "descriptor", "num_slots", "page_bytes", "path")
 
     def __init__(self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes) -> None:
+        """Open the file, or create it. A file with another page size or number of slots is emptied.
+
+        Args:
+            path: Path of the file.
+            page_bytes: Size of a page image, in bytes.
+            num_slots: Number of slots.
+            fingerprint: Up to 32 bytes that identify what the pages hold. A file with another fingerprint is refused.
+
+        Raises:
+            ValueError: The file cannot be created or written, is in use by another process, is not a page file of this
+                fingerprint, or the disk has no room for it.
+        """
         self.path = path
         self.page_bytes = page_bytes
         self.num_slots = num_slots
@@ -70,38 +80,39 @@ class PageFile:
         return table
 
     def offset(self, slot: int) -> int:
-        """Return where a slot's page begins."""
+        """Return the offset of a slot's page in the file, in bytes."""
         return self._start + slot * self.page_bytes
 
     def write_entries(self, slot: int, entries: NDArray[np.void]) -> None:
-        """Write the entries of consecutive slots from `slot` on.
+        """Write the entries of consecutive slots, starting at `slot`.
 
         Raises:
-            OSError: the disk is full or failed; any part may have been written.
+            OSError: The disk is full or failed. Any part may have been written.
         """
         write_rows(self.descriptor, [entries.view(np.uint8)], _BLOCK_BYTES + slot * ENTRY.itemsize)
 
     def close(self) -> None:
-        """Close the file, which unlocks it."""
+        """Close the file, which also unlocks it."""
         os.close(self.descriptor)
 
     def _claim(self, head: bytes) -> None:
-        """Lock the file, and make it one of this geometry if it is not."""
+        """Lock the file, and give it this head if it has none or one of another geometry."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ValueError(
-                f"path must not be in use, got {self.path}, which another process holds (a SharedFolder can be shared)"
+                f"path must not be in use, got {self.path}, which another process has open "
+                "(processes can share a SharedFolder)"
             ) from error
         found = os.pread(self.descriptor, _HEAD.size, 0)
         if found == head:
             return
         if found and not found.startswith(_MAGIC):
-            raise ValueError(f"path must be a page file or new, got {self.path}, which is something else")
+            raise ValueError(f"path must be a page file or not exist, got {self.path}, which is another kind of file")
         if found and found[-32:] != head[-32:]:
             raise ValueError(
-                f"path must hold pages of the same model and layout, got {self.path}, which holds others: "
-                "delete it, or choose another"
+                f"path must hold pages of the same model and layout, got {self.path}, which has another fingerprint: "
+                "delete it, or choose another path"
             )
         needed = self._start + self.num_slots * self.page_bytes
         os.ftruncate(self.descriptor, 0)

@@ -1,4 +1,4 @@
-"""A prefix cache as plain as it can be: the oracle for tests that want no other package."""
+"""The simplest prefix cache: an oracle for tests, and a stand-in where `pagewood-radixcache` is not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from pagewood.kvpool.tiers.arrays import Int32
 
 @dataclass(frozen=True, slots=True)
 class PlainNode:
-    """A prefix: its namespace and its tokens as bytes."""
+    """A prefix.
+
+    Attributes:
+        namespace: Its namespace.
+        prefix: Its tokens as bytes.
+    """
 
     namespace: str | None
     prefix: bytes
@@ -19,7 +24,13 @@ class PlainNode:
 
 @dataclass(frozen=True, slots=True)
 class PlainMatch:
-    """The longest cached prefix."""
+    """The longest cached prefix of some tokens.
+
+    Attributes:
+        num_tokens: Its length in tokens, whole pages.
+        pages: `[num_tokens / page_size] int32`, page ids.
+        node: Handle to lock it with.
+    """
 
     num_tokens: int
     pages: Int32
@@ -28,48 +39,55 @@ class PlainMatch:
 
 @dataclass(frozen=True, slots=True)
 class PlainInsertion:
-    """What was adopted."""
+    """The result of an insertion.
+
+    Attributes:
+        num_existing: Number of leading pages that were already cached.
+        node: Handle of the whole inserted prefix.
+    """
 
     num_existing: int
     node: PlainNode
 
 
 class PlainCache:
-    """Every cached prefix is an entry of a dict, and every question is a search through all of them.
+    """A prefix cache with one dict entry for each cached prefix; most calls search all entries. Slow.
 
-    Invariant: with a prefix, all shorter ones of whole pages are cached.
+    Invariant: if a prefix is cached, so are all its shorter prefixes of whole pages.
     """
 
     def __init__(self, page_size: int) -> None:
+        """Create an empty cache with `page_size` tokens per page."""
         self._page_bytes = page_size * 4
         self._page_size = page_size
-        self._pages: dict[PlainNode, int] = {}  # least recently used first; written by: insert, evict, match
+        # Page ids, least recently used first.
+        self._pages: dict[PlainNode, int] = {}  # written by: insert, evict, match
         self._locks: list[PlainNode] = []  # written by: lock, unlock
 
     @property
     def num_pages(self) -> int:
-        """Pages it owns."""
+        """Number of pages that it owns."""
         return len(self._pages)
 
     @property
     def num_locked(self) -> int:
-        """Pages of locked prefixes."""
+        """Number of pages of locked prefixes."""
         return sum(self._is_locked(node) for node in self._pages)
 
     @property
     def num_evictable(self) -> int:
-        """Pages of the others."""
+        """Number of pages that are not locked."""
         return self.num_pages - self.num_locked
 
     def match(self, tokens: Int32, namespace: str | None = None) -> PlainMatch:
-        """Find the longest cached prefix; it counts as a use."""
+        """Find the longest cached prefix; this counts as a use."""
         found = self.peek(tokens, namespace)
         for node in self._path(found.node):
             self._pages[node] = self._pages.pop(node)
         return found
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> PlainMatch:
-        """Find the longest cached prefix."""
+        """Find the longest cached prefix; this does not count as a use."""
         data = tokens.tobytes()
         pages: list[int] = []
         while True:
@@ -83,7 +101,7 @@ class PlainCache:
     def insert(
         self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: PlainNode | None = None
     ) -> PlainInsertion:
-        """Adopt the pages that are lacking."""
+        """Adopt the pages that are not cached yet."""
         base = PlainNode(namespace, b"") if after is None else after
         data = tokens.tobytes()
         node, num_existing = base, 0
@@ -96,7 +114,7 @@ class PlainCache:
         return PlainInsertion(num_existing, node)
 
     def lock(self, node: PlainNode) -> PlainNode:
-        """Keep a prefix."""
+        """Protect a prefix from eviction; return the handle that unlocks it."""
         self._locks.append(node)
         return node
 
@@ -105,7 +123,10 @@ class PlainCache:
         self._locks.remove(node)
 
     def evict(self, num_pages: int) -> Int32:
-        """Disown the least recently used pages that nothing follows and nobody locked."""
+        """Disown up to `num_pages` pages, least recently used first.
+
+        A page can be evicted if it is not locked and no cached prefix continues it.
+        """
         freed: list[int] = []
         while len(freed) < num_pages:
             leaves = [node for node in self._pages if not self._is_locked(node) and not self._has_child(node)]

@@ -1,44 +1,47 @@
-"""When pages are copied out of the device, and how long a request waits for pages from a store."""
+"""When device pages are copied to the host, and how long a request waits for pages from a store."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class WritePolicy(Enum):
-    """When a page of the device is copied to the host."""
+    """When a device page is copied to the host.
+
+    Attributes:
+        WRITE_THROUGH: As soon as it is cached. Eviction is free and a crash loses little, but every page is copied.
+        WRITE_THROUGH_SELECTIVE: When it has been used often enough. Pages that were used less are lost at eviction.
+        WRITE_BACK: When it is evicted. No copy is made in vain, but eviction waits for a copy in memory.
+    """
 
     WRITE_THROUGH = "write_through"
-    """As soon as it is cached: eviction is free, and a crash loses little. Every page is copied once."""
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    """When it has been used often enough; pages that were used less are forgotten when they are evicted."""
     WRITE_BACK = "write_back"
-    """When it is evicted: nothing is copied in vain, and eviction waits for one copy in memory."""
 
 
 class PrefetchMode(Enum):
-    """What a request does whose pages are on their way from a store."""
+    """What a request does while its pages are being copied from a store.
+
+    Attributes:
+        BEST_EFFORT: It uses the pages that have arrived when its turn comes.
+        WAIT: It waits for all pages.
+        TIMEOUT: It waits for a time that grows with the number of tokens, then uses the pages that have arrived.
+    """
 
     BEST_EFFORT = "best_effort"
-    """It takes what has arrived when its turn comes."""
     WAIT = "wait"
-    """It waits for all of them."""
     TIMEOUT = "timeout"
-    """It waits for a time that grows with what is fetched, then takes what has arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchPolicy:
     """How long a request may wait for pages from a store.
 
-    Attributes:
-        mode: best effort, wait or timeout.
-        base_s: patience under TIMEOUT, seconds.
-        per_1024_tokens_s: more of it for each 1,024 tokens that are fetched.
-
-    Raises:
-        ValueError: a time is negative.
-
     Source: the prefetch policies of SGLang's HiCache.
+
+    Attributes:
+        mode: Best effort, wait or timeout.
+        base_s: Base of the time limit under TIMEOUT, in seconds, >= 0.
+        per_1024_tokens_s: Additional time for every 1,024 tokens that are fetched, in seconds, >= 0.
     """
 
     mode: PrefetchMode = PrefetchMode.TIMEOUT
@@ -51,7 +54,7 @@ class PrefetchPolicy:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     def patience_s(self, num_tokens: int) -> float:
-        """Return how long to wait for `num_tokens` tokens."""
+        """Return how long to wait for `num_tokens` tokens, in seconds."""
         match self.mode:
             case PrefetchMode.BEST_EFFORT:
                 return 0.0

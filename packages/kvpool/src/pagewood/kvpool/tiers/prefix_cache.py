@@ -1,4 +1,4 @@
-"""What a tiered index needs of the cache whose pages lie on the device."""
+"""What a tiered index requires of the prefix cache of the device's pages, and the handles that the index returns."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ class Match(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Its length, whole pages."""
+        """Its length in tokens, whole pages."""
         ...
 
     @property
@@ -21,16 +21,16 @@ class Match(Protocol):
 
     @property
     def node(self) -> Any:
-        """Handle to lock it by."""
+        """Handle to lock it with."""
         ...
 
 
 class Insertion(Protocol):
-    """What the cache did with offered pages."""
+    """The result of offering pages to the cache."""
 
     @property
     def num_existing(self) -> int:
-        """Leading pages that it had already: the offered ones stay the caller's."""
+        """Number of leading pages that were already cached; the caller keeps the pages that it offered for them."""
         ...
 
     @property
@@ -40,37 +40,37 @@ class Insertion(Protocol):
 
 
 class PrefixCache(Protocol):
-    """Token prefix to page ids, such as `pagewood.radixcache.RadixCache`. Owns the pages that it adopted."""
+    """Maps token prefixes to page ids, as `pagewood.radixcache.RadixCache` does. Owns the pages that it adopted."""
 
     @property
     def num_pages(self) -> int:
-        """Pages it owns."""
+        """Number of pages that it owns."""
         ...
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can give back now."""
+        """Number of pages that `evict` can return now."""
         ...
 
     @property
     def num_locked(self) -> int:
-        """Pages on a locked path."""
+        """Number of pages on a locked path."""
         ...
 
     def match(self, tokens: Int32, namespace: str | None = None) -> Match:
-        """Find the longest cached prefix; it counts as a use."""
+        """Find the longest cached prefix; this counts as a use."""
         ...
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
-        """Find the longest cached prefix; it does not count as a use."""
+        """Find the longest cached prefix; this does not count as a use."""
         ...
 
     def insert(self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None) -> Insertion:
-        """Adopt the pages that are lacking; tokens and pages are those that follow the locked prefix `after`."""
+        """Adopt the pages that are not cached yet; tokens and pages follow the locked prefix `after`."""
         ...
 
     def lock(self, node: Any) -> Any:
-        """Keep a prefix from eviction; return the handle that unlocks it."""
+        """Protect a prefix from eviction; return the handle that unlocks it."""
         ...
 
     def unlock(self, node: Any) -> None:
@@ -78,7 +78,7 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, num_pages: int) -> Int32:
-        """Disown up to num_pages unlocked pages and return them."""
+        """Disown up to `num_pages` unlocked pages and return them."""
         ...
 
 
@@ -87,13 +87,18 @@ class WatchedCache(PrefixCache, Protocol):
     """A prefix cache with live matches, such as `pagewood.radixcache.RadixCache`."""
 
     def watch_group(self) -> Any:
-        """Return a group of live matches, none yet."""
+        """Return a new group of live matches, empty."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Handle of a cached prefix: the cache's own, and the key of the prefix's last page."""
+    """Handle of a cached prefix.
+
+    Attributes:
+        handle: The cache's own handle.
+        key: Key of the last page of the prefix.
+    """
 
     handle: Any
     key: bytes
@@ -101,12 +106,12 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredMatch:
-    """What is on the device of some tokens.
+    """The part of some tokens that is on the device.
 
     Attributes:
-        num_tokens: its length, whole pages.
+        num_tokens: Its length in tokens, whole pages.
         pages: `[num_tokens / page_size] int32`, page ids; owned by the index.
-        node: handle to lock it by.
+        node: Handle to lock it with.
     """
 
     num_tokens: int
@@ -116,11 +121,12 @@ class TieredMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredInsertion:
-    """What the index did with offered pages.
+    """The result of offering pages to the index.
 
     Attributes:
-        num_existing: leading pages that it had already: the offered ones stay the caller's.
-        node: handle of the whole inserted prefix.
+        num_existing: Number of leading pages that were already cached; the caller keeps the pages that it offered for
+            them.
+        node: Handle of the whole inserted prefix.
     """
 
     num_existing: int

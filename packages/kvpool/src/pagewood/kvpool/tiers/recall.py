@@ -1,4 +1,4 @@
-"""The way up: bringing the KV of a waiting request back to the device, from a store to the host and from there on."""
+"""Brings the KV of a waiting request back: from a store to the host, and from the host to the device."""
 
 from __future__ import annotations
 
@@ -23,24 +23,30 @@ from pagewood.kvpool.tiers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
 
+# Pages that are fetched at a time. Progress is counted in such groups.
 _GROUP_PAGES = 16
-"""Pages that are fetched at a time; what has arrived is counted in such groups."""
 
+# Returns n device pages, which then belong to the index, or None if there are none to spare now.
 Take = Callable[[int], "Int32 | None"]
-"""Give n device pages away; None: not now."""
 
 
 class _Stage(Enum):
-    ASKING = auto()
-    """A remote store is being asked what it has."""
+    """The stage of a recall.
+
+    Attributes:
+        QUERYING: The remote store is being queried for the pages.
+        PLANNED: It is known which pages to fetch.
+        FETCHING: Pages are being copied from a store to the host.
+        HELD: All pages that can be fetched are on the host.
+        LOADING: Pages are being copied from the host to the device.
+        OVER: Nothing is left to do.
+    """
+
+    QUERYING = auto()
     PLANNED = auto()
-    """It is known what to fetch."""
     FETCHING = auto()
-    """Pages are on their way from a store to the host."""
     HELD = auto()
-    """All that is to be had is on the host."""
     LOADING = auto()
-    """Pages are on their way from the host to the device."""
     OVER = auto()
 
 
@@ -48,48 +54,60 @@ class _Stage(Enum):
 class Recall:
     """The KV of one token sequence on its way back to the device; made by `TieredIndex.recall`.
 
-    An engine whose forward pass can wait for layers may use `pages` before the load has ended: `load.wait_layer(i)`
-    before layer i reads them.
+    An engine whose forward pass can wait for layers may use `pages` before the load has ended, if it calls
+    `load.wait_layer(i)` before layer i reads them.
+
+    Attributes:
+        tokens: `[n] int32`, the tokens, whole pages.
+        namespace: Namespace of the tokens.
+        keys: Keys of all pages of the tokens.
+        deadline_s: When to stop waiting for a store, by the index's clock.
+        num_known: Number of leading pages that the tiers are known to have.
+        stage: What is being done.
+        transfer: The transfer that the recall waits for, if any.
+        found: The answer of the remote store, empty until it has answered.
+        slots: Host slots that are being filled (FETCHING), or pinned and read (LOADING).
+        missing: Keys of the slots that are being filled.
+        pages: `[n] int32`, device pages that are being loaded.
+        first_page: Index in the sequence of the first of `pages`.
+        lease: Lock on the prefix before `pages` on the device.
     """
 
     tokens: Int32
     namespace: str | None
     keys: list[bytes]
-    """Of all its whole pages."""
     deadline_s: float
-    """When to stop waiting for a store."""  # written by: Recalls
-    num_known: int
-    """Leading pages that the tiers are known to have."""  # written by: Recalls
+    num_known: int  # written by: Recalls
     stage: _Stage = _Stage.PLANNED  # written by: Recalls
-    transfer: Transfer | None = None
-    """What it waits for."""  # written by: Recalls
-    found: list[bool] = field(default_factory=list[bool])
-    """What a remote store said, once it did."""  # written by: Recalls
-    slots: list[int] = field(default_factory=list[int])
-    """Host slots that are being filled, or pinned and read."""  # written by: Recalls
-    lacking: list[bytes] = field(default_factory=list[bytes])
-    """Keys of the slots that are being filled."""  # written by: Recalls
-    pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    """`[n] int32`, device pages that are being loaded."""  # written by: Recalls
-    first_page: int = 0
-    """The page of the sequence that `pages` begin with."""  # written by: Recalls
-    lease: Any = None
-    """Lock on what precedes `pages` on the device."""  # written by: Recalls
+    transfer: Transfer | None = None  # written by: Recalls
+    found: list[bool] = field(default_factory=list[bool])  # written by: Recalls
+    slots: list[int] = field(default_factory=list[int])  # written by: Recalls
+    missing: list[bytes] = field(default_factory=list[bytes])  # written by: Recalls
+    pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # written by: Recalls
+    first_page: int = 0  # written by: Recalls
+    lease: Any = None  # written by: Recalls
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether nothing is left to do."""
         return self.stage is _Stage.OVER
 
     @property
     def load(self) -> Transfer | None:
-        """The copy to the device; None: it has not begun, or is over."""
+        """The copy to the device, or None if it has not started or is over."""
         return self.transfer if self.stage is _Stage.LOADING else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Abandoned:
-    """Memory that a called-off transfer may still touch."""
+    """Memory that a cancelled transfer may still access.
+
+    Attributes:
+        transfer: The transfer.
+        taken: Host slots that it fills.
+        pinned: Host slots that it reads.
+        pages: Device pages that it writes.
+    """
 
     transfer: Transfer
     taken: list[int]
@@ -100,8 +118,8 @@ class _Abandoned:
 class Recalls:
     """All recalls under way.
 
-    Invariant: a device page that was taken is being loaded, or the cache's, or spare; no lock, pin or taken slot
-    outlives the recall and the transfer that needed it.
+    Invariant: a device page that was taken is being loaded, or belongs to the cache, or is spare. No lock, pin or taken
+    slot outlives the recall and the transfer that needed it.
     """
 
     __slots__ = (
@@ -124,6 +142,7 @@ class Recalls:
         counters: TierCounters,
         clock: Callable[[], float],
     ) -> None:
+        """Bring pages back to the device from `host`, `disk` and `remote`; `TieredIndex` describes the arguments."""
         self._cache = cache
         self._device = device
         self._host = host
@@ -137,35 +156,35 @@ class Recalls:
         self._clock = clock
         self._active: dict[Recall, None] = {}  # written by: begin, _end
         self._abandoned: list[_Abandoned] = []  # written by: _abandon, poll
-        self._spare: list[int] = []
-        """Device pages that came back."""  # written by: poll, _finish_load, take_spare
+        # Device pages that came back and are not in use.
+        self._spare: list[int] = []  # written by: poll, _finish_load, take_spare
 
     @property
     def num_loading(self) -> int:
-        """Device pages that a load writes, or may still write."""
+        """Number of device pages that a load is writing, or may still write."""
         loading = sum(len(recall.pages) for recall in self._active)
         return loading + sum(len(abandoned.pages) for abandoned in self._abandoned)
 
     @property
     def num_spare(self) -> int:
-        """Device pages that came back and that nobody uses."""
+        """Number of device pages that came back and are not in use."""
         return len(self._spare)
 
     @property
     def num_slots(self) -> int:
-        """Host slots that are being filled."""
+        """Number of host slots that are being filled."""
         filling = sum(len(recall.slots) for recall in self._active if recall.stage is _Stage.FETCHING)
         return filling + sum(len(abandoned.taken) for abandoned in self._abandoned)
 
     def take_spare(self, n: int) -> list[int]:
-        """Give away up to n spare pages."""
+        """Return up to `n` spare pages; they belong to the caller."""
         start = max(0, len(self._spare) - n)
         pages = self._spare[start:]
         del self._spare[start:]
         return pages
 
     def begin(self, tokens: Int32, namespace: str | None, keys: list[bytes]) -> Recall | None:
-        """Begin to bring back what follows the device's prefix; None: there is nothing to bring back."""
+        """Start to bring back what follows the device's prefix; return None if there is nothing to bring back."""
         start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
         num_known = start + self.num_leading(keys[start:])
         if num_known == start and (self._remote is None or start == len(keys)):
@@ -180,13 +199,13 @@ class Recalls:
             num_known=num_known,
         )
         self._active[recall] = None
-        self._ask(recall)
+        self._query(recall)
         if recall.stage is _Stage.PLANNED:
             self._fetch(recall)
         return recall
 
     def num_leading(self, keys: Sequence[bytes]) -> int:
-        """Return how many of these pages in a row are on the host or on the disk."""
+        """Return how many of these pages, counted from the first without a gap, are on the host or on the disk."""
         on_disk = self._disk.exists(keys) if self._disk is not None else [False] * len(keys)
         for index, key in enumerate(keys):
             if key not in self._host and not on_disk[index]:
@@ -197,7 +216,7 @@ class Recalls:
         """Do what is due; return whether it is worth waiting for more."""
         is_late = self._clock() >= recall.deadline_s
         transfer = recall.transfer
-        if recall.stage is _Stage.ASKING and transfer is not None and (transfer.is_done or is_late):
+        if recall.stage is _Stage.QUERYING and transfer is not None and (transfer.is_done or is_late):
             if transfer.is_done and transfer.error is None:
                 recall.num_known += (*recall.found, False).index(False)
             transfer.cancel()
@@ -216,7 +235,7 @@ class Recalls:
         return not recall.is_over
 
     def cancel(self, recall: Recall) -> None:
-        """Call a recall off; what has arrived on the host stays there."""
+        """Cancel a recall; pages that have arrived on the host stay there."""
         transfer = recall.transfer
         if recall.stage is _Stage.FETCHING and transfer is not None:
             self._settle(recall, transfer)
@@ -229,7 +248,7 @@ class Recalls:
         self._end(recall)
 
     def cancel_all(self) -> None:
-        """Call everything off, and wait until nothing is being copied."""
+        """Cancel all recalls, and wait until nothing is being copied."""
         for recall in list(self._active):
             self.cancel(recall)
         for abandoned in self._abandoned:
@@ -237,7 +256,7 @@ class Recalls:
         self.poll()
 
     def poll(self) -> None:
-        """Take back the memory of called-off transfers that are over."""
+        """Take back the memory of cancelled transfers that have ended."""
         if not self._abandoned:
             return
         for abandoned in [abandoned for abandoned in self._abandoned if abandoned.transfer.is_done]:
@@ -246,8 +265,8 @@ class Recalls:
             self._host.unpin(abandoned.pinned)
             self._spare.extend(abandoned.pages)
 
-    def _ask(self, recall: Recall) -> None:
-        """Ask the remote store for what the others lack, if there is one and its lane has room."""
+    def _query(self, recall: Recall) -> None:
+        """Query the remote store for the pages after `num_known`, if there is one and its lane has room."""
         remote, keys = self._remote, recall.keys[recall.num_known :]
         if remote is None or not keys:
             return
@@ -257,25 +276,25 @@ class Recalls:
 
         recall.transfer = self._lanes.fetch.submit(work, len(keys))
         if recall.transfer is not None:
-            recall.stage = _Stage.ASKING
+            recall.stage = _Stage.QUERYING
 
     def _fetch(self, recall: Recall) -> None:
-        """Begin to fetch what the host lacks; stays PLANNED if there is no room for it now."""
+        """Start to fetch the pages that the host does not have; the stage stays PLANNED if there is no room now."""
         start = self._cache.peek(recall.tokens, recall.namespace).num_tokens // self._page_size
-        lacking = [key for key in recall.keys[start : recall.num_known] if key not in self._host]
-        if not lacking:
+        missing = [key for key in recall.keys[start : recall.num_known] if key not in self._host]
+        if not missing:
             recall.stage = _Stage.HELD
             return
-        num_bytes = len(lacking) * self._host.page_bytes
-        slots = self._host.take(len(lacking)) if self._lanes.fetch.accepts(num_bytes) else []
+        num_bytes = len(missing) * self._host.page_bytes
+        slots = self._host.take(len(missing)) if self._lanes.fetch.accepts(num_bytes) else []
         if not slots:
             return
-        lacking = lacking[: len(slots)]
-        recall.transfer = self._lanes.fetch.submit(self._get(lacking, slots), num_bytes)
-        recall.lacking, recall.slots, recall.stage = lacking, slots, _Stage.FETCHING
+        missing = missing[: len(slots)]
+        recall.transfer = self._lanes.fetch.submit(self._get(missing, slots), num_bytes)
+        recall.missing, recall.slots, recall.stage = missing, slots, _Stage.FETCHING
 
     def _get(self, keys: list[bytes], slots: list[int]) -> Work:
-        """Return the work of fetching pages in order, up to the first that no store has."""
+        """Return the work of fetching pages in order, up to the first page that no store has."""
 
         def work(transfer: Transfer) -> None:
             for start in range(0, len(keys), _GROUP_PAGES):
@@ -289,27 +308,27 @@ class Recalls:
         return work
 
     def _get_group(self, keys: list[bytes], rows: list[Bytes]) -> list[bool]:
-        """Fetch pages from the disk, the others from the remote store; what came from far is kept near."""
+        """Fetch pages from the disk and the rest from the remote store; keep a copy of the latter on the disk."""
         found = _try_get(self._disk, keys, rows)
-        lacking = [index for index, is_there in enumerate(found) if not is_there]
-        if lacking and self._remote is not None:
-            lacking_keys, lacking_rows = [keys[i] for i in lacking], [rows[i] for i in lacking]
-            answers = _try_get(self._remote, lacking_keys, lacking_rows)
-            for index, is_there in zip(lacking, answers, strict=True):
+        missing = [index for index, is_there in enumerate(found) if not is_there]
+        if missing and self._remote is not None:
+            missing_keys, missing_rows = [keys[i] for i in missing], [rows[i] for i in missing]
+            answers = _try_get(self._remote, missing_keys, missing_rows)
+            for index, is_there in zip(missing, answers, strict=True):
                 found[index] = is_there
-            near = [index for index, is_there in zip(lacking, answers, strict=True) if is_there]
+            near = [index for index, is_there in zip(missing, answers, strict=True) if is_there]
             if near and self._disk is not None:
                 try:
                     self._disk.put([keys[i] for i in near], [rows[i] for i in near])
                 except OSError as error:
-                    _log.warning("the disk could not keep %d pages: %s", len(near), error)
+                    _log.warning("failed to write %d pages to the disk: %s", len(near), error)
         return found
 
     def _settle(self, recall: Recall, transfer: Transfer) -> None:
-        """End the fetch: what has arrived belongs to the host."""
+        """End the fetch; pages that have arrived belong to the host."""
         transfer.cancel()
         n = transfer.num_pages
-        for key, slot in zip(recall.lacking[:n], recall.slots[:n], strict=True):
+        for key, slot in zip(recall.missing[:n], recall.slots[:n], strict=True):
             self._demotion.hold(key, slot, is_stored=True)
         self._counters.num_fetched += n
         rest = recall.slots[n:]
@@ -320,7 +339,7 @@ class Recalls:
         recall.transfer, recall.slots, recall.stage = None, [], _Stage.HELD
 
     def _load(self, recall: Recall, take: Take) -> bool:
-        """Begin to copy what the host has to the device; return whether to wait for it."""
+        """Start to copy pages from the host to the device; return whether to wait."""
         match = self._cache.match(recall.tokens, recall.namespace)
         start = match.num_tokens // self._page_size
         slots: list[int] = []
@@ -335,7 +354,7 @@ class Recalls:
         num_bytes = len(slots) * self._host.page_bytes
         if not self._lanes.load.accepts(num_bytes):
             return True
-        lease = self._cache.lock(match.node)  # taking pages may evict, from here and from the host
+        lease = self._cache.lock(match.node)  # `take` may evict pages of the device and of the host
         self._host.pin(slots)
         pages = take(len(slots))
         if pages is None:
@@ -354,7 +373,7 @@ class Recalls:
         return work
 
     def _finish_load(self, recall: Recall, transfer: Transfer) -> None:
-        """Let the cache adopt what was loaded; pages that it got from elsewhere meanwhile are spare."""
+        """Let the cache adopt the loaded pages; pages of positions that it has in the meantime become spare."""
         pages, start = recall.pages, recall.first_page
         end = start + len(pages)
         if transfer.error is None:
@@ -363,7 +382,7 @@ class Recalls:
             self._demotion.adopt(pages[n:].tolist(), recall.keys[start + n : end])
             self._counters.num_loaded += len(pages) - n
         else:
-            _log.error("%d pages could not be loaded and are computed instead: %s", len(pages), transfer.error)
+            _log.error("failed to load %d pages, they will be computed instead: %s", len(pages), transfer.error)
             self._counters.num_failed += len(pages)
             n = len(pages)
         self._spare.extend(pages[:n].tolist())
@@ -387,5 +406,5 @@ def _try_get(store: PageStore | None, keys: list[bytes], rows: list[Bytes]) -> l
     try:
         return store.get(keys, rows)
     except OSError as error:
-        _log.warning("a store could not be read: %s", error)
+        _log.warning("failed to read from a store: %s", error)
         return [False] * len(keys)

@@ -1,15 +1,16 @@
-"""Segments: the files of a shared folder, and what of them this process knows.
+"""Segments: the files of a shared folder, and what this process knows of them.
 
-A segment holds pages that were kept together. It is written once, under another name, and never changed.
+A segment holds pages that were put together. It is written once, under a temporary name, and never changed afterwards.
 
-| part | bytes | holds |
+| part | bytes | contents |
 |---|---|---|
 | pages | page_bytes each | page images |
 | table | 48 each | key (32), checksum (16) |
 | mark | 16 | "pagewood segment" |
 
-Nothing is ever synced: what a crash leaves behind has no mark at its end, or pages that are not what their checksums
-say. The file's name hashes its keys, so that processes that keep the same pages at the same time write the same file.
+A segment is never synced. After a crash a damaged segment has no mark at its end, or pages that do not match their
+checksums. The name of the file is a hash of its keys, so processes that put the same pages at the same time write the
+same file.
 """
 
 import os
@@ -28,17 +29,18 @@ from pagewood.kvpool.tiers.copier import PageCopier, write_rows
 SUFFIX = ".pages"
 _MARK = b"pagewood segment"
 _ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16)])
+# Changes within one tick of the file system's clock do not change a folder's modification time. So a folder that was
+# modified less than this long ago may change again without notice.
 _SETTLED_NS = 2_000_000_000
-"""A folder's time of change tells nothing of changes that follow within the same tick of its clock."""
 
 
 def num_pages_in(num_bytes: int, page_bytes: int) -> int:
-    """Return how many pages a segment of so many bytes holds."""
+    """Return the number of pages in a segment of `num_bytes` bytes."""
     return max(0, num_bytes - len(_MARK)) // (page_bytes + _ENTRY.itemsize)
 
 
 def segment_name(keys: Sequence[bytes]) -> str:
-    """Return what the segment of these pages is called."""
+    """Return the file name of the segment of these pages."""
     return blake2b(b"".join(keys), digest_size=32).hexdigest() + SUFFIX
 
 
@@ -46,7 +48,7 @@ def write_segment(file: int, copier: PageCopier, keys: Sequence[bytes], pages: S
     """Write a segment to an empty file; return the checksums of its pages.
 
     Raises:
-        OSError: the file system is full or failed.
+        OSError: The file system is full or failed.
     """
     checksums = copier.write(file, 0, keys, pages)
     entries = b"".join(part for entry in zip(keys, checksums, strict=True) for part in entry)
@@ -56,7 +58,13 @@ def write_segment(file: int, copier: PageCopier, keys: Sequence[bytes], pages: S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageInSegment:
-    """Where a page lies in a folder."""
+    """The place of a page in a folder.
+
+    Attributes:
+        name: Name of the segment.
+        offset: Offset of the page in the segment, in bytes.
+        checksum: Expected checksum of the page.
+    """
 
     name: str
     offset: int
@@ -64,37 +72,42 @@ class PageInSegment:
 
 
 class Segments:
-    """Which pages lie in which segment of a folder, as far as this process has looked.
+    """Which pages are in which segment of a folder, as far as this process has read it.
 
-    Invariant: every page that it knows is in a segment that it knows; what others have deleted since it looked is found
-    out when it is opened. Thread-safe.
-
-    Args:
-        folder: of the segments.
-        page_bytes: of a page image.
+    Invariant: every known page is in a known segment. A segment that another process has deleted since the folder was
+    listed is noticed when it is opened. Thread-safe.
     """
 
     __slots__ = ("_folder", "_keys", "_lock", "_looked_ns", "_page_bytes", "_pages")
 
     def __init__(self, folder: Path, *, page_bytes: int) -> None:
+        """Start with no known segments.
+
+        Args:
+            folder: Folder of the segments.
+            page_bytes: Size of a page image, in bytes.
+        """
         self._folder = folder
         self._page_bytes = page_bytes
         self._lock = Lock()
         self._pages: dict[bytes, PageInSegment] = {}  # written by: _add, _drop
-        self._keys: dict[str, list[bytes]] = {}
-        """Of each segment."""  # written by: _add, _drop
-        self._looked_ns = 0
-        """The folder's time of change when it was listed; 0: it may have changed unseen."""  # written by: _look
+        # The keys in each segment.
+        self._keys: dict[str, list[bytes]] = {}  # written by: _add, _drop
+        # The folder's modification time when it was listed, or 0 if it may have changed since without notice.
+        self._looked_ns = 0  # written by: _look
 
     def find(self, keys: Sequence[bytes]) -> list[PageInSegment | None]:
-        """Say where pages lie; None: nowhere. Looks at the folder if one is not known and the folder has changed."""
+        """Return the place of each page, or None where no segment has it.
+
+        Lists the folder if a page is not known and the folder has changed.
+        """
         with self._lock:
             if any(key not in self._pages for key in keys):
                 self._look()
             return [self._pages.get(key) for key in keys]
 
     def add(self, name: str, keys: Sequence[bytes], checksums: Sequence[bytes]) -> None:
-        """Take note of a segment that is complete."""
+        """Record a complete segment."""
         with self._lock:
             self._add(name, keys, checksums)
 
@@ -129,7 +142,7 @@ class Segments:
 
 
 def _read_table(path: Path, page_bytes: int) -> tuple[list[bytes], list[bytes]] | None:
-    """Return the keys and checksums of a segment; None: it cannot be read, or is torn, and then it is deleted."""
+    """Return the keys and checksums of a segment, or None if it cannot be read or is torn; a torn one is deleted."""
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

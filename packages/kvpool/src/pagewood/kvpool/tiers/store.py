@@ -1,4 +1,4 @@
-"""What a tier below the host is: a store of page images by key."""
+"""The interface of a tier below the host: a store of page images by key."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,22 +7,22 @@ from pagewood.kvpool.tiers.arrays import Bytes
 
 
 class PageStore(Protocol):
-    """Keeps page images by key, in batches; a disk, a shared folder, or a service on another machine.
+    """Stores page images by key, in batches: a disk, a shared folder, or a service on another machine.
 
-    A store is a cache: it may forget any page at any time, and it answers with a page whole or not at all. Keys are 32
-    bytes and say what is in the page, so putting a key twice puts the same bytes twice. Calls come from worker threads,
-    several at a time. `pagewood.kvpool.tiers.testing.store_conformance` holds an implementation to this.
+    A store is a cache: it may forget any page at any time. It returns a page complete or not at all. A key has 32 bytes
+    and determines the contents of the page, so putting a key twice puts the same bytes twice. Worker threads make these
+    calls, several at a time. `pagewood.kvpool.tiers.testing.store_conformance` tests an implementation.
     """
 
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        """Keep pages; those that it has already cost nothing, and those that do not fit are left out.
+        """Store pages. Pages that are already stored cost nothing; pages that do not fit are left out.
 
         Args:
-            keys: distinct.
-            pages: `[page_bytes] uint8` each, contiguous; read until the call returns.
+            keys: Distinct keys.
+            pages: `[page_bytes] uint8` each, contiguous; not read after the call has returned.
 
         Raises:
-            OSError: what had not been kept by then is not kept.
+            OSError: The pages that were not stored before the failure are not stored.
         """
         ...
 
@@ -30,14 +30,15 @@ class PageStore(Protocol):
         """Fetch pages.
 
         Args:
-            keys: of any pages.
+            keys: Keys of any pages.
             pages: `[page_bytes] uint8` each, contiguous; written to.
 
         Returns:
-            Whether each page is there now, whole and verified; where it is not, the memory holds anything.
+            Whether each page was fetched, complete and verified. Where it was not, the contents of the memory are
+            undefined.
 
         Raises:
-            OSError: none of them may be used.
+            OSError: No page was fetched.
         """
         ...
 
@@ -45,10 +46,10 @@ class PageStore(Protocol):
         """Return whether `get` would probably find each page.
 
         Raises:
-            OSError: the store cannot be asked.
+            OSError: The store did not answer.
         """
         ...
 
     def close(self) -> None:
-        """Give back files and connections; no other call may be running or follow."""
+        """Close files and connections. No other call may be running or follow."""
         ...

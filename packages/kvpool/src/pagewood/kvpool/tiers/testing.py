@@ -1,8 +1,10 @@
-"""Doubles and a conformance suite for those who write a tier of their own; needs hypothesis.
+"""Conformance tests for stores, and lanes, a device and a store that misbehave on request; needs hypothesis.
 
-A store of your own passes when this test does; `make_store(page_bytes)` makes an empty one with room for 64 pages:
+A store of your own conforms if this test passes; `make_store(page_bytes)` makes an empty one with room for 64 pages:
 
     TestMyStore = store_conformance(make_store).TestCase
+
+`manual_lanes`, `FaultyDevice` and `FaultyStore` are for tests of an engine that uses a `TieredIndex`.
 """
 
 from __future__ import annotations
@@ -23,29 +25,30 @@ from pagewood.kvpool.tiers.transfer import Transfer
 
 
 class ManualLane:
-    """A lane that copies when it is told to, or waited for; so a test decides what is still under way.
-
-    Args:
-        max_pending: transfers that it accepts.
-    """
+    """A lane that copies only when a test calls `run` or `wait`, so that the test decides what is still in flight."""
 
     __slots__ = ("_max_pending", "_pending")
 
     def __init__(self, *, max_pending: int = 4) -> None:
+        """Create an empty lane.
+
+        Args:
+            max_pending: Number of transfers that it accepts.
+        """
         self._max_pending = max_pending
         self._pending: deque[tuple[Work, Transfer]] = deque()  # written by: submit, run
 
     @property
     def num_pending(self) -> int:
-        """Transfers that wait."""
+        """Number of transfers that wait."""
         return len(self._pending)
 
     def accepts(self, num_bytes: int) -> bool:
-        """Whether there is room for one more transfer."""
+        """Return whether there is room for one more transfer."""
         return len(self._pending) < self._max_pending
 
     def submit(self, work: Work, num_bytes: int) -> Transfer | None:
-        """Queue a copy."""
+        """Queue a copy; return None if there is no room."""
         if not self.accepts(num_bytes):
             return None
         transfer = Transfer(num_bytes)
@@ -53,32 +56,32 @@ class ManualLane:
         return transfer
 
     def run(self, n: int = 1) -> None:
-        """Do up to n transfers."""
+        """Do up to `n` transfers."""
         for _ in range(min(n, len(self._pending))):
             work, transfer = self._pending.popleft()
             transfer.finish(run(work, transfer))
 
     def wait(self, transfer: Transfer) -> None:
-        """Do transfers up to this one."""
+        """Do all transfers up to this one."""
         while not transfer.is_done:
             self.run()
 
     def close(self) -> None:
-        """Do all of them."""
+        """Do all transfers."""
         self.run(len(self._pending))
 
 
 def manual_lanes(*, max_pending: int = 4) -> Lanes:
-    """Return lanes that copy when they are told to."""
+    """Return lanes that copy only on request; see `ManualLane`."""
     return Lanes(**{name: ManualLane(max_pending=max_pending) for name in ("demote", "load", "store", "fetch")})
 
 
 class FaultyDevice:
-    """A device whose next copies fail half-way.
+    """A device whose next copies fail after half of their pages.
 
     Attributes:
-        num_reads_failing: so many reads copy half of their pages and raise.
-        num_writes_failing: so many writes copy half of their pages and raise.
+        num_reads_failing: Number of reads that will copy half of their pages and raise.
+        num_writes_failing: Number of writes that will copy half of their pages and raise.
     """
 
     def __init__(self, device: DevicePages) -> None:
@@ -88,11 +91,11 @@ class FaultyDevice:
 
     @property
     def page_bytes(self) -> int:
-        """Those of the device."""
+        """Page size of the device."""
         return self._device.page_bytes
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy pages out, or half of them."""
+        """Copy pages out, or half of them and raise."""
         if self.num_reads_failing:
             self.num_reads_failing -= 1
             half = len(pages) // 2
@@ -101,7 +104,7 @@ class FaultyDevice:
         self._device.read(pages, memory, slots)
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
-        """Copy pages in, or half of them."""
+        """Copy pages in, or half of them and raise."""
         if self.num_writes_failing:
             self.num_writes_failing -= 1
             half = len(pages) // 2
@@ -111,12 +114,12 @@ class FaultyDevice:
 
 
 class FaultyStore:
-    """A store whose next calls fail half-way.
+    """A store whose next calls fail after half of their pages.
 
     Attributes:
-        num_puts_failing: so many puts keep half of their pages and raise, as on a full disk.
-        num_gets_failing: so many gets write garbage and raise.
-        num_gets_short: so many gets answer for the first half only, and write garbage for the others.
+        num_puts_failing: Number of puts that will store half of their pages and raise, as on a full disk.
+        num_gets_failing: Number of gets that will write garbage and raise.
+        num_gets_short: Number of gets that will return the first half only, and write garbage for the other pages.
     """
 
     def __init__(self, store: PageStore) -> None:
@@ -126,7 +129,7 @@ class FaultyStore:
         self.num_gets_short = 0
 
     def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
-        """Keep pages, or half of them."""
+        """Store pages, or half of them and raise."""
         if self.num_puts_failing:
             self.num_puts_failing -= 1
             half = len(keys) // 2
@@ -150,7 +153,7 @@ class FaultyStore:
         return found
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Ask the store."""
+        """Query the store."""
         return self._store.exists(keys)
 
     def close(self) -> None:
@@ -171,7 +174,7 @@ def _page(index: int, page_bytes: int) -> Bytes:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Drives a store and a dict through the same random calls; made by `store_conformance`."""
+    """Makes the same random calls to a store and to a record of what was put; made by `store_conformance`."""
 
     make_store: Callable[[int], PageStore]
 
@@ -184,7 +187,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1), unique=True))
     def put(self, indices: list[int]) -> None:
-        """Keep some pages, perhaps again, and fetch them; the memory stays the caller's."""
+        """Store some pages, perhaps again, and fetch them; the memory belongs to the caller after each call."""
         pages = [_page(index, self.page_bytes) for index in indices]
         self.store.put([_key(index) for index in indices], pages)
         for page in pages:
@@ -194,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1)))
     def get(self, indices: list[int]) -> None:
-        """Fetch pages, those that were put and others; 12 pages fit, so none may be forgotten."""
+        """Fetch pages, whether they were put or not. All 12 pages fit, so the store must not forget any."""
         self._fetch(indices)
 
     def _fetch(self, indices: list[int]) -> None:
@@ -207,13 +210,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(indices=st.lists(st.integers(0, _NUM_KEYS - 1)))
     def exists(self, indices: list[int]) -> None:
-        """Ask for pages."""
+        """Query pages."""
         found = self.store.exists([_key(index) for index in indices])
         assert found == [index in self.put_so_far for index in indices], f"exists({indices}) answered {found}"
 
     @rule(extra=st.integers(-1, 1).filter(bool))
     def put_wrong_size(self, extra: int) -> None:
-        """Offer a page of another size."""
+        """Put a page of the wrong size."""
         try:
             self.store.put([_key(_NUM_KEYS)], [np.zeros(self.page_bytes + extra, np.uint8)])
         except ValueError:
@@ -227,7 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def store_conformance(make_store: Callable[[int], PageStore]) -> type[StoreMachine]:
-    """Return a hypothesis state machine for the stores that `make_store(page_bytes)` makes.
+    """Return a hypothesis state machine that tests the stores made by `make_store(page_bytes)`.
 
     Its `TestCase` attribute is a test class for pytest or unittest.
     """

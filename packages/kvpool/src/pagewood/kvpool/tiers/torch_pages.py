@@ -1,4 +1,4 @@
-"""The bridge from a pool's memory to the tiers: on a CPU the memory itself, on a GPU copies on their own stream."""
+"""Connects a pool's memory to the tiers: directly on a CPU, by copies on separate streams on a GPU."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -18,20 +18,21 @@ from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers.arrays import Bytes, page_aligned_zeros
 from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
 
+# Largest device memory that a copy uses for page images at a time.
 _CHUNK_BYTES = 64 * 2**20
-"""Of device memory that a copy goes through at a time."""
+# A piece of this size takes longer to move over a bus (10 us) than to queue.
 _PIECE_BYTES = 512 * 2**10
-"""Pieces of this size cost more time to move over a bus (10 us) than to ask for."""
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) -> DevicePages:
-    """Return the memory of a pool (such as `KVStorage.memory`) as the tiers see it.
+    """Return the memory of a pool (such as `KVStorage.memory`) in the form that the tiers use.
 
     Args:
-        memory: on a CPU or on a CUDA device.
-        after: of a CUDA device, for engines that publish pages before they are computed: copies begin after what this
-            stream has been told by then; None: pages are published when somebody has waited for them.
+        memory: Memory on a CPU or a CUDA device.
+        after: Only for a CUDA device, and for engines that publish pages before the device has computed them: the
+            stream that computes them. A copy starts after all work that is in this stream at that time. If None, the
+            host must have waited for pages before it publishes them.
     """
     layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
     if memory.device.type == "cpu":
@@ -41,93 +42,100 @@ def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) 
 
 
 def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:
-    """Return `[num_pages, page_bytes] uint8` that a GPU copies from and to at full speed, for a `HostTier`.
+    """Return `[num_pages, page_bytes] uint8` that a GPU can copy from and to at full speed, for a `HostTier`.
 
-    It is registered with the driver where it lies: torch's own pinned memory would take the next power of two.
+    The memory is allocated by numpy and registered with the driver. torch's own pinned memory would be rounded up to
+    the next power of two.
 
     Raises:
-        RuntimeError: there is no CUDA device, or not so much memory that can be pinned.
+        RuntimeError: There is no CUDA device, or not enough memory that can be pinned.
     """
     memory = page_aligned_zeros(num_pages, page_bytes)
     runtime: Any = torch.cuda.cudart()
     start = memory.ctypes.data
     error = int(runtime.cudaHostRegister(start, memory.nbytes, 0))
     if error:
-        raise RuntimeError(f"{memory.nbytes / 1e9:.1f} GB must be memory that can be pinned, got CUDA error {error}")
-    weakref.finalize(memory.base, runtime.cudaHostUnregister, start)  # it owns the bytes of all views
+        raise RuntimeError(f"failed to pin {memory.nbytes / 1e9:.1f} GB of host memory, got CUDA error {error}")
+    weakref.finalize(memory.base, runtime.cudaHostUnregister, start)  # the base outlives all views
     return memory
 
 
 class CopyStream(Protocol):
-    """Where copies are queued, beside what the device computes."""
+    """A queue of copies that run beside the device's other work."""
 
     def queueing(self) -> AbstractContextManager[object]:
-        """Queue on it what is called inside."""
+        """Return a context in which torch calls are queued on this stream."""
         ...
 
     def wait(self) -> None:
-        """Wait on the host until what was queued is done."""
+        """Make the host wait until everything that was queued is done."""
         ...
 
 
 class CUDACopyStream:
-    """A CUDA stream for copies.
-
-    Args:
-        device: whose.
-        after: what it has been told goes before what is queued here later; None: nothing does.
-    """
+    """A CUDA stream for copies."""
 
     __slots__ = ("_after", "_stream")
 
     def __init__(self, device: torch.device, *, after: torch.cuda.Stream | None = None) -> None:
+        """Create a stream.
+
+        Args:
+            device: The device.
+            after: A stream whose earlier work must be done before what is queued here. If None, there is none.
+        """
         self._stream = torch.cuda.Stream(device)
         self._after = after
 
     def queueing(self) -> AbstractContextManager[object]:
-        """Queue on it what is called inside, on any thread."""
+        """Return a context, for any thread, in which torch calls are queued on this stream."""
         if self._after is not None:
             self._stream.wait_stream(self._after)
         return torch.cuda.stream(self._stream)
 
     def wait(self) -> None:
-        """Wait on the host until what was queued is done."""
+        """Make the host wait until everything that was queued is done."""
         self._stream.synchronize()
 
 
 class StagedPages:
-    """The KV memory of a pool that numpy cannot see: copies go through images of the pages on the device.
+    """KV memory that numpy cannot access, such as a GPU's: copies go through page images on the device.
 
-    Invariant: what was queued in a call is done when it returns or raises, so that what is launched afterwards sees it,
-    and no copy touches pages or slots that have changed hands. A page image is that of `ArrayPages`. Thread-safe.
+    Invariant: the copies of a call are done when it returns or raises. So work that is launched afterwards sees their
+    result, and no copy accesses pages or slots that have a new owner. A page image has the format of `ArrayPages`.
+    Thread-safe.
 
-    Args:
-        layers: for each layer its arrays, `[num_pages, num_bytes] uint8` each, on one device.
-        out: of this device, for reading.
-        into: of this device, for writing; another one, so that neither waits for the other.
+    Attributes:
+        page_bytes: Size of one page over all layers, in bytes.
     """
 
     __slots__ = ("_device", "_groups", "_into", "_out", "_parts", "_word", "page_bytes")
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], *, out: CopyStream, into: CopyStream) -> None:
+        """Use existing memory.
+
+        Args:
+            layers: For each layer its arrays, `[num_pages, num_bytes] uint8` each, all on one device.
+            out: Stream of this device, for reading.
+            into: Another stream of this device, for writing, so that neither direction waits for the other.
+        """
         widths = [array.shape[1] for arrays in layers for array in arrays]
         ends = list(accumulate(widths, initial=0))
-        self.page_bytes = ends[-1]
-        """Bytes of one page over all layers."""  # written by: __init__
+        self.page_bytes = ends[-1]  # written by: __init__
         places = [
             number for arrays in layers for array in arrays for number in (array.stride(0), array.storage_offset())
         ]
-        self._word = _WORDS[math.gcd(8, *widths, *places)]  # a GPU copies number by number
+        self._word = _WORDS[math.gcd(8, *widths, *places)]  # the widest word that fits: a GPU copies element by element
         size = self._word.itemsize
         begins = iter(begin // size for begin in ends)
+        # For each layer, its arrays and their offsets in a page image, in words.
         self._parts = [[(array.view(self._word), next(begins)) for array in arrays] for arrays in layers]
-        """For each layer its arrays, and where they lie in an image, in words."""
         self._groups = self._grouped()
         self._device = layers[0][0].device
         self._out, self._into = out, into
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
-        """Copy pages out: gathered into images, which go to the slots, neighbours together."""
+        """Copy pages out: gather them into images, and copy these to the slots, consecutive slots together."""
         host = torch.from_numpy(memory).view(self._word)
         try:
             with self._out.queueing():
@@ -143,7 +151,7 @@ class StagedPages:
             self._out.wait()
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
-        """Copy pages in: pieces of the slots as large as a bus likes them, each of one or several layers."""
+        """Copy pages in, in pieces that are large enough for a bus: a piece has one layer or several neighbours."""
         host = torch.from_numpy(memory).view(self._word)
         try:
             with self._into.queueing():
@@ -161,7 +169,9 @@ class StagedPages:
         begin, end = parts[0][1], parts[-1][1] + parts[-1][0].shape[1]
         for a, b in self._chunks(len(slots), end - begin):
             images = torch.empty((b - a, end - begin), dtype=self._word, device=self._device)
-            is_whole = len(layers) == len(self._parts)  # else torch would gather strided rows on the host, and wait
+            # If a piece is only part of an image, several rows of it are strided on the host. torch would gather them
+            # there and wait, so each row is copied separately.
+            is_whole = len(layers) == len(self._parts)
             for first, last in _runs(slots[a:b]) if is_whole else pairwise(range(b - a + 1)):
                 slot = slots[a + first]
                 images[first:last].copy_(host[slot : slot + last - first, begin:end], non_blocking=True)
@@ -173,7 +183,7 @@ class StagedPages:
         return [(start, min(start + step, num_pages)) for start in range(0, num_pages, step)]
 
     def _grouped(self) -> list[range]:
-        """Return the layers in groups whose parts of a page make a piece; the last group may be a smaller one."""
+        """Return the layers in groups whose parts of a page make a piece; the last group may be smaller."""
         groups: list[range] = []
         start, num_bytes = 0, 0
         for layer, parts in enumerate(self._parts):
@@ -185,6 +195,6 @@ class StagedPages:
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs `[a, b)` of consecutive numbers."""
+    """Return the runs `[a, b)` of consecutive slots."""
     breaks = [index for index in range(1, len(slots)) if slots[index] != slots[index - 1] + 1]
     return list(pairwise([0, *breaks, len(slots)]))

@@ -1,22 +1,27 @@
-"""A copy under way: how far it is, waiting for it, and calling it off."""
+"""A copy in progress: how much of it is done, waiting for it, and cancelling it."""
 
 from threading import Condition
 
 
 class TransferCancelled(Exception):
-    """The transfer was called off before it was complete."""
+    """The transfer was cancelled before it was complete."""
 
 
 class Transfer:
-    """One batch of pages on its way between two memories.
+    """One batch of pages that is copied between two memories.
 
-    Invariant: once `is_done`, no worker touches the memory of either side any more; until then both sides belong to the
-    transfer, cancelled or not. Any thread may ask and wait; only the worker that copies calls `advance` and `finish`.
+    Invariant: once `is_done` is true, no worker accesses the memory of either side. Until then both sides belong to the
+    transfer, even if it was cancelled. Any thread may query it, wait for it or cancel it; only the worker that copies
+    calls `advance` and `finish`.
+
+    Attributes:
+        num_bytes: Size of the transfer, in bytes.
     """
 
     __slots__ = ("_changed", "_error", "_is_cancelled", "_is_done", "_num_layers", "_num_pages", "num_bytes")
 
     def __init__(self, num_bytes: int) -> None:
+        """Create a transfer that has not started."""
         self.num_bytes = num_bytes
         self._changed = Condition()
         self._num_pages = 0  # written by: advance
@@ -27,35 +32,35 @@ class Transfer:
 
     @property
     def is_done(self) -> bool:
-        """Whether the worker is through with it, well or not."""
+        """Whether the worker has finished it, successfully or not."""
         return self._is_done
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it has been called off; the worker may not have noticed yet."""
+        """Whether it was cancelled; the worker may not have noticed yet."""
         return self._is_cancelled
 
     @property
     def error(self) -> BaseException | None:
-        """What ended it early; None: nothing, or it is not done."""
+        """The exception that ended it early, or None if there was none or the transfer is not done."""
         return self._error
 
     @property
     def num_pages(self) -> int:
-        """Leading pages that have arrived whole, where pages arrive one after the other."""
+        """Number of leading pages that have arrived complete, if pages arrive one after another."""
         return self._num_pages
 
     @property
     def num_layers(self) -> int:
-        """Leading layers that have arrived for all pages, where layers arrive one after the other."""
+        """Number of leading layers that have arrived for all pages, if layers arrive one after another."""
         return self._num_layers
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is done; return whether it is.
+        """Wait until it is done or the time is over; return whether it is done.
 
         Raises:
-            TransferCancelled: it was called off in time.
-            Exception: what the copy raised.
+            TransferCancelled: It was cancelled before it was complete.
+            Exception: The exception that the copy raised.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_done, timeout_s)
@@ -64,13 +69,14 @@ class Transfer:
             return self._is_done
 
     def wait_layer(self, layer: int, timeout_s: float | None = None) -> bool:
-        """Wait until a layer of all pages is there, which may be long before the last; return whether it is.
+        """Wait until a layer of all pages has arrived or the time is over; return whether it has.
 
-        A forward pass that calls this before each layer's attention may start while the load is still running.
+        This may be long before the last layer. A forward pass that calls it before the attention of each layer may
+        start while the load is still running.
 
         Raises:
-            TransferCancelled: it was called off before this layer.
-            Exception: what the copy raised before this layer.
+            TransferCancelled: The transfer was cancelled before this layer had arrived.
+            Exception: The exception that the copy raised before this layer had arrived.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._num_layers > layer or self._is_done, timeout_s)
@@ -81,15 +87,15 @@ class Transfer:
             return self._is_done
 
     def cancel(self) -> None:
-        """Ask for an early end and return at once; what has not been copied by then is not copied."""
+        """Request an early end and return at once; what has not been copied by then is not copied."""
         with self._changed:
             self._is_cancelled = True
 
     def advance(self, *, num_pages: int | None = None, num_layers: int | None = None) -> None:
-        """Say how much has arrived.
+        """Report how much has arrived.
 
         Raises:
-            TransferCancelled: it has been called off, so the worker must stop.
+            TransferCancelled: The transfer was cancelled, so the worker must stop.
         """
         with self._changed:
             if num_pages is not None:
@@ -99,10 +105,10 @@ class Transfer:
             self._changed.notify_all()
             is_cancelled = self._is_cancelled
         if is_cancelled:
-            raise TransferCancelled("the transfer was called off")
+            raise TransferCancelled("the transfer was cancelled")
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Say that the worker is through with it."""
+        """Report that the worker has finished, with the exception that ended the copy early, if any."""
         with self._changed:
             self._error = error
             self._is_done = True
