@@ -190,7 +190,7 @@ def test_page_set_refuses_and_changes_nothing() -> None:
     for wrong, rule in (
         (ids(1, -2), "pages must be >= 0, got page -2"),
         (ids(7, 1, 7), "pages must be distinct, got page 7 twice"),
-        (ids(1, 3000), "pages must not be in the tree yet, got page 3000"),
+        (ids(1, 3000), "pages must not be in the tree already, got page 3000"),
     ):
         with pytest.raises(ValueError, match=rule):
             pages.adopt(wrong)

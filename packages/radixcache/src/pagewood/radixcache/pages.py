@@ -1,4 +1,4 @@
-"""Which pages the tree holds."""
+"""The set of page ids that the tree holds."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,9 +7,9 @@ from pagewood.radixcache.arrays import Int32
 
 
 class PageSet:
-    """A set of page ids as one byte per id up to the largest seen.
+    """A set of page ids, stored as one byte per id up to the largest id seen.
 
-    Invariant: it holds the ids that were adopted and not dropped since.
+    Invariant: it holds exactly the ids that were adopted and not dropped since.
     """
 
     __slots__ = ("_is_held",)
@@ -21,13 +21,13 @@ class PageSet:
         return 0 <= page < len(self._is_held) and bool(self._is_held[page])
 
     def adopt(self, pages: Int32) -> None:
-        """Take in pages of which none is in the set.
+        """Add pages that are not in the set yet.
 
         Args:
             pages: `[n] int32`, distinct page ids.
 
         Raises:
-            ValueError: a page is negative, given twice or in the set; nothing is taken in.
+            ValueError: a page id is negative, occurs twice, or is in the set already. The set is then unchanged.
         """
         index = pages.astype(np.intp)
         ordered = np.sort(index) if len(index) > 1 else index
@@ -40,11 +40,15 @@ class PageSet:
             self._grow(int(ordered[-1]) + 1)
         held = self._is_held.take(index)
         if held.any():
-            raise ValueError(f"pages must not be in the tree yet, got page {int(index[held][0])}, which is")
+            raise ValueError(f"pages must not be in the tree already, got page {int(index[held][0])}")
         self._is_held[index] = True
 
     def drop(self, pages: Int32) -> None:
-        """Take out pages that are in the set: `[n] int32`."""
+        """Remove pages that are in the set.
+
+        Args:
+            pages: `[n] int32`, page ids.
+        """
         self._is_held[pages.astype(np.intp)] = False
 
     def __len__(self) -> int:
