@@ -152,10 +152,10 @@ def test_explain_tells_the_causes_apart() -> None:
     assert (rounded.cause, rounded.num_tokens, rounded.first_difference) == (Cause.PAGE_ROUNDING, 2, 3)
     assert cache.explain(ids(1, 1, 7, 7)).cause is Cause.NEVER_SEEN
     elsewhere = cache.explain(ids(5, 5, 6, 6))
-    assert (elsewhere.cause, elsewhere.could_be, elsewhere.namespace) == (Cause.OTHER_NAMESPACE, 4, "tenant")
+    assert (elsewhere.cause, elsewhere.num_possible_tokens, elsewhere.namespace) == (Cause.OTHER_NAMESPACE, 4, "tenant")
     cache.evict(2)
     evicted = cache.explain(ids(1, 1, 2, 2, 3, 3))
-    assert (evicted.cause, evicted.num_tokens, evicted.could_be) == (Cause.EVICTED, 2, 6)
+    assert (evicted.cause, evicted.num_tokens, evicted.num_possible_tokens) == (Cause.EVICTED, 2, 6)
     assert (evicted.evicted_by, evicted.evicted_at_s) == ("LRU", 0.0)
     cache.clear()
     assert cache.explain(ids(1, 1, 2, 2)).evicted_by == "clear"

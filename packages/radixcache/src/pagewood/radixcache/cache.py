@@ -14,7 +14,7 @@ from pagewood.radixcache.explain import Explanation, explain
 from pagewood.radixcache.history import History
 from pagewood.radixcache.match import Match
 from pagewood.radixcache.node import Edge, Node
-from pagewood.radixcache.observer import Observer, Run, ObserverAdapter
+from pagewood.radixcache.observer import Observer, ObserverAdapter, Run
 from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.policies import LRU
@@ -27,8 +27,8 @@ class Insertion:
     """The result of an insert.
 
     Attributes:
-        num_existing: number of leading pages that the tree already had. `pages[:num_existing]` still belong to the caller
-            (unless they are the very pages that the tree holds there); the other pages now belong to the tree.
+        num_existing: number of leading pages that the tree already had. `pages[:num_existing]` still belong to the
+            caller (unless they are the very pages that the tree holds there); the other pages now belong to the tree.
         node: handle of the inserted prefix, for `RadixCache.lock` and `after`.
     """
 
@@ -43,8 +43,9 @@ class RadixCache:
     `release`, and it never returns a page of a locked prefix.
 
     Only whole pages are cached: the tokens of a partial last page are ignored everywhere. Matching, inserting or
-    unlocking a prefix counts as a use of it and of all shorter prefixes of it. Namespaces (an adapter, a tenant, a salt;
-    None is one of them) share nothing except the eviction order. Not thread-safe: use it from one thread at a time.
+    unlocking a prefix counts as a use of it and of all shorter prefixes of it. Namespaces (an adapter, a tenant, a
+    salt; None is one of them) share nothing except the eviction order. Not thread-safe: use it from one thread at a
+    time.
 
     Args:
         page_size: tokens per page.
@@ -128,8 +129,8 @@ class RadixCache:
             namespace: the namespace to limit.
             quota: pages. While namespaces hold more than their quotas, `evict` takes pages from these namespaces first.
                 None means no quota.
-            floor: pages. `evict` leaves at least this many in the namespace, locked pages included, unless it is called for
-                this namespace.
+            floor: pages. `evict` leaves at least this many in the namespace, locked pages included, unless it is called
+                for this namespace.
 
         Raises:
             ValueError: `floor` is negative or more than `quota`.
@@ -173,8 +174,8 @@ class RadixCache:
     def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
         """Return a live match: until it is closed, its `num_tokens` is always what `peek` would return.
 
-        An open watch takes 4 bytes per token and about 500 bytes more. Each change of its length costs one step; nothing
-        else does. The first watch makes every insert and eviction slightly slower.
+        An open watch takes 4 bytes per token and about 500 bytes more. Each change of its length costs one step;
+        nothing else does. The first watch makes every insert and eviction slightly slower.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -196,19 +197,20 @@ class RadixCache:
 
         Args:
             tokens: `[num_tokens] int32`, token ids.
-            pages: `[>= num_tokens // page_size] int32`, page ids, one per whole page; further ids are ignored. Ids should be
-                dense: the cache keeps one byte for each id up to the largest.
+            pages: `[>= num_tokens // page_size] int32`, page ids, one per whole page; further ids are ignored. Ids
+                should be dense: the cache keeps one byte for each id up to the largest.
             namespace: the namespace to insert into; optional if `after` is given.
-            after: a prefix, locked by the caller, that `tokens` and `pages` follow. The cost then depends on the new tokens
-                only, not on the length of the prefix.
+            after: a prefix, locked by the caller, that `tokens` and `pages` follow. The cost then depends on the new
+                tokens only, not on the length of the prefix.
 
         Returns:
-            The number of `pages` that still belong to the caller, and the handle of the whole prefix, which is not locked.
+            The number of `pages` that still belong to the caller, and the handle of the whole prefix, which is not
+            locked.
 
         Raises:
             ValueError: an array is not one-dimensional int32; there are too few `pages`; a page to adopt is negative,
-                duplicated, or in the tree already; `after` has been evicted, or belongs to another namespace or cache. The
-                content of the tree is then unchanged.
+                duplicated, or in the tree already; `after` has been evicted, or belongs to another namespace or cache.
+                The content of the tree is then unchanged.
         """
         tree = self._tree
         require_int32("tokens", tokens)
@@ -301,8 +303,8 @@ class RadixCache:
                 particular.
 
         Returns:
-            Page ids, `[min(num_pages, num_evictable)] int32`, read-only; with `namespace`, pages below its floor count as
-            evictable too. They belong to the caller.
+            Page ids, `[min(num_pages, num_evictable)] int32`, read-only; with `namespace`, pages below its floor count
+            as evictable too. They belong to the caller.
 
         Raises:
             ValueError: `num_pages` is negative.
@@ -324,10 +326,10 @@ class RadixCache:
         return self._hand_over(eviction.clear(self._tree, namespace))
 
     def release(self, node: Node) -> Int32:
-        """Give up a branch that is not needed any more: all pages after a prefix, and the pages that only this prefix needs.
+        """Give up a branch that is not needed any more: the pages after a prefix, and those that only it needs.
 
-        The latter are those from the end of the prefix up to the point where another cached sequence branches off. Locked
-        pages stay; after they are unlocked they are evicted like any other page.
+        The latter are those from the end of the prefix up to the point where another cached sequence branches off.
+        Locked pages stay; after they are unlocked they are evicted like any other page.
 
         Returns:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
@@ -349,7 +351,7 @@ class RadixCache:
         return explain(self._tree, self._history, tokens, self.peek(tokens, namespace))
 
     def observe(self, observer: Observer) -> None:
-        """Notify `observer` of every page that enters or leaves the tree from now on; `runs` returns the present content."""
+        """Notify `observer` of every page that enters or leaves the tree from now on; see `runs` for those in it."""
         self._tree.listeners.append(ObserverAdapter(observer))
 
     def runs(self) -> Iterator[Run]:
@@ -368,7 +370,7 @@ class RadixCache:
             self._history.check()
 
     def dump(self) -> str:
-        """Return the tree as text, one line per edge: its tokens, its pages, its leases, its rank in the eviction order."""
+        """Return the tree as text, one line per edge: tokens, pages, leases, and the rank in the eviction order."""
         return inspection.dump(self._tree)
 
     def _find(self, tokens: Int32, namespace: str | None) -> tuple[Edge, int, list[bytes]]:

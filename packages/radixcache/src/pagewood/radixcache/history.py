@@ -44,7 +44,7 @@ class History:
     ghost (by the number of pages of that ghost up to and including it). Nothing that is cached is a ghost.
     """
 
-    __slots__ = ("_roots", "_clock", "_max_tokens", "_num_tokens", "_page_bytes", "_queue", "cause")
+    __slots__ = ("_clock", "_max_tokens", "_num_tokens", "_page_bytes", "_queue", "_roots", "cause")
 
     def __init__(self, max_tokens: int, *, page_size: int, clock: Callable[[], float]) -> None:
         self._max_tokens = max_tokens
@@ -61,7 +61,7 @@ class History:
         return self._num_tokens
 
     def find(self, place: int | str | None, rest: bytes) -> tuple[Ghost | None, int]:
-        """Return the ghost that starts with the first page of `rest` at `place`, and how many pages of `rest` were cached.
+        """Return the ghost at `place` that `rest` starts with, and how many pages of `rest` were cached.
 
         Args:
             place: page id of the last cached page of the sequence, or the namespace if no page is cached.
@@ -135,12 +135,14 @@ class History:
                     num_tokens += len(ghost.key) // ITEM_BYTES
                     stack.append(ghost.followers)
         if not num_tokens == self._num_tokens <= self._max_tokens:
-            raise AssertionError(f"num_tokens must be the number of remembered tokens and <= {self._max_tokens}, got {self._num_tokens}")
+            raise AssertionError(
+                f"num_tokens must be {num_tokens}, as counted, and <= {self._max_tokens}, got {self._num_tokens}"
+            )
 
     def _remember(self, ghost: Ghost) -> None:
         self._queue.append(ghost)
         self._num_tokens += len(ghost.key) // ITEM_BYTES
-        if len(self._queue) > 64 + 2 * self._num_tokens * ITEM_BYTES // self._page_bytes:  # mostly forgotten ghosts: drop them
+        if len(self._queue) > 64 + 2 * self._num_tokens * ITEM_BYTES // self._page_bytes:  # most are forgotten
             self._queue = deque(each for each in self._queue if each.table is not None)
 
     def _forget_oldest(self) -> None:

@@ -30,8 +30,8 @@ class Match:
 
     Attributes:
         num_tokens: length of the prefix, a multiple of the page size.
-        pages: `[num_tokens / page_size] int32`, page ids, read-only. A snapshot: later changes of the tree do not affect
-            it. The pages belong to the tree and may be evicted unless `node` is locked.
+        pages: `[num_tokens / page_size] int32`, page ids, read-only. A snapshot: later changes of the tree do not
+            affect it. The pages belong to the tree and may be evicted unless `node` is locked.
         node: handle of the prefix, for `RadixCache.lock`.
     """
 
@@ -46,10 +46,10 @@ class Match:
 
     @property
     def partial(self) -> Partial | None:
-        """The cached page that shares the most tokens with those after the prefix; None if no page shares the first one.
+        """The cached page that shares the most tokens after the prefix; None if no page shares the first of them.
 
-        It is computed on access, in time proportional to the number of branches at the end of the prefix. Read it before
-        the cache or the tokens change.
+        It is computed on access, in time proportional to the number of branches at the end of the prefix. Read it
+        before the cache or the tokens change.
 
         Raises:
             ValueError: the prefix has been evicted.

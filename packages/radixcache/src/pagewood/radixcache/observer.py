@@ -39,7 +39,7 @@ class Observer(Protocol):
     """
 
     def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
-        """The tree has adopted `pages` with their `tokens`; they follow `parent_page`, or start a sequence if it is None."""
+        """The tree has adopted `pages` with their `tokens`; they follow `parent_page` (None: they start a sequence)."""
         ...
 
     def removed(self, namespace: str | None, pages: Int32) -> None:

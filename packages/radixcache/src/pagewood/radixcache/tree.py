@@ -117,7 +117,7 @@ class Tree:
         edge, end = node.edge, node.end
         if not end:
             return self.root(edge.space.name)
-        while edge.start >= end and edge.parent is not None:  # the prefix ends above: a split cut the edge, or it was absorbed
+        while edge.start >= end and edge.parent is not None:  # cut by a split, or absorbed
             edge = edge.parent
         if edge.end < end:
             raise ValueError(f"node must be cached, got {node!r}, which has been evicted")
@@ -140,7 +140,7 @@ class Tree:
         return upper
 
     def attach(self, parent: Edge, key: bytes, values: bytes) -> Edge:
-        """Add a leaf and return it. Its pages must be in `pages` already, and the caller must call `Order.publish` next."""
+        """Add a leaf and return it; its pages must be in `pages` already, and the caller calls `Order.publish` next."""
         space = parent.space
         num_pages = len(values) // ITEM_BYTES
         if parent.parent is None:

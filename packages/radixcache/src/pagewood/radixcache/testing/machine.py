@@ -275,10 +275,10 @@ def conformance_machine(
                 case Cause.COMPLETE:
                     assert end * page_size == len(tokens)
                 case Cause.EVICTED:
-                    assert end < explanation.could_be // page_size <= num_once
-                    assert not remembers_all or explanation.could_be == num_once * page_size
+                    assert end < explanation.num_possible_tokens // page_size <= num_once
+                    assert not remembers_all or explanation.num_possible_tokens == num_once * page_size
                 case Cause.OTHER_NAMESPACE:
-                    assert explanation.could_be == elsewhere * page_size > end * page_size
+                    assert explanation.num_possible_tokens == elsewhere * page_size > end * page_size
                 case Cause.PAGE_ROUNDING:
                     assert end == len(prefix) or most
                 case Cause.NEVER_SEEN:
