@@ -1,4 +1,4 @@
-"""`check` notices every kind of damage."""
+"""`check` detects every kind of damage."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from pagewood.radixcache.tree import Tree
 
 
 def build() -> tuple[Tree, Edge, Edge, Edge]:
-    """A tree of one locked edge with two unlocked children."""
+    """Return a tree of one locked edge with two unlocked children."""
     tree = Tree(1, RecencyList)
     tree.pages.adopt(from_bytes([key(10, 11, 12, 13, 14)]))
     root = tree.root(None)
@@ -153,7 +153,7 @@ def misname(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
         (keep_idle_root, "a namespace must have a page, a lease or a limit"),
     ],
 )
-def test_damage_is_noticed(damage: Callable[[Tree, Edge, Edge, Edge], None], rule: str) -> None:
+def test_damage_is_detected(damage: Callable[[Tree, Edge, Edge, Edge], None], rule: str) -> None:
     tree, stem, left, right = build()
     damage(tree, stem, left, right)
     with pytest.raises(AssertionError, match=f"^{rule}"):

@@ -15,7 +15,7 @@ class PageSet:
     __slots__ = ("_is_held",)
 
     def __init__(self) -> None:
-        self._is_held: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: adopt, drop, _grow
+        self._is_held: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: adopt, drop
 
     def __contains__(self, page: int) -> bool:
         return 0 <= page < len(self._is_held) and bool(self._is_held[page])
@@ -37,7 +37,7 @@ class PageSet:
             twice = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
             raise ValueError(f"pages must be distinct, got page {twice} twice")
         if len(index) and ordered[-1] >= len(self._is_held):
-            self._grow(int(ordered[-1]) + 1)
+            self._is_held = grown(self._is_held, int(ordered[-1]) + 1)
         held = self._is_held.take(index)
         if held.any():
             raise ValueError(f"pages must not be in the tree already, got page {int(index[held][0])}")
@@ -54,7 +54,9 @@ class PageSet:
     def __len__(self) -> int:
         return int(np.count_nonzero(self._is_held))
 
-    def _grow(self, num_ids: int) -> None:
-        grown = np.zeros(max(num_ids, 2 * len(self._is_held)), np.bool_)
-        grown[: len(self._is_held)] = self._is_held
-        self._is_held = grown
+
+def grown(flags: npt.NDArray[np.bool_], num_flags: int) -> npt.NDArray[np.bool_]:
+    """Return `flags` with False appended: at least `num_flags` in total, and at least twice as many as before."""
+    larger = np.zeros(max(num_flags, 2 * len(flags)), np.bool_)
+    larger[: len(flags)] = flags
+    return larger

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Int32, from_bytes, num_common_items
 from pagewood.radixcache.node import Edge, Space
+from pagewood.radixcache.pages import grown
 
 T = TypeVar("T")
 
@@ -226,7 +227,5 @@ class Watches:
 
     def _mark(self, page: int) -> None:
         if page >= len(self._is_place):
-            grown = np.zeros(max(page + 1, 2 * len(self._is_place)), np.bool_)
-            grown[: len(self._is_place)] = self._is_place
-            self._is_place = grown
+            self._is_place = grown(self._is_place, page + 1)
         self._is_place[page] = True
