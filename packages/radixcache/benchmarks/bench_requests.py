@@ -123,7 +123,7 @@ def fresh(rng: np.random.Generator, num_tokens: int) -> Int32:
 
 
 def w1_chat() -> Work:
-    """200 conversations of 8 turns (200 tokens in, 200 out) in random order, after a shared system prompt of 1k tokens."""
+    """200 conversations of 8 turns (200 tokens in, 200 out) in random order, with a shared 1k system prompt."""
     rng = np.random.default_rng(1)
     system = fresh(rng, 1024)
     history = dict.fromkeys(range(200), system)
@@ -159,7 +159,7 @@ def w3_documents() -> Work:
 
 
 def w4_trees() -> Work:
-    """Paths in a tree of depth 6, fan-out 4, segments of 64 tokens; the cache holds a third of the requested tokens."""
+    """Paths in a tree of depth 6, fan-out 4, segments of 64 tokens; a third of the tree fits in the cache."""
     rng = np.random.default_rng(5)
     segments: dict[tuple[int, ...], Int32] = {(): fresh(rng, 0)}
     for depth in range(6):

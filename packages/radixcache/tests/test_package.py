@@ -9,7 +9,7 @@ import pagewood.radixcache
 
 def test_the_changelog_has_the_version() -> None:
     changelog = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"## {pagewood.radixcache.__version__}" in changelog
+    assert f"## [{pagewood.radixcache.__version__}] - " in changelog
 
 
 def test_the_distribution_has_the_version() -> None:
