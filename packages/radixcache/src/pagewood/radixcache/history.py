@@ -42,6 +42,9 @@ class History:
 
     Invariant: a ghost is anchored at a cached page (by its id), at a namespace (by its name), or at a page of another
     ghost (by the number of pages of that ghost up to and including it). Nothing that is cached is a ghost.
+
+    Attributes:
+        cause: the `Ghost.cause` of the pages that are removed next.
     """
 
     __slots__ = ("_clock", "_max_tokens", "_num_tokens", "_page_bytes", "_queue", "_roots", "cause")
@@ -53,7 +56,7 @@ class History:
         self._roots: _GhostTable = {}  # written by: removed, _link, _unlink
         self._queue: deque[Ghost] = deque()  # written by: _remember, _forget_oldest
         self._num_tokens = 0  # written by: _remember, _drop
-        self.cause = ""  # written by: RadixCache; the cause of the removals that follow
+        self.cause = ""  # written by: RadixCache
 
     @property
     def num_tokens(self) -> int:

@@ -1,9 +1,11 @@
 """Follow the content of a cache from another process: events with vLLM's field names, snapshots, a consumer's index.
 
-log = EventLog(cache)  # beside the cache
-index = RemoteIndex()  # in another process, for example a router
-index.apply(log.read(index.position))  # first a snapshot, later the events since the last call
-index.match(tokens, namespace)  # the same as cache.peek(tokens, namespace).num_tokens
+For example:
+
+    log = EventLog(cache)  # beside the cache
+    index = RemoteIndex()  # in another process, for example a router
+    index.apply(log.read(index.position))  # first a snapshot, later the events since the last call
+    index.match(tokens, namespace)  # the same as cache.peek(tokens, namespace).num_tokens
 """
 
 from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event

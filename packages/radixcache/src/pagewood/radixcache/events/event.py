@@ -36,7 +36,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """A `clear` has left nothing cached in any namespace; `BlockRemoved` events have named what it removed."""
+    """A `clear` has left nothing cached in any namespace; `BlockRemoved` events have named the removed blocks."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

@@ -15,13 +15,16 @@ class RecencyList:
     parent that becomes a leaf is already at its place. The invariant holds, provided that the tree follows the `Order`
     protocol:
 
-    - A lease locks its whole path. So all descendants of an unlocked edge are unlocked, and in the list. - `touch`, and
-    `unlock` along a path that loses its lease, move edges to the newest end, from the deepest upwards. Each
-      moved edge is then younger than all edges that were not moved, and older than its parent, which either moves after
-      it or is locked and not in the list.
-    - `split` puts the upper part directly after the lower one. - `lock`, `drop` and `absorb` remove an edge when it is
-    locked (its ancestors are then locked too), evicted (it then has
-      no children) or merged into its neighbour. Removing an edge does not change the order of the others.
+    - A lease locks its whole path. So all descendants of an unlocked edge are unlocked, and in the list.
+    - `touch`, and `unlock` along a path that loses its lease, move edges to the newest end, from the deepest upwards.
+      Each moved edge is then younger than all edges that were not moved, and older than its parent, which either moves
+      after it or is locked and not in the list.
+    - `split` puts the upper part directly after the lower one.
+    - `lock`, `drop` and `absorb` remove an edge when it is locked (its ancestors are then locked too), evicted (it then
+      has no children) or merged into its neighbour. Removing an edge does not change the order of the others.
+
+    Attributes:
+        is_only_order: whether no other order exists that this one is compared with.
     """
 
     __slots__ = ("_ends", "is_only_order")
@@ -30,7 +33,7 @@ class RecencyList:
         ends = Space(self, None, self).root
         ends.older = ends.newer = ends
         self._ends = ends  # sentinel: its `newer` is the oldest edge, its `older` is the newest
-        self.is_only_order = True  # written by: Limits.set; False if it is compared with other orders
+        self.is_only_order = True  # written by: Limits.set
 
     def __iter__(self) -> Iterator[Edge]:
         """Iterate over the unlocked edges, oldest first."""

@@ -268,15 +268,17 @@ def conformance_machine(
             assert explanation.num_tokens == end * page_size
             assert explanation.first_difference == end * page_size + most
             elsewhere = max(len(self.oracle.match(name, prefix)) for name in _NAMESPACES if name != namespace)
-            num_once = end
-            while num_once < len(prefix) and (namespace, prefix[: num_once + 1]) in self.oracle.once:
-                num_once += 1
+            num_ever_cached = end
+            while (
+                num_ever_cached < len(prefix) and (namespace, prefix[: num_ever_cached + 1]) in self.oracle.ever_evicted
+            ):
+                num_ever_cached += 1
             match explanation.cause:
                 case Cause.COMPLETE:
                     assert end * page_size == len(tokens)
                 case Cause.EVICTED:
-                    assert end < explanation.num_possible_tokens // page_size <= num_once
-                    assert not remembers_all or explanation.num_possible_tokens == num_once * page_size
+                    assert end < explanation.num_possible_tokens // page_size <= num_ever_cached
+                    assert not remembers_all or explanation.num_possible_tokens == num_ever_cached * page_size
                 case Cause.OTHER_NAMESPACE:
                     assert explanation.num_possible_tokens == elsewhere * page_size > end * page_size
                 case Cause.PAGE_ROUNDING:
@@ -284,7 +286,7 @@ def conformance_machine(
                 case Cause.NEVER_SEEN:
                     assert not most
                     assert max(elsewhere, end) < len(prefix)
-            assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_once > end)
+            assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_ever_cached > end)
 
         def refuse(self, namespace: str | None) -> None:
             fresh = tokens_of(((9,) * page_size,) * 2, 0)

@@ -40,21 +40,33 @@ class Oracle:
         page_size: tokens per page.
         policy: scores the pages; not shared with the tested cache. S3FIFO does not score pages: then `evict` is
             meaningless.
+
+    Attributes:
+        page_size: tokens per page.
+        is_informed: whether watched pages are evicted last.
+        clock: the clock of `Retained`, or None.
+        policy: scores the pages.
+        pages: every cached prefix, with its last page.
+        leases: the locked prefixes.
+        watches: the watched prefixes.
+        limits: quota and floor of each limited namespace.
+        ever_evicted: every prefix that was evicted at some time.
+        tick: number of operations so far.
     """
 
     def __init__(self, page_size: int, policy: AnyPolicy) -> None:
         inner = policy.policy if isinstance(policy, QueueInformed) else policy
         self.page_size = page_size
         self.is_informed = isinstance(policy, QueueInformed)
-        self.seconds = inner.clock if isinstance(inner, Retained) else None
+        self.clock = inner.clock if isinstance(inner, Retained) else None
         scores = inner.policy if isinstance(inner, Retained) else inner
         self.policy: Policy = LRU() if isinstance(scores, S3FIFO) else scores
         self.pages: dict[Key, CachedPage] = {}
         self.leases: list[Key] = []
         self.watches: list[Key] = []  # written by: machine
-        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine; quota and floor
-        self.once: set[Key] = set()  # everything that was ever evicted
-        self.clock = 0
+        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine
+        self.ever_evicted: set[Key] = set()
+        self.tick = 0
 
     def match(self, namespace: str | None, prefix: Prefix) -> list[int]:
         """Return the pages of the longest cached prefix."""
@@ -78,18 +90,18 @@ class Oracle:
 
     def touch(self, namespace: str | None, prefix: Prefix) -> None:
         """Count the unlocked pages of a prefix as used."""
-        self.clock += 1
+        self.tick += 1
         for end in range(1, len(prefix) + 1):
             if not self.is_locked(namespace, prefix[:end]):
                 self._use(namespace, prefix[:end])
 
     def insert(self, namespace: str | None, prefix: Prefix, pages: list[int]) -> int:
         """Adopt those of the last pages of `prefix` that are missing, and return how many were cached already."""
-        self.clock += 1
+        self.tick += 1
         start = len(prefix) - len(pages)
         num_existing = max(0, len(self.match(namespace, prefix)) - start)
         for end in range(start + num_existing, len(prefix)):
-            usage = Usage(created=self.clock, last_used=self.clock)
+            usage = Usage(created=self.tick, last_used=self.tick)
             self.pages[namespace, prefix[: end + 1]] = CachedPage(page=pages[end - start], usage=usage)
         for end in range(1, len(prefix) + 1):
             self.pages[namespace, prefix[:end]].usage.num_sequence_tokens = len(prefix) * self.page_size
@@ -171,7 +183,7 @@ class Oracle:
 
     def _use(self, namespace: str | None, prefix: Prefix) -> None:
         usage = self.pages[namespace, prefix].usage
-        usage.last_used = self.clock
+        usage.last_used = self.tick
         self.policy.used(usage)
 
     def _unlocked_leaves(self) -> list[Key]:
@@ -197,9 +209,9 @@ class Oracle:
         namespace, prefix = key
         usage = self.pages[key].usage
         is_watched = any(name == namespace and held[: len(prefix)] == prefix for name, held in self.watches)
-        is_retained = self.seconds is not None and self.seconds() < usage.until
+        is_retained = self.clock is not None and self.clock() < usage.until
         return self.is_informed and is_watched, usage.priority if is_retained else 0, self._score(key)
 
     def _drop(self, key: Key) -> int:
-        self.once.add(key)
+        self.ever_evicted.add(key)
         return self.pages.pop(key).page
