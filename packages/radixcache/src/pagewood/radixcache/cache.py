@@ -174,8 +174,8 @@ class RadixCache:
     def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
         """Return a live match: until it is closed, its `num_tokens` is always what `peek` would return.
 
-        An open watch takes 4 bytes per token and about 500 bytes more. Each change of its length costs one step;
-        nothing else does. The first watch makes every insert and eviction slightly slower.
+        An open watch takes 4 bytes per token and about 500 bytes more. It costs one step per change of its length, and
+        nothing otherwise. But the first watch of a cache makes every insert and eviction slightly slower.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -295,10 +295,10 @@ class RadixCache:
             edge = edge.parent
 
     def evict(self, num_pages: int, namespace: str | None = None) -> Int32:
-        """Give up unlocked pages in the order of the policy; a page is given up only after all pages that follow it.
+        """Evict unlocked pages in the order of the policy; a page is evicted only after all pages that follow it.
 
         Args:
-            num_pages: number of pages to give up. If fewer can be evicted, all of those are given up.
+            num_pages: number of pages to evict. If fewer can be evicted, all of these are.
             namespace: the namespace that needs the pages: its own floor does not protect it. None means no namespace in
                 particular.
 
@@ -316,7 +316,7 @@ class RadixCache:
         return self._hand_over(eviction.evict(self._tree, self._limits, num_pages, namespace))
 
     def clear(self, namespace: str | None = None) -> Int32:
-        """Give up all pages of one namespace except those of locked prefixes; floors are ignored.
+        """Remove all pages of one namespace except those of locked prefixes; floors are ignored.
 
         Returns:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
@@ -326,7 +326,7 @@ class RadixCache:
         return self._hand_over(eviction.clear(self._tree, namespace))
 
     def release(self, node: Node) -> Int32:
-        """Give up a branch that is not needed any more: the pages after a prefix, and those that only it needs.
+        """Remove a branch that is not needed any more: the pages after a prefix, and those that only it needs.
 
         The latter are those from the end of the prefix up to the point where another cached sequence branches off.
         Locked pages stay; after they are unlocked they are evicted like any other page.
@@ -343,7 +343,7 @@ class RadixCache:
         return self._hand_over(eviction.release(self._tree, edge))
 
     def explain(self, tokens: Int32, namespace: str | None = None) -> Explanation:
-        """Return why the cached prefix of `tokens` is no longer; changes nothing, and costs a match in each namespace.
+        """Return why the cached prefix of `tokens` is not longer; changes nothing, costs a match in each namespace.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.

@@ -59,7 +59,7 @@ class Limits:
 
 
 def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
-    """Give up the first `num_pages` pages of the order, or as many as can be evicted, and return their ids."""
+    """Evict the first `num_pages` pages of the order, or as many as can be evicted, and return their ids."""
     parts: list[bytes] = []
     order, num_turn = tree.order, num_pages
     while num_pages:
@@ -79,7 +79,7 @@ def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -
 
 
 def clear(tree: Tree, namespace: str | None) -> list[bytes]:
-    """Give up all unlocked pages of a namespace."""
+    """Remove all unlocked pages of a namespace, and return their ids."""
     space = tree.root(namespace).space
     parts = _drop_all(tree, subtree(space.root)[1:])
     for listener in tree.listeners:
@@ -88,7 +88,7 @@ def clear(tree: Tree, namespace: str | None) -> list[bytes]:
 
 
 def release(tree: Tree, edge: Edge) -> list[bytes]:
-    """Give up all unlocked pages after the end of `edge`, then the pages before it that nothing else needs."""
+    """Remove the unlocked pages after `edge`, then those before its end that nothing else needs; return their ids."""
     parts = _drop_all(tree, subtree(edge)[1:])
     while edge.is_free_leaf and edge.parent is not None:
         parent = edge.parent

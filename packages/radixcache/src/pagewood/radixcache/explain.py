@@ -1,4 +1,4 @@
-"""Explains why a cached prefix is no longer than it is."""
+"""Explains why a cached prefix is not longer."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,18 +10,18 @@ from pagewood.radixcache.tree import Tree
 
 
 class Cause(Enum):
-    """The reason why a cached prefix is no longer."""
+    """The reason why a cached prefix is not longer."""
 
     COMPLETE = "all of it is cached"
     PAGE_ROUNDING = "it continues within a page, and only whole pages are cached"
     EVICTED = "more of it was cached before and has been evicted"
     OTHER_NAMESPACE = "more of it is cached in another namespace"
-    NEVER_SEEN = "no more of it is cached anywhere or remembered"
+    NEVER_SEEN = "no longer prefix of it is cached in any namespace, or remembered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why the cached prefix of a sequence is no longer.
+    """Why the cached prefix of a sequence is not longer.
 
     Attributes:
         cause: the first of these that applies: `COMPLETE`, `EVICTED`, `OTHER_NAMESPACE`, `PAGE_ROUNDING` (the next page
@@ -46,7 +46,7 @@ class Explanation:
 
 
 def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) -> Explanation:
-    """Return why `match`, the match of `tokens`, is no longer."""
+    """Return why `match`, the match of `tokens`, is not longer."""
     num_tokens, num_whole = match.num_tokens, len(tokens) // tree.page_size * tree.page_size
     partial = match.partial
     first_difference = num_tokens + (partial.num_tokens if partial else 0)

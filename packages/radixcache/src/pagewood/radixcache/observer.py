@@ -31,7 +31,7 @@ class Run:
 
 
 class Observer(Protocol):
-    """Is notified of every page that enters or leaves the tree, in the order of the changes.
+    """Receives a notification for every page that enters or leaves the tree, in the order of the changes.
 
     A page is in the tree at most once, so its id identifies its position while it is cached. Edges are internal: a
     split is not reported. An observer must not change the cache and must not raise. Arrays are int32, one-dimensional
@@ -43,11 +43,11 @@ class Observer(Protocol):
         ...
 
     def removed(self, namespace: str | None, pages: Int32) -> None:
-        """The tree has given up `pages`, consecutive pages of one path; all pages after them were removed before."""
+        """The tree has removed `pages`, consecutive pages of one path; all pages after them were removed before."""
         ...
 
     def cleared(self, namespace: str | None) -> None:
-        """`clear` has given up all unlocked pages of a namespace; `removed` was called for each of them before."""
+        """`clear` has removed all unlocked pages of a namespace; `removed` was called for each of them before."""
         ...
 
 

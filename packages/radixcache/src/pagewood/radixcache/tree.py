@@ -14,7 +14,7 @@ MAX_JOINED_BYTES = 128 * 1024
 
 
 class Listener(Protocol):
-    """Is notified after pages have entered or left the tree.
+    """Receives notifications after pages have entered or left the tree.
 
     `parent_page` is the id of the page before the first of these pages; None at the root.
     """
@@ -24,11 +24,11 @@ class Listener(Protocol):
         ...
 
     def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-        """The tree has given up the last pages of a path."""
+        """The tree has removed the last pages of a path."""
         ...
 
     def cleared(self, space: Space) -> None:
-        """The tree has given up all unlocked pages of a namespace; `removed` was called for each of them before."""
+        """The tree has removed all unlocked pages of a namespace; `removed` was called for each of them before."""
         ...
 
 
@@ -195,7 +195,7 @@ class Tree:
             self._join_chains(unlocked)
 
     def trim(self, edge: Edge, end: int) -> bytes:
-        """Give up the pages of an unlocked leaf from `end` on, but not the whole leaf, and return their ids."""
+        """Remove the pages of an unlocked leaf from `end` on, but not the whole leaf, and return their ids."""
         cut = end - edge.start
         key, values = edge.key[cut * self.page_bytes :], edge.values[cut * ITEM_BYTES :]
         edge.key, edge.values = edge.key[: cut * self.page_bytes], edge.values[: cut * ITEM_BYTES]

@@ -51,7 +51,7 @@ class SmallMain:
         return (edge for edge in [*self._small, *self._main] if edge.is_free_leaf and edge in self._places)
 
     def adopt(self, edge: Edge, now: int) -> None:
-        """Add a new leaf: to the main queue if it was recently evicted from the small queue, or else to the latter."""
+        """Add a new leaf to the small queue, or to the main queue if it was recently evicted from the small one."""
         mark = self._mark(edge)
         is_known = mark in self._forgotten
         if is_known:

@@ -131,7 +131,7 @@ class Oracle:
             usage.priority, usage.until = priority, until
 
     def evict(self, num_pages: int, beneficiary: str | None = None) -> list[int]:
-        """Give up pages one by one, each time the unlocked leaf page that is first in order."""
+        """Evict pages one by one, each time the unlocked leaf page that is first in order."""
         freed: list[int] = []
         while len(freed) < num_pages and (leaves := self._candidates(beneficiary)):
             first = min(leaves, key=self._rank)
@@ -151,12 +151,12 @@ class Oracle:
             self._drop(key)
 
     def clear(self, namespace: str | None) -> list[int]:
-        """Give up the unlocked pages of a namespace."""
+        """Remove the unlocked pages of a namespace."""
         mine = [key for key in self.pages if key[0] == namespace and not self.is_locked(*key)]
         return [self._drop(key) for key in mine]
 
     def release(self, namespace: str | None, prefix: Prefix) -> list[int]:
-        """Give up the unlocked pages after a prefix, and the pages at its end that nothing else needs."""
+        """Remove the unlocked pages after a prefix, and the pages at its end that nothing else needs."""
         below = [key for key in self.pages if key[0] == namespace and key[1][: len(prefix)] == prefix != key[1]]
         freed = [self._drop(key) for key in below if not self.is_locked(*key)]
         while (namespace, prefix) in self._unlocked_leaves():
@@ -173,7 +173,7 @@ class Oracle:
         return sum(key[0] == namespace for key in self.pages)
 
     def num_evictable(self) -> int:
-        """Return the number of pages that `evict` can give up for no namespace in particular."""
+        """Return the number of pages that `evict` can return for no namespace in particular."""
         total = 0
         for namespace in {key[0] for key in self.pages}:
             num_unlocked = sum(key[0] == namespace and not self.is_locked(*key) for key in self.pages)

@@ -90,11 +90,11 @@ class PrefixCache(Protocol[N]):
         ...
 
     def evict(self, num_pages: int) -> Int32:
-        """Give up the pages that are first in order."""
+        """Evict the pages that are first in order."""
         ...
 
     def clear(self, namespace: str | None = None) -> Int32:
-        """Give up the unlocked pages of a namespace."""
+        """Remove the unlocked pages of a namespace."""
         ...
 
     def check(self) -> None:
