@@ -1,6 +1,6 @@
 # pyright: basic
 # (pytest-benchmark is untyped)
-"""What one call costs, and what it must not depend on.
+"""The cost of single calls, and what it must not depend on.
 
 pytest packages/radixcache/benchmarks/bench_calls.py -o python_files="bench_*.py" --benchmark-enable
 """
@@ -40,7 +40,7 @@ POLICIES = {
 
 
 class Ids:
-    """Page ids, each once."""
+    """Returns page ids, each only once."""
 
     def __init__(self) -> None:
         self.num_made = 0
@@ -55,7 +55,7 @@ def fresh(rng: np.random.Generator, *shape: int) -> Int32:
 
 
 def test_startswith(benchmark: BenchmarkFixture) -> None:
-    """The yardstick for a match of 100k tokens."""
+    """The reference for a match of 100k tokens."""
     key = fresh(np.random.default_rng(0), 100_000).tobytes()
     other = bytes(bytearray(key))
     benchmark(key.startswith, other)
@@ -82,7 +82,7 @@ def test_miss(benchmark: BenchmarkFixture, page_size: int) -> None:
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("num_before", [1024, 100 * 1024])
 def test_publish_a_chunk(benchmark: BenchmarkFixture, num_before: int, page_size: int) -> None:
-    """Insert 512 new tokens behind a prefix in chunks, and move the lease on to them."""
+    """Insert 512 new tokens after a prefix that was inserted in chunks, and move the lease to their end."""
     rng, ids, cache = np.random.default_rng(0), Ids(), RadixCache(page_size)
     lease = cache.lock(cache.root())
     for chunk in fresh(rng, num_before // 512, 512):
@@ -97,14 +97,14 @@ def test_publish_a_chunk(benchmark: BenchmarkFixture, num_before: int, page_size
 def publish(cache: RadixCache, lease, chunk: Int32, pages: Int32):
     grown = cache.lock(cache.insert(chunk, pages, after=lease).node)
     cache.unlock(lease)
-    cache.lock(lease)  # as it was, for the next round
+    cache.lock(lease)  # restored for the next round
     return grown
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_leaves", [1000, 100_000])
 def test_evict_a_leaf(benchmark: BenchmarkFixture, num_leaves: int, policy: str) -> None:
-    """One call for one leaf of two pages."""
+    """One call evicts one leaf of two pages."""
     rng, ids = np.random.default_rng(0), Ids()
     cache = RadixCache(16, policy=POLICIES[policy]())
     for prompt in fresh(rng, num_leaves, 32):
@@ -116,7 +116,7 @@ def test_evict_a_leaf(benchmark: BenchmarkFixture, num_leaves: int, policy: str)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("num_watches", [0, 10_000])
 def test_engine_step(benchmark: BenchmarkFixture, num_watches: int, page_size: int) -> None:
-    """32 inserts and 32 evictions of 256 tokens each, with watches on 50 prefixes and what follows them."""
+    """32 inserts and 32 evictions of 256 tokens each, with watches on 50 prefixes and their continuations."""
     rng, ids, cache = np.random.default_rng(0), Ids(), RadixCache(page_size)
     prefixes = list(fresh(rng, 50, 1024))
     cached = [np.concatenate((prefixes[index % 50], suffix)) for index, suffix in enumerate(fresh(rng, 3200, 256))]

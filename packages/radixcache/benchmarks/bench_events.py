@@ -1,11 +1,11 @@
 # pyright: basic
 # (pytest-benchmark is untyped)
-"""What it costs a cache that somebody follows it.
+"""What it costs a cache to be followed by an event log.
 
     pytest packages/radixcache/benchmarks/bench_events.py --benchmark-enable --benchmark-only
 
-The time of `test_request` is that of 1,000 requests of 1,024 new tokens each, matched, published, and evicted later:
-its milliseconds are microseconds per request.
+`test_request` measures 1,000 requests of 1,024 new tokens each, which are matched, published, and later evicted. So its
+milliseconds are microseconds per request.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from pagewood.radixcache.events import EventLog, RemoteIndex
 
 NUM_REQUESTS = 1000
 NUM_TOKENS = 1024
-NUM_KEPT = 100  # requests that the memory is large enough for
+NUM_KEPT = 100  # requests that fit in the memory
 
 
-def nobody(cache: RadixCache) -> Callable[[], object]:
+def no_log(cache: RadixCache) -> Callable[[], object]:
     return lambda: None
 
 
@@ -37,7 +37,7 @@ def read(cache: RadixCache) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("follow", [nobody, unread, read])
+@pytest.mark.parametrize("follow", [no_log, unread, read])
 def test_request(benchmark: BenchmarkFixture, follow: Callable, page_size: int) -> None:
     tokens = np.random.default_rng(0).integers(0, 128_000, (NUM_REQUESTS, NUM_TOKENS), dtype=np.int32)
     num_pages = NUM_TOKENS // page_size
@@ -62,7 +62,7 @@ def test_request(benchmark: BenchmarkFixture, follow: Callable, page_size: int) 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_snapshot(benchmark: BenchmarkFixture, page_size: int) -> None:
-    """The first snapshot of 100 sequences of 1,024 tokens, and its way into an index."""
+    """The first snapshot of 100 sequences of 1,024 tokens, and applying it to an index."""
     tokens = np.random.default_rng(0).integers(0, 128_000, (NUM_KEPT, NUM_TOKENS), dtype=np.int32)
     pages = np.arange(NUM_KEPT * NUM_TOKENS // page_size, dtype=np.int32).reshape(NUM_KEPT, -1)
     cache = RadixCache(page_size)

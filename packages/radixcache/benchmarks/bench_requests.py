@@ -1,13 +1,13 @@
 # pyright: basic
 # (pytest-benchmark is untyped)
-"""What the cache costs a request, from its match to its last unlock, in five deterministic workloads.
+"""The cost of the cache per request, from the match to the last unlock, in five deterministic workloads.
 
     pytest packages/radixcache/benchmarks/bench_requests.py -o python_files="bench_*.py" --benchmark-enable
 
-A request is what an engine does with the cache (`Bench.serve`): match, lock, copy the page ids out, make room, insert
-the prompt behind the match, move the lease on, insert the reply, unlock, give duplicates back. The pages come from
-`pagewood.kvpool` where that is installed, from a stack of free ids otherwise. The extra information has, in
-microseconds, the request and each call, and the bytes that the cache takes for each cached token.
+A request makes the calls that an engine makes (`Bench.serve`): match, lock, copy the page ids, evict if necessary,
+insert the prompt after the match, move the lease, insert the reply, unlock, free duplicate pages. Pages come from
+`pagewood.kvpool` if it is installed, otherwise from a stack of free ids. The extra information contains the
+microseconds of a request and of each call, and the bytes of the cache per cached token.
 """
 
 import gc
@@ -35,7 +35,7 @@ PAGE_SIZES = [1, 16, 64]
 
 
 class FreeStack:
-    """The least that hands out page ids."""
+    """A minimal allocator of page ids."""
 
     def __init__(self, num_pages: int) -> None:
         self.stack = np.arange(num_pages, dtype=np.int32)
@@ -52,7 +52,7 @@ class FreeStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Requests to replay: `warm_up` before the clock starts, then `timed`; each is a prompt and the reply to it."""
+    """Requests to replay: `warm_up` is not timed, `timed` is; each request is a prompt and its reply."""
 
     warm_up: list[tuple[Int32, Int32]]
     timed: list[tuple[Int32, Int32]]
@@ -60,7 +60,7 @@ class Work:
 
 
 class Timed:
-    """A cache whose calls are timed one by one."""
+    """A cache that times each call."""
 
     def __init__(self, cache: RadixCache) -> None:
         self.cache = cache
@@ -80,12 +80,12 @@ class Timed:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """A cache and the pool of pages that it shares with its requests."""
+    """A cache, and the pool of pages that it shares with its requests."""
 
     cache: Any
     page_size: int
     pool: Any
-    row: Int32  # where the page ids are copied to
+    row: Int32  # destination of the page ids
     num_evictions: int = 0
     num_matched: int = 0
     times_ns: list[int] = field(default_factory=list["int"])
@@ -123,7 +123,7 @@ def fresh(rng: np.random.Generator, num_tokens: int) -> Int32:
 
 
 def w1_chat() -> Work:
-    """200 conversations of 8 turns (200 tokens in, 200 out) that take turns at random, behind a system prompt of 1k."""
+    """200 conversations of 8 turns (200 tokens in, 200 out) in random order, with a shared 1k system prompt."""
     rng = np.random.default_rng(1)
     system = fresh(rng, 1024)
     history = dict.fromkeys(range(200), system)
@@ -137,7 +137,7 @@ def w1_chat() -> Work:
 
 
 def w2_shared_prefixes() -> Work:
-    """50 prefixes of 8k tokens, each behind 20 requests with 100 tokens of their own and 100 of a reply."""
+    """50 prefixes of 8k tokens, each shared by 20 requests with 100 tokens of their own and replies of 100."""
     rng = np.random.default_rng(2)
     prefixes = [fresh(rng, 8192) for _ in range(50)]
     requests = [
@@ -148,7 +148,7 @@ def w2_shared_prefixes() -> Work:
 
 
 def w3_documents() -> Work:
-    """5 documents of 100k tokens, each asked 20 questions of 100 tokens with replies of 100."""
+    """5 documents of 100k tokens, each with 20 questions of 100 tokens and replies of 100."""
     rng = np.random.default_rng(3)
     texts = [fresh(rng, 100_000) for _ in range(5)]
     requests = [
@@ -159,7 +159,7 @@ def w3_documents() -> Work:
 
 
 def w4_trees() -> Work:
-    """Paths through a tree of depth 6, fan-out 4, segments of 64 tokens; a third of what is asked for can be cached."""
+    """Paths in a tree of depth 6, fan-out 4, segments of 64 tokens; a third of the tree fits in the cache."""
     rng = np.random.default_rng(5)
     segments: dict[tuple[int, ...], Int32] = {(): fresh(rng, 0)}
     for depth in range(6):
@@ -172,7 +172,7 @@ def w4_trees() -> Work:
 
 
 def w5_nothing_shared() -> Work:
-    """512 tokens each that share nothing, into a cache that is full with 100k of the same."""
+    """Requests of 512 tokens that share nothing, into a cache that is full of 100k such requests."""
     rng = np.random.default_rng(4)
     tokens = fresh(rng, 512 * 102_000).reshape(-1, 512)
     requests = [(row, row[:0]) for row in tokens]
@@ -230,7 +230,7 @@ def test_request(benchmark: BenchmarkFixture, work: Work, page_size: int) -> Non
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_memory(benchmark: BenchmarkFixture, page_size: int) -> None:
-    """Bytes per cached token on W1, all that the cache holds."""
+    """Bytes per cached token on W1, including everything that the cache holds."""
 
     def replay() -> None:
         work = w1_chat()

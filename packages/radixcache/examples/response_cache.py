@@ -1,8 +1,9 @@
-"""Values remembered by token prefix, within a budget of tokens: a response cache and a retrieval cache in one.
+"""Remember values by token prefix, within a budget of tokens: a response cache and a retrieval cache in one.
 
-A value that was put for exactly these tokens is a response to give again; one that was put for a prefix of them is
-where to go on from: the documents, say, that the previous turn of a conversation retrieved. Every token is a page of
-the cache here, and a value hangs on the page of its last token, so that eviction says which values to forget.
+A value that was stored for exactly these tokens is a response that can be returned again. A value that was stored for
+a prefix of them is a starting point, for example the documents that were retrieved in the previous turn of a
+conversation. Here each token is a page of the cache, and a value belongs to the page of its last token. So an eviction
+names the values to forget.
 
     pip install pagewood-radixcache
     python response_cache.py
@@ -22,14 +23,14 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Generic[V]):
-    """A value, and the length of the prefix that it was put for."""
+    """A value, and the length of the prefix that it was stored for."""
 
     num_tokens: int
     value: V
 
 
 class ResponseCache(Generic[V]):
-    """Remembers values at token prefixes that hold `num_tokens` tokens in all; the least recently used go first."""
+    """Remembers values by token prefix; the prefixes have `num_tokens` tokens in total, evicted by LRU."""
 
     def __init__(self, num_tokens: int) -> None:
         self._cache = RadixCache(1)
@@ -45,7 +46,7 @@ class ResponseCache(Generic[V]):
         return None
 
     def put(self, tokens: Int32, value: V, tenant: str | None = None) -> bool:
-        """Remember a value for a prompt of one token or more; false if it is larger than the budget."""
+        """Remember a value for a prompt of at least one token; return False if the prompt exceeds the budget."""
         if len(tokens) > self._cache.num_pages + len(self._free):
             return False
         match = self._cache.match(tokens, tenant)
@@ -62,16 +63,16 @@ class ResponseCache(Generic[V]):
 
 
 def main() -> None:
-    """A conversation whose second turn starts from what the first one retrieved, and a question asked twice."""
+    """Continue a conversation from the documents of its first turn, and repeat a question."""
     cache = ResponseCache[str](num_tokens=10_000)
     first_turn = np.arange(500, dtype=np.int32)
     cache.put(first_turn, "documents 3 and 8")
     second_turn = np.arange(620, dtype=np.int32)
     found = cache.find(second_turn)
     assert found is not None
-    print(f"{found.value}: retrieved {len(second_turn) - found.num_tokens} tokens ago")
+    print(f"{found.value}: retrieved {len(second_turn) - found.num_tokens} tokens before the end")
     print(f"the same question again: {cache.find(first_turn)}")
-    print(f"another tenant's: {cache.find(first_turn, 'other')}")
+    print(f"the same for another tenant: {cache.find(first_turn, 'other')}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A router that sends each request to the replica that has most of its prefix, unless that one is too busy.
+"""A router that sends each request to the replica that will finish computing its prompt first.
 
-It keeps one index per replica from the replica's events, over connections that lose one message in ten here.
+It keeps one index per replica, built from the replica's events. In this demo one message in ten is lost.
 
     pip install pagewood-radixcache
     python router.py
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 
 
 class Replica:
-    """What an engine does with its prefix cache, without the engine."""
+    """The prefix cache of an engine, without the engine."""
 
     def __init__(self, num_pages: int) -> None:
         self.cache = RadixCache(BLOCK_SIZE)
@@ -29,7 +29,7 @@ class Replica:
         self.free = np.arange(num_pages, dtype=np.int32)
 
     def serve(self, prompt: Int32) -> int:
-        """Cache a prompt, and return how many of its tokens were there."""
+        """Cache a prompt, and return how many of its tokens were cached already."""
         match = self.cache.match(prompt)
         lease = self.cache.lock(match.node)
         rest = prompt[match.num_tokens :]
@@ -43,28 +43,28 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Route:
-    """What the router knows of a replica."""
+    """What the router knows about a replica."""
 
     index: RemoteIndex = field(default_factory=RemoteIndex)
-    num_queued: float = 0  # tokens that it has been sent and must still compute
-    published: Position | None = None  # what the replica has sent so far
+    num_queued: float = 0  # tokens sent to the replica that it has not computed yet
+    published: Position | None = None  # the end of what the replica has sent
 
 
 class Router:
-    """Picks the replica that will have computed a prompt first."""
+    """Picks the replica that will finish computing a prompt first."""
 
     def __init__(self, num_replicas: int) -> None:
         self.routes = [Route() for _ in range(num_replicas)]
 
     def pick(self, prompt: Int32) -> int:
-        """Return the replica with the fewest tokens to compute, its queue included."""
+        """Return the replica with the fewest tokens to compute, including its queue."""
         cached = [0] * len(self.routes)
-        going_on = list(range(len(self.routes)))  # replicas that have all blocks so far
+        candidates = list(range(len(self.routes)))  # replicas that have all blocks up to here
         for end, block_hash in enumerate(block_hashes(prompt, BLOCK_SIZE), 1):
-            going_on = [replica for replica in going_on if block_hash in self.routes[replica].index]
-            if not going_on:
+            candidates = [replica for replica in candidates if block_hash in self.routes[replica].index]
+            if not candidates:
                 break
-            for replica in going_on:
+            for replica in candidates:
                 cached[replica] = end * BLOCK_SIZE
         costs = [
             len(prompt) - num_cached + route.num_queued for num_cached, route in zip(cached, self.routes, strict=True)
@@ -74,36 +74,36 @@ class Router:
         return best
 
     def listen(self, replica: int, log: EventLog, is_lost: Callable[[], bool]) -> None:
-        """Hear what a replica publishes, and ask again for what is missing."""
+        """Receive what a replica publishes, and request again what was lost."""
         route = self.routes[replica]
         update = log.read(route.published)
         route.published = update.end
         if not is_lost() and not route.index.apply(update):
-            route.index.apply(log.read(route.index.position))  # a gap: the events since then, or else a snapshot
+            route.index.apply(log.read(route.index.position))  # a gap: request what is missing, events or a snapshot
 
 
 def run(*, by_prefix: bool) -> float:
-    """Serve 60 conversations of 6 turns on 4 replicas, and return the share of tokens that came from a cache."""
-    rng, luck = np.random.default_rng(0), random.Random(0)
+    """Serve 60 conversations of 6 turns on 4 replicas, and return the share of tokens that were cached."""
+    rng, losses = np.random.default_rng(0), random.Random(0)
     systems = rng.integers(0, 32_000, (8, 800), dtype=np.int32)
     chats = [systems[chat % 8] for chat in range(60)]
     replicas, router = [Replica(num_pages=2000) for _ in range(4)], Router(4)
     num_tokens = num_cached = 0
     for turn, chat in enumerate(rng.permutation(np.repeat(np.arange(60), 6)).tolist()):
         prompt = chats[chat] = np.concatenate((chats[chat], rng.integers(0, 32_000, 200, dtype=np.int32)))
-        which = router.pick(prompt) if by_prefix else turn % 4
-        num_cached += replicas[which].serve(prompt)
+        chosen = router.pick(prompt) if by_prefix else turn % 4
+        num_cached += replicas[chosen].serve(prompt)
         num_tokens += len(prompt)
         for replica, route in enumerate(router.routes):
-            router.listen(replica, replicas[replica].log, lambda: luck.random() < 0.1)
+            router.listen(replica, replicas[replica].log, lambda: losses.random() < 0.1)
             route.num_queued = max(0, route.num_queued - 150)  # what a replica computes between two requests
     return num_cached / num_tokens
 
 
 def main() -> None:
-    """Compare with sending the requests round."""
-    print(f"round robin: {run(by_prefix=False):.0%} of the tokens from a cache")
-    print(f"by prefix:   {run(by_prefix=True):.0%} of the tokens from a cache")
+    """Compare routing by prefix with round robin."""
+    print(f"round robin: {run(by_prefix=False):.0%} of the tokens were cached")
+    print(f"by prefix:   {run(by_prefix=True):.0%} of the tokens were cached")
 
 
 if __name__ == "__main__":

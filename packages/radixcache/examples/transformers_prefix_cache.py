@@ -1,8 +1,8 @@
 # pyright: basic
 # (torch and transformers are untyped where it matters)
-"""Prefix caching for `generate` of transformers: what an earlier prompt has computed is not computed again.
+"""Prefix caching for `generate` of transformers: tokens of earlier prompts are not computed again.
 
-For decoders whose layers all attend to everything. Run it to see what a long system prompt costs with and without:
+For decoders in which every layer attends to all tokens. Run it to compare a long system prompt with and without it:
 
     pip install pagewood-radixcache torch transformers
     python transformers_prefix_cache.py
@@ -18,7 +18,7 @@ from pagewood.radixcache import RadixCache
 
 
 class CachedGenerator:
-    """A model with a memory of `num_pages` pages, in which it keeps the keys and values of what it has read."""
+    """A model with a memory of `num_pages` pages, which keeps the keys and values of earlier prompts."""
 
     def __init__(self, model, *, num_pages: int, page_size: int = 16) -> None:
         config = model.config
@@ -31,8 +31,8 @@ class CachedGenerator:
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], **options) -> tuple[list[int], int]:
-        """Return the prompt with its continuation, and how many of its tokens were not computed again."""
-        match = self.cache.match(np.array(prompt[:-1], np.int32))  # the last token is computed for its logits
+        """Return the prompt with its continuation, and the number of prompt tokens that were not computed."""
+        match = self.cache.match(np.array(prompt[:-1], np.int32))  # the last token must be computed
         lease = self.cache.lock(match.node)
         try:
             past = DynamicCache()
@@ -46,7 +46,7 @@ class CachedGenerator:
         return output.tolist(), match.num_tokens
 
     def keep(self, tokens, past, start: int, lease) -> None:
-        """Copy the pages after `start` to the memory, as far as they fit, and let the cache adopt them."""
+        """Copy the pages after `start` to the memory, as many as fit, and let the cache adopt them."""
         num_wanted = (len(tokens) - start) // self.cache.page_size
         evicted = self.cache.evict(max(0, num_wanted - len(self.free)))
         self.free = np.concatenate((self.free, evicted))
@@ -56,11 +56,11 @@ class CachedGenerator:
             new = torch.cat((layer.keys, layer.values))[:, :, start:end]  # [2, heads, tokens, head_dim]
             memory[:, :, pages.tolist()] = new.unflatten(2, (len(pages), self.cache.page_size))
         insertion = self.cache.insert(tokens[start:end], pages, after=lease)
-        self.free = np.concatenate((self.free, pages[: insertion.num_existing]))  # those were there already
+        self.free = np.concatenate((self.free, pages[: insertion.num_existing]))  # they were cached already
 
 
 def main() -> None:
-    """Ask five questions behind the same 1,000 tokens."""
+    """Ask five questions after the same 1,000 tokens."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=8)).eval()
     generator = CachedGenerator(model, num_pages=200)

@@ -1,4 +1,4 @@
-"""Every policy and page size at length: `nox -s soak`, or `python packages/radixcache/tests/soak.py 1000000`."""
+"""Soak test of every policy and page size: `nox -s soak`, or `python packages/radixcache/tests/soak.py 1000000`."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ PAGE_SIZES = (1, 3, 16)
 
 
 def main(num_steps: int) -> None:
-    """Share `num_steps` among all policies and page sizes."""
+    """Divide `num_steps` among all policies and page sizes."""
     cases = [(name, page_size) for name in POLICIES for page_size in PAGE_SIZES]
     for seed, (name, page_size) in enumerate(cases):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The first difference of two keys, by the naive way and by ours."""
+"""`num_common_items` agrees with a naive comparison."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -16,6 +16,6 @@ def test_num_common_items(left: list[int], right: list[int], before: list[int]) 
     assert num_common_items(left_bytes, right_bytes, 4 * len(before)) == naive
 
 
-def test_from_bytes_of_nothing_is_an_empty_array() -> None:
+def test_from_bytes_of_no_parts_is_an_empty_array() -> None:
     assert from_bytes([]).tolist() == []
     assert from_bytes([]).dtype == np.int32

@@ -1,4 +1,4 @@
-"""What `RadixCache` promises, one promise a test; the conformance machine (test_testing.py) covers them together."""
+"""The promises of `RadixCache`, one test each; the conformance machine (test_testing.py) combines them."""
 
 import re
 
@@ -16,7 +16,7 @@ def ids(*items: int) -> Int32:
 
 
 def filled(page_size: int, *sequences: Int32) -> RadixCache:
-    """A cache of these sequences, whose pages are numbered as they come."""
+    """Return a cache of these sequences; pages are numbered in order of insertion."""
     cache = RadixCache(page_size)
     for sequence in sequences:
         num_pages = len(sequence) // page_size
@@ -60,7 +60,7 @@ def test_arrays_are_copied_on_insert() -> None:
     assert cache.match(ids(1, 2)).pages.tolist() == [10, 11]
 
 
-def test_strided_arrays_are_taken_as_they_read() -> None:
+def test_strided_arrays_are_accepted() -> None:
     cache = RadixCache(1)
     cache.insert(ids(1, 0, 2, 0)[::2], ids(11, 10)[::-1])
     assert cache.match(ids(1, 0, 2)[::2]).pages.tolist() == [10, 11]
@@ -93,13 +93,13 @@ def test_match_counts_as_use_and_peek_does_not() -> None:
     assert cache.evict(2).tolist() == [1, 2]
 
 
-def test_a_match_inside_an_edge_is_no_use_of_its_tail() -> None:
+def test_a_match_inside_an_edge_is_not_a_use_of_its_tail() -> None:
     cache = filled(1, ids(1, 2, 3), ids(9))
     cache.unlock(cache.lock(cache.match(ids(1, 2)).node))
     assert [cache.evict(1).tolist() for _ in range(4)] == [[2], [3], [1], [0]]
 
 
-def test_a_lease_inside_an_edge_locks_no_more_than_it_needs() -> None:
+def test_a_lease_inside_an_edge_locks_only_its_prefix() -> None:
     cache = filled(1, ids(1, 2, 3, 4))
     lease = cache.lock(cache.match(ids(1, 2, 9)).node)
     assert (cache.num_locked, cache.num_evictable) == (2, 2)
@@ -131,14 +131,14 @@ def test_a_lease_survives_splits_above_its_end() -> None:
     assert cache.num_locked == 0
 
 
-def test_duplicates_stay_the_callers() -> None:
+def test_duplicate_pages_still_belong_to_the_caller() -> None:
     cache = filled(1, ids(1, 2))
     insertion = cache.insert(ids(1, 2, 3), ids(50, 51, 52))
     assert insertion.num_existing == 2
     assert cache.match(ids(1, 2, 3)).pages.tolist() == [0, 1, 52]
 
 
-def test_insert_after_finds_what_others_inserted_meanwhile() -> None:
+def test_insert_after_finds_pages_inserted_in_the_meantime() -> None:
     cache = RadixCache(1)
     lease = cache.lock(cache.root("tenant"))
     cache.insert(ids(1, 2), ids(10, 11), "tenant")
@@ -148,7 +148,7 @@ def test_insert_after_finds_what_others_inserted_meanwhile() -> None:
     assert cache.num_pages_in() == 0
 
 
-def test_eviction_trims_a_tail_and_never_takes_more_than_asked() -> None:
+def test_eviction_trims_a_tail_and_never_takes_more_than_requested() -> None:
     cache = filled(2, ids(1, 1, 2, 2, 3, 3, 4, 4))
     assert cache.evict(1).tolist() == [3]
     assert cache.evict(0).tolist() == []
@@ -158,7 +158,7 @@ def test_eviction_trims_a_tail_and_never_takes_more_than_asked() -> None:
 
 def test_a_parent_that_becomes_a_leaf_keeps_its_place() -> None:
     cache = filled(1, ids(1), ids(1, 2), ids(5), ids(6))
-    cache.match(ids(1))  # younger than 5 and 6 now, but its child is not
+    cache.match(ids(1))  # now more recent than 5 and 6, but its child is not
     assert [cache.evict(1).tolist() for _ in range(4)] == [[1], [2], [3], [0]]
 
 
@@ -170,7 +170,7 @@ def test_unlocking_is_a_use() -> None:
     assert cache.evict(1).tolist() == [1]
 
 
-def test_namespaces_share_nothing_but_recency() -> None:
+def test_namespaces_share_only_recency() -> None:
     cache = RadixCache(1)
     cache.insert(ids(1), ids(10), "a")
     cache.insert(ids(1), ids(11), "b")
@@ -179,14 +179,14 @@ def test_namespaces_share_nothing_but_recency() -> None:
     assert cache.evict(2).tolist() == [10, 11]
 
 
-def test_clear_keeps_what_is_locked() -> None:
+def test_clear_keeps_locked_pages() -> None:
     cache = filled(1, ids(1, 2, 3), ids(1, 2, 4), ids(5))
     cache.insert(ids(1), ids(9), "other")
     lease = cache.lock(cache.match(ids(1, 2)).node)
     assert sorted(cache.clear().tolist()) == [2, 3, 4]
     cache.check()
     assert (cache.num_pages_in(), cache.num_pages_in("other")) == (2, 1)
-    assert cache.clear("nobody").tolist() == []
+    assert cache.clear("empty").tolist() == []
     cache.unlock(lease)
     assert sorted(cache.clear().tolist()) == [0, 1]
     cache.check()
@@ -228,7 +228,7 @@ def test_an_evicted_prefix_cannot_be_locked() -> None:
     cache.check()
 
 
-def test_unlocking_what_is_not_locked_is_an_error() -> None:
+def test_unlocking_an_unlocked_handle_is_an_error() -> None:
     cache = filled(1, ids(1, 2, 3))
     lease = cache.lock(cache.match(ids(1, 2, 3)).node)
     inside = cache.peek(ids(1, 2)).node
@@ -280,7 +280,7 @@ def test_bad_arguments_are_refused() -> None:
     assert cache.num_pages == 0
 
 
-def test_a_handle_of_what_was_trimmed_stays_stale_when_the_rest_grows() -> None:
+def test_a_handle_of_a_trimmed_prefix_stays_stale_when_the_rest_grows() -> None:
     cache = filled(1, ids(1, 2, 3, 4))
     whole = cache.peek(ids(1, 2, 3, 4)).node
     cache.evict(2)

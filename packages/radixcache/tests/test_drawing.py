@@ -1,4 +1,4 @@
-"""The tree as a picture shows every run once, below what it follows."""
+"""A drawing of the tree shows every run once, below its parent."""
 
 import re
 from io import StringIO
@@ -27,7 +27,7 @@ def cache() -> RadixCache:
     return cache
 
 
-def test_dot_shows_what_follows_what(cache: RadixCache) -> None:
+def test_dot_shows_the_tree(cache: RadixCache) -> None:
     assert to_dot(cache).splitlines() == [
         "digraph cache {",
         "  rankdir=LR;",
@@ -46,13 +46,13 @@ def test_dot_shows_what_follows_what(cache: RadixCache) -> None:
     ]
 
 
-def test_a_label_of_ones_own_is_escaped() -> None:
+def test_a_custom_label_is_escaped() -> None:
     cache = RadixCache(1)
     cache.insert(ids(1), ids(1))
     assert r'[label="a \"b\" \\c\nd", ' in to_dot(cache, label=lambda run: 'a "b" \\c\nd')
 
 
-def test_many_children_are_folded() -> None:
+def test_many_children_are_combined() -> None:
     cache = RadixCache(1)
     for first in range(5):
         cache.insert(np.arange(first, 2 * first + 1, dtype=np.int32), np.arange(9, dtype=np.int32) + 10 * first)
@@ -60,7 +60,7 @@ def test_many_children_are_folded() -> None:
     assert labels[1:] == ["pages [0, 5): 4 5 6 7 8", "pages [0, 4): 3 4 5 6", "… 3 more, 6 pages"]
 
 
-def test_what_has_most_below_it_is_shown_first() -> None:
+def test_the_largest_subtree_is_shown_first() -> None:
     cache = RadixCache(1)
     for index, prompt in enumerate([(9, 9, 9, 9), (1, 2, 3, 3), (1, 2, 4), (1, 5)]):
         cache.insert(ids(*prompt), np.arange(len(prompt), dtype=np.int32) + 10 * index)
@@ -92,11 +92,11 @@ def test_every_run_is_below_its_parent(prompts: list[list[int]]) -> None:
     assert arrows == {(root if run.parent_page is None else str(run.parent_page), name(run)) for run in cache.runs()}
 
 
-def test_an_empty_cache_is_an_empty_picture() -> None:
+def test_an_empty_cache_is_an_empty_drawing() -> None:
     assert len(to_dot(RadixCache(1)).splitlines()) == 4
 
 
-def test_a_long_chain_is_no_recursion() -> None:
+def test_a_long_chain_needs_no_recursion() -> None:
     cache = RadixCache(1)
     node = cache.root()
     for page in range(3000):
@@ -122,6 +122,6 @@ def test_a_terminal_shows_a_tree(cache: RadixCache) -> None:
     assert "\x1b[1;36mpages [1, 6)" not in styled
 
 
-def test_a_description_fits_a_line(cache: RadixCache) -> None:
+def test_a_description_fits_on_a_line(cache: RadixCache) -> None:
     cache.insert(np.arange(50, 20_050, dtype=np.int32), np.arange(100, 10_100, dtype=np.int32))
     assert max(len(describe(run)) for run in cache.runs()) < 80

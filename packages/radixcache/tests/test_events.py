@@ -1,4 +1,4 @@
-"""A consumer that says it is in sync holds what the cache holds, whatever happened to its updates on the way."""
+"""A consumer that claims to be in sync holds what the cache holds, even if updates are lost, repeated or late."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def ids(*items: int) -> Int32:
 
 
 def name_of(namespace: str | None, pages: Sequence[Sequence[int]]) -> bytes:
-    """The name of the last page, by the words of `hashing`."""
+    """Return the name of the last page, computed as `hashing` documents it."""
     name = hashlib.sha256(b"pagewood block 1" + (b"" if namespace is None else b":" + namespace.encode())).digest()
     for page in pages:
         tokens = b"".join(token.to_bytes(4, "little", signed=True) for token in page)
@@ -46,7 +46,7 @@ def name_of(namespace: str | None, pages: Sequence[Sequence[int]]) -> bytes:
 
 
 def names_in(cache: RadixCache) -> set[bytes]:
-    """The names of all that is cached, from the tokens on the way to each page."""
+    """Return the names of all cached pages, computed from the tokens up to each page."""
     paths: dict[int | None, list[list[int]]] = {None: []}
     names: set[bytes] = set()
     for run in cache.runs():
@@ -58,8 +58,8 @@ def names_in(cache: RadixCache) -> set[bytes]:
     return names
 
 
-class Following(RuleBasedStateMachine):
-    """A cache that changes, a log that remembers little, and a consumer whose updates are lost, repeated and late."""
+class FollowingMachine(RuleBasedStateMachine):
+    """A changing cache, a log with a short memory, and a consumer whose updates are lost, repeated or late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def start_log(self) -> None:
-        """The cache's process starts anew, as far as its consumers can tell."""
+        """Start a new log; for the consumers, the process of the cache has restarted."""
         self.log = EventLog(self.cache, max_pages=5)
         self.published = self.log.position
         self.remember()
@@ -108,7 +108,7 @@ class Following(RuleBasedStateMachine):
 
     @rule(is_lost=st.booleans())
     def publish(self, is_lost: bool) -> None:
-        """What a publisher sends at every step, to whoever listens."""
+        """Read the log as a publisher does at every step; the update may be lost."""
         update = self.log.read(self.published)
         self.published = update.end
         self.updates.append(update)
@@ -132,7 +132,7 @@ class Following(RuleBasedStateMachine):
         self.index = RemoteIndex()
 
     @invariant()
-    def the_index_is_that_of_its_position(self) -> None:
+    def the_index_agrees_with_its_position(self) -> None:
         if self.index.position is not None:
             expected = self.history[self.index.position.log_id, self.index.position.epoch]
             assert len(self.index) == len(expected)
@@ -144,19 +144,19 @@ class Following(RuleBasedStateMachine):
     def deliver(self, update: EventBatch | Snapshot) -> bool:
         is_in_sync = self.index.apply(from_plain(to_plain(update)))
         assert is_in_sync == self.index.is_in_sync
-        if is_in_sync and update.end == self.log.position:  # it has heard of the newest
+        if is_in_sync and update.end == self.log.position:  # it has seen the newest update
             assert self.index.position == self.log.position
         return is_in_sync
 
 
 SETTINGS = hypothesis.settings(max_examples=300, stateful_step_count=40, deadline=None)
 FAULT_SETTINGS = hypothesis.settings(
-    SETTINGS, max_examples=600, derandomize=True, database=None, phases=[hypothesis.Phase.generate]
+    SETTINGS, max_examples=3000, derandomize=True, database=None, phases=[hypothesis.Phase.generate]
 )
 
 
 def test_a_consumer_in_sync_holds_what_the_cache_holds() -> None:
-    run_state_machine_as_test(Following, settings=SETTINGS)
+    run_state_machine_as_test(FollowingMachine, settings=SETTINGS)
 
 
 apply, follow, store, read = RemoteIndex.apply, RemoteIndex._follow, BlockNames.store, EventLog.read  # pyright: ignore
@@ -204,25 +204,25 @@ def read_without_forgetting(log: EventLog, position: Position | None = None) -> 
 
 
 FAULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
-    "a gap is not noticed": (RemoteIndex, "apply", apply_without_gaps),
+    "a gap is not detected": (RemoteIndex, "apply", apply_without_gaps),
     "a replay is applied again": (RemoteIndex, "apply", apply_replays),
-    "another log is not noticed": (RemoteIndex, "apply", apply_of_any_log),
-    "nothing is ever removed": (RemoteIndex, "_follow", follow_no_removal),
-    "namespaces share their names": (BlockNames, "store", store_in_one_namespace),
-    "what is forgotten is left out": (EventLog, "read", read_without_forgetting),
+    "another log is not detected": (RemoteIndex, "apply", apply_of_any_log),
+    "blocks are never removed": (RemoteIndex, "_follow", follow_no_removal),
+    "namespaces share block names": (BlockNames, "store", store_in_one_namespace),
+    "dropped events are left out": (EventLog, "read", read_without_forgetting),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_seeded_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_fault_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, faulty = FAULTS[fault]
     monkeypatch.setattr(owner, name, faulty)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Following, settings=FAULT_SETTINGS)
+        run_state_machine_as_test(FollowingMachine, settings=FAULT_SETTINGS)
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=7), max_size=5), st.lists(st.integers(0, 1), max_size=8))
-def test_an_index_matches_what_the_cache_matches(inserted: list[list[int]], tokens: list[int]) -> None:
+def test_an_index_matches_the_same_as_the_cache(inserted: list[list[int]], tokens: list[int]) -> None:
     cache = RadixCache(3)
     num_made = 0
     for prompt in inserted:
@@ -269,7 +269,7 @@ def test_events_have_the_fields_of_vllm() -> None:
     assert list(block_hashes(ids(1, 2, 3, 4, 5, 6, 7), 2, "a")) == [first, second, third]
 
 
-def test_clearing_one_namespace_of_two_is_no_clearing_of_all() -> None:
+def test_clearing_one_of_two_namespaces_does_not_report_all_cleared() -> None:
     cache, log, index = followed()
     cache.insert(ids(1, 2), ids(1), "a")
     cache.insert(ids(1, 2), ids(2), "b")
@@ -280,7 +280,7 @@ def test_clearing_one_namespace_of_two_is_no_clearing_of_all() -> None:
     assert (index.match(ids(1, 2), "a"), index.match(ids(1, 2), "b")) == (0, 2)
 
 
-def test_what_nobody_reads_is_not_kept() -> None:
+def test_unread_changes_are_not_kept() -> None:
     cache, log, _ = followed(max_pages=3)
     start = log.position
     for page in range(10):
@@ -293,7 +293,7 @@ def test_what_nobody_reads_is_not_kept() -> None:
     assert heartbeat.events == []
 
 
-def test_the_names_of_what_is_gone_are_not_kept() -> None:
+def test_the_names_of_removed_pages_are_not_kept() -> None:
     names = BlockNames(2)
     assert names.store("a", None, ids(1, 2, 3, 4), ids(7, 8)) == names.of(ids(7, 8))
     assert names.remove(ids(8)) == [name_of("a", [[1, 2], [3, 4]])]
@@ -313,15 +313,15 @@ def test_the_oldest_events_are_forgotten_first() -> None:
     assert isinstance(log.read(Position(log_id=log.position.log_id, epoch=99)), Snapshot)
 
 
-def test_a_heartbeat_tells_of_what_was_lost() -> None:
+def test_a_heartbeat_reveals_lost_updates() -> None:
     cache, log, index = followed()
     cache.insert(ids(1, 2), ids(1))
-    assert index.is_in_sync  # as far as it has heard
+    assert index.is_in_sync  # it has not seen the new position
     assert not index.apply(log.read(log.position))
     assert index.apply(log.read(index.position))
 
 
-def test_events_that_do_not_fit_call_for_a_snapshot() -> None:
+def test_contradicting_events_require_a_snapshot() -> None:
     cache, log, index = followed()
     cache.insert(ids(1, 2), ids(1))
     name = name_of(None, [[9, 9]])
@@ -333,7 +333,7 @@ def test_events_that_do_not_fit_call_for_a_snapshot() -> None:
         assert index.apply(log.read(index.position))
 
 
-def test_a_log_remembers_a_page_at_least() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="max_pages must be >= 1, got 0"):
         EventLog(RadixCache(1), max_pages=0)
     with pytest.raises(ValueError, match="block_size must be >= 1, got 0"):
@@ -351,7 +351,7 @@ def all_kinds() -> list[EventBatch | Snapshot]:
 
 
 @pytest.mark.parametrize("update", all_kinds())
-def test_updates_become_plain_and_come_back(update: EventBatch | Snapshot) -> None:
+def test_updates_survive_the_plain_form(update: EventBatch | Snapshot) -> None:
     assert from_plain(to_plain(update)) == update
 
 
@@ -367,7 +367,7 @@ def test_updates_become_plain_and_come_back(update: EventBatch | Snapshot) -> No
         ({"events": [{"type": "BlockRemoved", "block_hashes": ["text"]}]}, "event must be one of"),
     ],
 )
-def test_what_is_no_update_is_refused(damage: dict[str, object], message: str) -> None:
+def test_an_invalid_update_is_refused(damage: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_plain(to_plain(all_kinds()[1]) | damage)
 
@@ -379,7 +379,7 @@ def test_a_block_stored_with_too_few_tokens_is_refused() -> None:
         from_plain(plain)
 
 
-def test_a_batch_can_be_read_as_vllms() -> None:
+def test_a_batch_can_be_decoded_as_vllms() -> None:
     msgspec = pytest.importorskip("msgspec", reason="vLLM's events are msgspec structs")
     hashes = list[bytes | int]
     options = {"omit_defaults": True, "tag": True}

@@ -1,6 +1,6 @@
 # pyright: basic
 # (torch and transformers are untyped where it matters)
-"""The example for transformers says what the model says without it, and computes less."""
+"""The example for transformers returns the tokens of the plain model, and computes fewer of them."""
 
 import os
 import runpy
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "transformers_prefix_cache.py
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
-    """More only wait for each other where the operations are as tiny as these."""
+    """With operations this small, more threads only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -42,7 +42,7 @@ def model():
 
 
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 400), (4, 100), (4, 12), (16, 4)])
-def test_it_says_the_same_and_computes_less(model, page_size: int, num_pages: int) -> None:
+def test_the_output_is_the_same_and_fewer_tokens_are_computed(model, page_size: int, num_pages: int) -> None:
     generator = runpy.run_path(str(EXAMPLE))["CachedGenerator"](model, num_pages=num_pages, page_size=page_size)
     computed: list[int] = []
     rng = np.random.default_rng(1)
@@ -65,7 +65,7 @@ def test_it_says_the_same_and_computes_less(model, page_size: int, num_pages: in
     assert total_saved > len(system)
 
 
-def test_it_is_short_and_runs() -> None:
+def test_the_example_is_short_and_runs() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 80
     command = [sys.executable, "-W", "error", EXAMPLE]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}

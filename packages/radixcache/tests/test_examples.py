@@ -1,4 +1,4 @@
-"""The examples run, and do what they say."""
+"""The examples run and print what they should."""
 
 import re
 import runpy
@@ -28,9 +28,9 @@ def ids(*items: int) -> Int32:
 
 def test_the_response_cache_finds_the_previous_turn() -> None:
     assert run("response_cache") == [
-        "documents 3 and 8: retrieved 120 tokens ago",
+        "documents 3 and 8: retrieved 120 tokens before the end",
         "the same question again: Found(num_tokens=500, value='documents 3 and 8')",
-        "another tenant's: None",
+        "the same for another tenant: None",
     ]
 
 
@@ -41,7 +41,7 @@ PUTS = st.lists(
 
 
 @given(PUTS, st.integers(1, 12))
-def test_the_response_cache_returns_what_was_put_last(
+def test_the_response_cache_returns_the_last_value_of_a_prompt(
     puts: list[tuple[tuple[int, ...], str | None]], budget: int
 ) -> None:
     cache = ResponseCache(budget)
@@ -63,7 +63,7 @@ def test_the_response_cache_returns_what_was_put_last(
 router: Any = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "router.py")))
 
 
-def test_the_router_finds_what_round_robin_misses() -> None:
+def test_the_router_beats_round_robin() -> None:
     shares = [int(re.findall(r"(\d+)%", line)[0]) for line in run("router")]
     assert len(shares) == 2
     assert shares[1] >= shares[0] + 20
@@ -73,8 +73,8 @@ def test_the_router_weighs_the_prefix_against_the_queue() -> None:
     replicas, routes = [router.Replica(num_pages=20) for _ in range(2)], router.Router(2)
     prompt = np.arange(160, dtype=np.int32)
     replicas[1].serve(prompt)
-    for which, replica in enumerate(replicas):
-        routes.listen(which, replica.log, lambda: False)
+    for number, replica in enumerate(replicas):
+        routes.listen(number, replica.log, lambda: False)
     assert routes.pick(prompt) == 1
     assert routes.pick(np.arange(500, 600, dtype=np.int32)) == 0
     routes.routes[1].num_queued = 300
@@ -85,10 +85,10 @@ def test_the_router_weighs_the_prefix_against_the_queue() -> None:
 def test_the_router_recovers_from_lost_updates(steps: list[tuple[int, int, int, bool]]) -> None:
     replicas, routes = [router.Replica(num_pages=8) for _ in range(2)], router.Router(2)
     prompts = [np.arange(start, start + 16 * 6, dtype=np.int32) // 48 for start in (0, 16, 48, 96)]
-    for which, prompt, num_blocks, is_lost in steps:
-        replica, route = replicas[which], routes.routes[which]
+    for number, prompt, num_blocks, is_lost in steps:
+        replica, route = replicas[number], routes.routes[number]
         replica.serve(prompts[prompt][: num_blocks * 16])
-        routes.listen(which, replica.log, lambda is_lost=is_lost: is_lost)
+        routes.listen(number, replica.log, lambda is_lost=is_lost: is_lost)
         if not is_lost:
             assert route.index.is_in_sync
             assert len(route.index) == replica.cache.num_pages

@@ -1,4 +1,4 @@
-"""Watches, limits, release, partial pages and explanations, one promise a test."""
+"""Watches, limits, release, partial pages and explanations, one test for each promise."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def ids(*items: int) -> Int32:
 
 
 def filled(page_size: int, *sequences: Int32, history_tokens: int = 0) -> RadixCache:
-    """A cache of these sequences, whose pages are numbered as they come."""
+    """Return a cache of these sequences; pages are numbered in order of insertion."""
     cache = RadixCache(page_size, history_tokens=history_tokens, clock=ManualClock())
     for sequence in sequences:
         existing = cache.peek(sequence).pages
@@ -57,13 +57,13 @@ def test_a_watch_ignores_a_partial_page_and_keeps_no_array() -> None:
     assert watch.num_tokens == 2
 
 
-def test_a_group_says_which_of_its_watches_have_changed() -> None:
+def test_a_group_reports_which_of_its_watches_have_changed() -> None:
     cache = RadixCache(1)
     group, others = cache.watch_group(), cache.watch_group()
     watches = {name: group.watch(name, ids(*tokens)) for name, *tokens in (("a", 1, 2), ("b", 3), ("c", 1, 2, 3))}
     others.watch("d", ids(1))
     cache.watch(ids(1))
-    assert group.changed() == []  # the length that a watch is opened with is no change
+    assert group.changed() == []  # the initial length of a watch is not a change
     cache.insert(ids(3), ids(30))
     cache.insert(ids(1, 2), ids(10, 20))
     assert group.changed() == ["b", "a", "c"]
@@ -72,10 +72,13 @@ def test_a_group_says_which_of_its_watches_have_changed() -> None:
     cache.clear()
     cache.insert(ids(1, 2, 3), ids(10, 20, 30))
     watches["c"].close()
-    assert [(name, watches[name].num_tokens) for name in group.changed()] == [("a", 2), ("b", 0)]  # "a" was 0 meanwhile
+    assert [(name, watches[name].num_tokens) for name in group.changed()] == [
+        ("a", 2),
+        ("b", 0),
+    ]  # "a" had been 0
 
 
-def test_watches_that_change_together_are_told_in_the_order_in_which_they_were_opened() -> None:
+def test_watches_that_change_together_are_reported_in_the_order_of_opening() -> None:
     cache = RadixCache(2)
     group = cache.watch_group()
     for name in range(100):
@@ -85,7 +88,7 @@ def test_watches_that_change_together_are_told_in_the_order_in_which_they_were_o
     assert group.changed() == list(range(100))
 
 
-def test_what_is_over_quota_goes_first() -> None:
+def test_namespaces_over_their_quota_are_evicted_from_first() -> None:
     cache = RadixCache(1)
     cache.insert(ids(1), ids(1), "modest")
     cache.insert(ids(1, 2, 3), ids(2, 3, 4), "greedy")
@@ -98,7 +101,7 @@ def test_what_is_over_quota_goes_first() -> None:
     cache.check()
 
 
-def test_a_floor_holds_against_others_only() -> None:
+def test_a_floor_protects_only_against_other_namespaces() -> None:
     cache = RadixCache(1)
     cache.insert(ids(1, 2, 3), ids(1, 2, 3), "kept")
     cache.insert(ids(1), ids(9), "other")
@@ -107,7 +110,7 @@ def test_a_floor_holds_against_others_only() -> None:
     assert sorted(cache.evict(9, "other").tolist()) == [3, 9]
     assert cache.evict(9).tolist() == []
     lease = cache.lock(cache.peek(ids(1), "kept").node)
-    assert (cache.num_locked_in("kept"), cache.num_locked_in("nobody")) == (1, 0)
+    assert (cache.num_locked_in("kept"), cache.num_locked_in("empty")) == (1, 0)
     assert cache.evict(9, "kept").tolist() == [2]
     cache.unlock(lease)
     assert cache.num_evictable == 0
@@ -116,7 +119,7 @@ def test_a_floor_holds_against_others_only() -> None:
     cache.check()
 
 
-def test_release_frees_a_branch_up_to_where_another_begins() -> None:
+def test_release_frees_a_branch_up_to_the_next_fork() -> None:
     cache = filled(1, ids(1, 2, 3, 4), ids(1, 2, 7))
     node = cache.peek(ids(1, 2, 3)).node
     assert sorted(cache.release(node).tolist()) == [2, 3]
@@ -131,7 +134,7 @@ def test_release_frees_a_branch_up_to_where_another_begins() -> None:
     cache.check()
 
 
-def test_partial_finds_the_page_that_agrees_furthest() -> None:
+def test_partial_finds_the_page_that_shares_most_tokens() -> None:
     cache = filled(4, ids(1, 1, 1, 1, 2, 2, 2, 2), ids(1, 1, 1, 1, 2, 2, 3, 3))
     partial = cache.match(ids(1, 1, 1, 1, 2, 2, 2)).partial
     assert partial is not None
@@ -144,7 +147,7 @@ def test_partial_finds_the_page_that_agrees_furthest() -> None:
     assert cache.match(ids(9)).partial is None
 
 
-def test_explain_tells_the_causes_apart() -> None:
+def test_explain_distinguishes_the_causes() -> None:
     cache = filled(2, ids(1, 1, 2, 2, 3, 3), ids(8, 8), history_tokens=100)
     cache.insert(ids(5, 5, 6, 6), ids(50, 51), "tenant")
     assert cache.explain(ids(1, 1, 2, 2)).cause is Cause.COMPLETE
@@ -152,10 +155,10 @@ def test_explain_tells_the_causes_apart() -> None:
     assert (rounded.cause, rounded.num_tokens, rounded.first_difference) == (Cause.PAGE_ROUNDING, 2, 3)
     assert cache.explain(ids(1, 1, 7, 7)).cause is Cause.NEVER_SEEN
     elsewhere = cache.explain(ids(5, 5, 6, 6))
-    assert (elsewhere.cause, elsewhere.could_be, elsewhere.namespace) == (Cause.OTHER_NAMESPACE, 4, "tenant")
+    assert (elsewhere.cause, elsewhere.num_possible_tokens, elsewhere.namespace) == (Cause.OTHER_NAMESPACE, 4, "tenant")
     cache.evict(2)
     evicted = cache.explain(ids(1, 1, 2, 2, 3, 3))
-    assert (evicted.cause, evicted.num_tokens, evicted.could_be) == (Cause.EVICTED, 2, 6)
+    assert (evicted.cause, evicted.num_tokens, evicted.num_possible_tokens) == (Cause.EVICTED, 2, 6)
     assert (evicted.evicted_by, evicted.evicted_at_s) == ("LRU", 0.0)
     cache.clear()
     assert cache.explain(ids(1, 1, 2, 2)).evicted_by == "clear"
@@ -173,7 +176,7 @@ def test_history_is_bounded_and_forgets_the_oldest() -> None:
     assert causes == [Cause.NEVER_SEEN, Cause.EVICTED, Cause.EVICTED]
 
 
-def test_history_stays_small_while_the_same_comes_and_goes() -> None:
+def test_history_stays_small_when_the_same_run_is_evicted_repeatedly() -> None:
     cache = RadixCache(1, history_tokens=10)
     for _ in range(300):
         cache.insert(ids(1, 2), ids(1, 2))
@@ -184,13 +187,13 @@ def test_history_stays_small_while_the_same_comes_and_goes() -> None:
     assert len(history._queue) < 150  # pyright: ignore[reportPrivateUsage]
 
 
-def test_page_set_refuses_and_changes_nothing() -> None:
+def test_a_refused_adopt_leaves_the_page_set_unchanged() -> None:
     pages = PageSet()
     pages.adopt(ids(5, 3000))
     for wrong, rule in (
         (ids(1, -2), "pages must be >= 0, got page -2"),
         (ids(7, 1, 7), "pages must be distinct, got page 7 twice"),
-        (ids(1, 3000), "pages must not be in the tree yet, got page 3000"),
+        (ids(1, 3000), "pages must not be in the tree already, got page 3000"),
     ):
         with pytest.raises(ValueError, match=rule):
             pages.adopt(wrong)
@@ -200,7 +203,7 @@ def test_page_set_refuses_and_changes_nothing() -> None:
     assert len(pages) == 1
 
 
-def test_a_double_unlock_is_noticed_beside_another_lease() -> None:
+def test_a_double_unlock_is_refused_even_with_another_lease() -> None:
     cache = filled(1, ids(1, 2))
     first, second = (cache.lock(cache.match(ids(1, 2)).node) for _ in range(2))
     cache.unlock(first)

@@ -1,4 +1,4 @@
-"""`check` notices every kind of damage."""
+"""`check` detects every kind of damage."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from pagewood.radixcache.tree import Tree
 
 
 def build() -> tuple[Tree, Edge, Edge, Edge]:
-    """A tree of one locked edge with two unlocked children."""
+    """Return a tree of one locked edge with two unlocked children."""
     tree = Tree(1, RecencyList)
     tree.pages.adopt(from_bytes([key(10, 11, 12, 13, 14)]))
     root = tree.root(None)
@@ -128,32 +128,32 @@ def misname(tree: Tree, stem: Edge, left: Edge, right: Edge) -> None:
 @pytest.mark.parametrize(
     ("damage", "rule"),
     [
-        (swap_parent, "a child knows its parent"),
-        (move_start, "a child starts where its parent ends"),
-        (empty_edge, "an edge holds pages, a root none"),
-        (cut_key, "a key holds page_size tokens per page"),
-        (cut_values, "an edge holds one page id per page"),
-        (rename, "a path keeps to its namespace"),
-        (misfile, "a child is found by its first page"),
-        (misfile_by_two, "a child is found by one page"),
-        (lose_pin, "pins are leases plus locked children"),
-        (list_twice, "neighbours in the order agree"),
-        (break_link, "neighbours in the order agree"),
-        (lose_from_order, "the order holds the unlocked edges"),
-        (make_child_younger, "an edge is older than its parent"),
-        (repeat_page, "no page is in the tree twice"),
-        (miscount, "num_pages counts the pages"),
-        (miscount_locked, "num_locked counts the pages of locked edges"),
-        (miscount_namespace, "num_pages counts those of each namespace"),
-        (miscount_locked_in_namespace, "num_locked counts those of each namespace"),
-        (misname, "a namespace is found by its name"),
-        (lose_page, "pages holds the pages"),
-        (tick_back, "ticks rise with recency"),
-        (lose_limits, "the order holds the unlocked edges"),
-        (keep_idle_root, "a root has a page or a lease"),
+        (swap_parent, "parent of a child must be the edge that holds it"),
+        (move_start, "a child must start where its parent ends"),
+        (empty_edge, "an edge must hold pages, and a root none"),
+        (cut_key, "a key must hold page_size tokens per page"),
+        (cut_values, "an edge must hold one page id per page"),
+        (rename, "a path must stay in one namespace"),
+        (misfile, "the key of a child in children must be its first page"),
+        (misfile_by_two, "the key of a child in children must be one page long"),
+        (lose_pin, "num_pins must be num_leases plus the locked children"),
+        (list_twice, "neighbours in the list must refer to each other"),
+        (break_link, "neighbours in the list must refer to each other"),
+        (lose_from_order, "the list must contain exactly the unlocked edges"),
+        (make_child_younger, "an edge must be older than its parent"),
+        (repeat_page, "no page may be in the tree twice"),
+        (miscount, "num_pages must be the number of pages"),
+        (miscount_locked, "num_locked must be the number of pages of locked edges"),
+        (miscount_namespace, "num_pages of a namespace must be the number of its pages"),
+        (miscount_locked_in_namespace, "num_locked of a namespace must be the number of its locked pages"),
+        (misname, "a namespace must be stored under its name"),
+        (lose_page, "pages must hold exactly the pages of the tree"),
+        (tick_back, "ticks must rise along the list"),
+        (lose_limits, "the list must contain exactly the unlocked edges"),
+        (keep_idle_root, "a namespace must have a page, a lease or a limit"),
     ],
 )
-def test_damage_is_noticed(damage: Callable[[Tree, Edge, Edge, Edge], None], rule: str) -> None:
+def test_damage_is_detected(damage: Callable[[Tree, Edge, Edge, Edge], None], rule: str) -> None:
     tree, stem, left, right = build()
     damage(tree, stem, left, right)
     with pytest.raises(AssertionError, match=f"^{rule}"):

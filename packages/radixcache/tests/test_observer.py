@@ -1,4 +1,4 @@
-"""What an observer is told adds up to what the tree holds."""
+"""The notifications of an observer add up to the content of the tree."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,28 +13,28 @@ def ids(*items: int) -> Int32:
 
 
 class Mirror:
-    """The tree as told, page by page: its namespace, the page before it, and its tokens."""
+    """The tree according to the notifications: for each page its namespace, the page before it, and its tokens."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.pages: dict[int, tuple[str | None, int | None, list[int]]] = {}
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
-        self.told.append("stored")
+        self.calls.append("stored")
         for page, page_tokens in zip(pages.tolist(), tokens.reshape(-1, self.page_size).tolist(), strict=True):
             assert page not in self.pages
             self.pages[page] = (namespace, parent_page, page_tokens)
             parent_page = page
 
     def removed(self, namespace: str | None, pages: Int32) -> None:
-        self.told.append("removed")
+        self.calls.append("removed")
         for page in reversed(pages.tolist()):
             assert all(parent != page for _, parent, _ in self.pages.values())
             assert self.pages.pop(page)[0] == namespace
 
     def cleared(self, namespace: str | None) -> None:
-        self.told.append(f"cleared {namespace}")
+        self.calls.append(f"cleared {namespace}")
 
 
 def mirror_of(cache: RadixCache) -> Mirror:
@@ -55,7 +55,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(1, 3), STEPS)
-def test_what_is_told_adds_up_to_the_tree(
+def test_the_notifications_add_up_to_the_tree(
     page_size: int, steps: list[tuple[str | None, list[int]] | int | None]
 ) -> None:
     cache, mirror, num_made = RadixCache(page_size), Mirror(page_size), 0
@@ -72,21 +72,21 @@ def test_what_is_told_adds_up_to_the_tree(
         assert mirror_of(cache).pages == mirror.pages
 
 
-def test_a_clear_tells_what_is_removed_and_then_that_it_was_one() -> None:
+def test_a_clear_reports_the_removals_and_then_itself() -> None:
     cache, mirror = RadixCache(1), Mirror(1)
     cache.insert(ids(1), ids(1))
     cache.observe(mirror)
     cache.insert(ids(1, 2, 3), ids(9, 10, 11))
     cache.lock(cache.match(ids(1, 2)).node)
     assert [run.num_parent_pages for run in cache.runs()] == [0, 1, 2]
-    assert mirror.told == ["stored"]
+    assert mirror.calls == ["stored"]
     assert mirror.pages == {10: (None, 1, [2]), 11: (None, 10, [3])}
     cache.evict(1)
-    cache.clear("nobody")
-    assert mirror.told == ["stored", "removed", "cleared nobody"]
+    cache.clear("other")
+    assert mirror.calls == ["stored", "removed", "cleared other"]
 
 
-def test_runs_say_what_is_locked() -> None:
+def test_runs_show_what_is_locked() -> None:
     cache = RadixCache(2)
     cache.insert(ids(1, 2, 3, 4), ids(5, 6))
     cache.lock(cache.match(ids(1, 2)).node)

@@ -1,4 +1,4 @@
-"""What the package promises about itself."""
+"""Versions and imports of the package."""
 
 import subprocess
 import sys
@@ -7,18 +7,18 @@ from pathlib import Path
 import pagewood.radixcache
 
 
-def test_the_version_is_that_of_the_changelog() -> None:
+def test_the_changelog_has_the_version() -> None:
     changelog = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"## {pagewood.radixcache.__version__}" in changelog
+    assert f"## [{pagewood.radixcache.__version__}] - " in changelog
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
+def test_the_distribution_has_the_version() -> None:
     pyproject = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{pagewood.radixcache.__version__}"\n' in pyproject
     assert all(hasattr(pagewood.radixcache, name) for name in pagewood.radixcache.__all__)
 
 
-def test_importing_it_imports_numpy_and_the_standard_library_only() -> None:
+def test_the_package_imports_only_numpy_and_the_standard_library() -> None:
     code = (
         "import sys, numpy; before = set(sys.modules); import pagewood.radixcache; print(*(set(sys.modules) - before))"
     )

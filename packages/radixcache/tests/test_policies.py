@@ -1,4 +1,4 @@
-"""What each policy gives up first, on traces small enough to follow by hand."""
+"""The eviction order of each policy, on traces small enough to follow by hand."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def ids(*items: int) -> Int32:
 
 
 def cache_of(policy: AnyPolicy, *tokens: int) -> RadixCache:
-    """A cache of sequences of one token each, whose pages have the numbers of the tokens."""
+    """Return a cache of one-token sequences; the page of a token has the same number as the token."""
     cache = RadixCache(1, policy=policy)
     for token in tokens:
         cache.insert(ids(token), ids(token))
@@ -64,7 +64,7 @@ def test_order(policy: AnyPolicy, order: list[int]) -> None:
     assert [cache.evict(1).item() for _ in range(4)] == order
 
 
-def test_lfu_counts_matches_that_were_locked() -> None:
+def test_lfu_counts_only_locked_matches() -> None:
     cache = cache_of(LFU(), 1, 2)
     hit(cache, 1)
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_match_alone_counts_for_recency() -> None:
     assert cache.evict(1).tolist() == [1]
 
 
-def test_slru_protects_what_was_used_again_from_what_is_newer() -> None:
+def test_slru_protects_pages_used_again_from_newer_ones() -> None:
     cache = cache_of(SLRU(), 1)
     hit(cache, 1)
     cache.insert(ids(2), ids(2))
@@ -88,38 +88,38 @@ def test_slru_protects_what_was_used_again_from_what_is_newer() -> None:
     assert [cache.evict(1).item() for _ in range(3)] == [2, 3, 1]
 
 
-def test_gdsf_forgets_what_was_popular_once() -> None:
+def test_gdsf_forgets_former_popularity() -> None:
     cache = cache_of(GDSF(attention_tokens=1), 1)
-    hit(cache, 1)  # used twice at a cost of 2: worth 4
+    hit(cache, 1)  # two uses at a cost of 2: value 4
     cache.insert(ids(2), ids(2))
     assert cache.evict(1).tolist() == [2]
-    cache.insert(ids(3), ids(3))  # worth 2 more than what was evicted last, which makes it equal to 1, but newer
+    cache.insert(ids(3), ids(3))  # value 2 above the last evicted page: equal to page 1, but newer
     assert cache.evict(1).tolist() == [1]
 
 
-def test_gdsf_prefers_what_costs_more_to_compute() -> None:
+def test_gdsf_keeps_pages_that_cost_more_to_compute() -> None:
     cache = RadixCache(1, policy=GDSF(attention_tokens=1))
     cache.insert(ids(1, 2, 3), ids(1, 2, 3))
     cache.insert(ids(4), ids(4))
     assert cache.evict(2).tolist() == [4, 3]
 
 
-def test_tail_optimised_gives_up_what_is_not_needed_in_time() -> None:
+def test_tail_optimised_evicts_pages_not_needed_for_the_target_first() -> None:
     cache = RadixCache(1, policy=TailOptimizedLRU(threshold_tokens=3, next_prompt_tokens=1))
-    cache.insert(ids(1, 2), ids(1, 2))  # short: all of it can be computed in time, so none is needed
-    cache.insert(ids(5, 6, 7, 8), ids(5, 6, 7, 8))  # the last two can be
+    cache.insert(ids(1, 2), ids(1, 2))  # short: it meets the target without any cached page
+    cache.insert(ids(5, 6, 7, 8), ids(5, 6, 7, 8))  # meets the target without the last two
     assert [cache.evict(1).item() for _ in range(6)] == [2, 1, 8, 7, 6, 5]
     cache.insert(ids(5, 6, 7, 8), ids(5, 6, 7, 8))
     cache.insert(ids(1, 2), ids(1, 2))
-    assert cache.evict(3).tolist() == [7, 8, 2]  # before what was used longer ago, but is needed
+    assert cache.evict(3).tolist() == [7, 8, 2]  # before less recent pages that are needed
 
 
-def test_s3_fifo_keeps_what_was_used_twice_as_newcomer() -> None:
+def test_s3_fifo_keeps_a_run_used_twice_in_the_small_queue() -> None:
     cache = cache_of(S3FIFO(), 1, 2, 3)
     hit(cache, 1, 1)
     assert [cache.evict(1).item() for _ in range(2)] == [2, 3]
     cache.check()
-    cache.insert(ids(2), ids(2))  # remembered: it goes to the main queue at once
+    cache.insert(ids(2), ids(2))  # remembered: it enters the main queue directly
     cache.insert(ids(4), ids(4))
     assert [cache.evict(1).item() for _ in range(3)] == [4, 1, 2]
 
@@ -150,7 +150,7 @@ def test_a_range_is_retained_from_its_start() -> None:
         (plain := RadixCache(1)).retain(plain.root(), priority=1)
 
 
-def test_what_is_watched_goes_last_and_not_never() -> None:
+def test_watched_pages_are_evicted_last_but_are_evicted() -> None:
     cache = RadixCache(1, policy=QueueInformed(LRU()))
     cache.insert(ids(1, 2, 3), ids(1, 2, 3))
     cache.insert(ids(8, 9), ids(8, 9))
@@ -164,30 +164,30 @@ def test_what_is_watched_goes_last_and_not_never() -> None:
     assert sorted(cache.evict(9).tolist()) == [1, 6]
 
 
-class LeastPrioritised(Policy):
-    """Says what it was told."""
+class Recorder(Policy):
+    """Records the calls that it gets."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.calls: list[object] = []
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[int, int]:
         return num_tokens, usage.last_used
 
     def used(self, usage: Usage) -> None:
         usage.age = 1.0
-        self.told.append("used")
+        self.calls.append("used")
 
     def evicted(self, score: object) -> None:
-        self.told.append(score)
+        self.calls.append(score)
 
 
-def test_a_policy_is_told() -> None:
-    policy = LeastPrioritised()
+def test_a_policy_is_notified_of_uses_and_evictions() -> None:
+    policy = Recorder()
     cache = RadixCache(2, policy=policy)
     cache.insert(ids(1, 2, 3, 4), ids(1, 2))
     cache.evict(1)
-    assert policy.told[0] == "used"
-    assert policy.told[-1] == (4, 1)
+    assert policy.calls[0] == "used"
+    assert policy.calls[-1] == (4, 1)
 
 
 def test_names() -> None:

@@ -1,4 +1,4 @@
-"""The README's examples run."""
+"""The examples of the README run."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""The conformance machine passes `RadixCache` under every policy, and catches one seeded fault after the other."""
+"""The conformance machine passes `RadixCache` under every policy, and detects each seeded fault."""
 
+import runpy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -9,20 +11,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test  # pyright: ignore[reportUnknownVariableType]
 
-from pagewood.radixcache import (
-    FIFO,
-    FILO,
-    GDSF,
-    LFU,
-    LRU,
-    MRU,
-    S3FIFO,
-    SLRU,
-    QueueInformed,
-    RadixCache,
-    Retained,
-    TailOptimizedLRU,
-)
+from pagewood.radixcache import LRU, RadixCache
 from pagewood.radixcache import eviction as eviction_module
 from pagewood.radixcache.eviction import Limits
 from pagewood.radixcache.history import History
@@ -37,22 +26,9 @@ from pagewood.radixcache.tree import Tree
 from pagewood.radixcache.watches import Watch, Watches, WatchGroup
 
 SETTINGS = hypothesis.settings(max_examples=10, stateful_step_count=50, deadline=None)
-CLOCK = ManualClock()
-POLICIES: dict[str, Callable[[], AnyPolicy]] = {
-    "LRU": LRU,
-    "LFU": LFU,
-    "FIFO": FIFO,
-    "MRU": MRU,
-    "FILO": FILO,
-    "SLRU": SLRU,
-    "tail-optimised": lambda: TailOptimizedLRU(threshold_tokens=5, next_prompt_tokens=2),
-    "GDSF": lambda: GDSF(attention_tokens=3),
-    "S3-FIFO": lambda: S3FIFO(small_share=0.3),
-    "priority and TTL": lambda: Retained(LRU(), clock=CLOCK),
-    "priority over LFU": lambda: Retained(LFU(), clock=CLOCK),
-    "queue-informed": lambda: QueueInformed(LRU()),
-    "queue-informed priority": lambda: QueueInformed(Retained(GDSF(), clock=CLOCK)),
-}
+SOAK = runpy.run_path(str(Path(__file__).with_name("soak.py")))
+CLOCK: ManualClock = SOAK["CLOCK"]
+POLICIES: dict[str, Callable[[], AnyPolicy]] = SOAK["POLICIES"]
 
 
 def machine(policy: str, page_size: int) -> Any:
@@ -72,15 +48,15 @@ def test_radix_cache_conforms(policy: str, page_size: int) -> None:
     run_state_machine_as_test(machine(policy, page_size), settings=SETTINGS)
 
 
-def nothing(*arguments: object) -> None:
+def do_nothing(*arguments: object) -> None:
     pass
 
 
-def zero(*arguments: object) -> int:
+def return_zero(*arguments: object) -> int:
     return 0
 
 
-def yes(*arguments: object) -> bool:
+def return_true(*arguments: object) -> bool:
     return True
 
 
@@ -104,7 +80,7 @@ def lock_last_edge(tree: Tree, edge: Edge) -> None:
 
 
 def unlock_untouched(order: RecencyList, edge: Edge, now: int) -> None:
-    """Like `RecencyList.unlock`, but what is unlocked becomes the least recent."""
+    """Like `RecencyList.unlock`, but the unlocked edge becomes the least recent one."""
     recent = list(order)
     RecencyList.adopt(order, edge, now)
     for other in recent:
@@ -133,11 +109,11 @@ def cut_nowhere(order: Scored, edge: Edge) -> int:
     return edge.start
 
 
-def add_overlapping(pages: PageSet, added: Any) -> None:
+def adopt_unchecked(pages: PageSet, added: Any) -> None:
     pages._is_held[added] = True  # pyright: ignore[reportPrivateUsage]
 
 
-def no_turns(limits: Limits, tree: Tree, beneficiary: str | None) -> tuple[Any, int]:
+def ignore_limits(limits: Limits, tree: Tree, beneficiary: str | None) -> tuple[Any, int]:
     orders = [order for order in [tree.order, *(space.order for space in limits.spaces)] if order.first()]
     return min(orders, key=lambda order: order.head(), default=None), 1
 
@@ -147,8 +123,8 @@ def release_below_only(tree: Tree, edge: Edge) -> list[bytes]:
     return [detach(tree, each) for each in reversed(edges) if not each.num_pins]
 
 
-def stored_at_once(watches: Watches, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-    """Wakes every watch at the place by the whole run."""
+def move_all_watches(watches: Watches, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
+    """Move every watch at the place forward by the whole run."""
     place = space.name if parent_page is None else parent_page
     for group in list(watches._waiting.get(place, {}).values()):  # pyright: ignore[reportPrivateUsage]
         for watch in list(group):
@@ -166,7 +142,7 @@ def note_last_first(watches: Watches, watch: Watch, num_pages: int, place: Any) 
     move_unnoted(watches, watch, num_pages, place)
 
 
-def changed_again(group: WatchGroup[int]) -> list[int]:
+def changed_without_clearing(group: WatchGroup[int]) -> list[int]:
     return list(group._notes.values())  # pyright: ignore[reportPrivateUsage]
 
 
@@ -178,49 +154,49 @@ def close_with_note(watches: Watches, watch: Watch) -> None:
 
 
 FAULTS: dict[str, tuple[str, Any, str, Any]] = {
-    "recency is never updated by inserts": ("LRU", RecencyList, "publish", nothing),
-    "more is evicted than asked": ("LRU", eviction_module, "evict", evict_whole_edges),
-    "a lease locks its last edge only": ("LRU", Tree, "lock", lock_last_edge),
-    "unlocking is no use": ("LRU", RecencyList, "unlock", unlock_untouched),
+    "recency is never updated by inserts": ("LRU", RecencyList, "publish", do_nothing),
+    "more is evicted than requested": ("LRU", eviction_module, "evict", evict_whole_edges),
+    "a lease locks only its last edge": ("LRU", Tree, "lock", lock_last_edge),
+    "unlocking is not a use": ("LRU", RecencyList, "unlock", unlock_untouched),
     "a handle is lost at a split": ("LRU", Tree, "locate", locate_without_walk),
     "a split loses the lock": ("LRU", Tree, "split", split_unlocked),
     "namespaces share a root": ("LRU", Tree, "root", root_of_all),
-    "what is not next to each other is joined": ("LRU", RecencyList, "can_absorb", yes),
-    "overlapping pages are adopted": ("LRU", PageSet, "adopt", add_overlapping),
-    "pages given up are not forgotten": ("LRU", PageSet, "drop", nothing),
-    "a branch is released below only": ("LRU", eviction_module, "release", release_below_only),
-    "limits do not matter": ("LRU", Limits, "next", no_turns),
-    "floors do not count": ("LRU", Limits, "num_guarded", zero),
-    "watches do not wake": ("LRU", Watches, "stored", nothing),
-    "watches wake too far": ("LRU", Watches, "stored", stored_at_once),
-    "watches do not move up": ("LRU", Watches, "removed", nothing),
-    "a change is not told": ("LRU", Watches, "_move", move_unnoted),
-    "the last change is told first": ("LRU", Watches, "_move", note_last_first),
-    "a change is told twice": ("LRU", WatchGroup, "changed", changed_again),
-    "a closed watch is told of": ("LRU", Watches, "close", close_with_note),
-    "ghosts stay behind": ("LRU", History, "stored", nothing),
-    "nothing is remembered": ("LRU", History, "removed", nothing),
-    "hits do not count": ("LFU", Scored, "hit", nothing),
-    "uses are not noted": ("LFU", Scored, "_use", nothing),
-    "a run goes as a whole": ("tail-optimised", Scored, "cut", cut_nowhere),
-    "priorities never end": ("priority and TTL", Scored, "_await_deadline", nothing),
-    "a parent is no leaf afterwards": ("FIFO", Scored, "expose", nothing),
-    "watched pages are like any": ("queue-informed", Watches, "watched_end", zero),
-    "S3-FIFO evicts what is locked": ("S3-FIFO", Edge, "is_free_leaf", property(yes)),
+    "edges that are not neighbours in the order are joined": ("LRU", RecencyList, "can_absorb", return_true),
+    "overlapping pages are adopted": ("LRU", PageSet, "adopt", adopt_unchecked),
+    "removed pages stay in the page set": ("LRU", PageSet, "drop", do_nothing),
+    "release frees only the pages after the prefix": ("LRU", eviction_module, "release", release_below_only),
+    "limits are ignored": ("LRU", Limits, "next", ignore_limits),
+    "floors are not counted": ("LRU", Limits, "num_guarded", return_zero),
+    "watches do not move forward": ("LRU", Watches, "stored", do_nothing),
+    "watches move too far": ("LRU", Watches, "stored", move_all_watches),
+    "watches do not move up": ("LRU", Watches, "removed", do_nothing),
+    "a change is not reported": ("LRU", Watches, "_move", move_unnoted),
+    "the last change is reported first": ("LRU", Watches, "_move", note_last_first),
+    "a change is reported twice": ("LRU", WatchGroup, "changed", changed_without_clearing),
+    "a closed watch is reported": ("LRU", Watches, "close", close_with_note),
+    "cached runs stay in the history": ("LRU", History, "stored", do_nothing),
+    "the history stays empty": ("LRU", History, "removed", do_nothing),
+    "hits are not counted": ("LFU", Scored, "hit", do_nothing),
+    "uses are not recorded": ("LFU", Scored, "_use", do_nothing),
+    "a run is evicted as a whole": ("tail-optimised", Scored, "cut", cut_nowhere),
+    "priorities never end": ("priority and TTL", Scored, "_await_deadline", do_nothing),
+    "a parent without children does not become a leaf": ("FIFO", Scored, "expose", do_nothing),
+    "watched pages are evicted like any other": ("queue-informed", Watches, "watched_end", return_zero),
+    "S3-FIFO evicts locked pages": ("S3-FIFO", Edge, "is_free_leaf", property(return_true)),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_seeded_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_fault_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, owner, name, faulty = FAULTS[fault]
     monkeypatch.setattr(owner, name, faulty)
-    monkeypatch.setattr(RadixCache, "check", nothing)  # it must show in what the cache does
+    monkeypatch.setattr(RadixCache, "check", do_nothing)  # the fault must show in the behaviour
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError, RecursionError)):
         soak(machine(policy, 2), page_size=2, num_steps=8000, seed=1, check_every=4)
 
 
 class Minimal:
-    """A cache that has what the Protocol asks for, and no more."""
+    """A cache that has only what the Protocol requires."""
 
     def __init__(self, page_size: int) -> None:
         cache = RadixCache(page_size)
@@ -243,11 +219,11 @@ class Minimal:
 
 
 @pytest.mark.parametrize("policy", ["LRU", "queue-informed priority"])
-def test_soak_goes_on_at_length(policy: str) -> None:
+def test_soak_runs_many_steps(policy: str) -> None:
     soak(machine(policy, 3), page_size=3, num_steps=1500, seed=0, check_every=50)
 
 
-def test_a_cache_need_not_have_more_than_the_protocol() -> None:
+def test_the_protocol_alone_is_enough() -> None:
     run_state_machine_as_test(conformance_machine(Minimal, page_size=4), settings=SETTINGS)
 
 
@@ -269,7 +245,7 @@ def test_oracle_evicts_the_least_recently_used_leaf() -> None:
         oracle.remove([10])
 
 
-def test_a_policy_of_ones_own_is_followed() -> None:
+def test_a_custom_policy_is_followed() -> None:
     class Longest(Policy):
         def score(self, usage: object, num_tokens: int) -> int:
             return -num_tokens

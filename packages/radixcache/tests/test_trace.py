@@ -23,7 +23,7 @@ from pagewood.radixcache.trace import (
     replay,
 )
 from pagewood.radixcache.trace.__main__ import main
-from pagewood.radixcache.trace.contenders import POLICIES, looks_at_queue
+from pagewood.radixcache.trace.contenders import POLICIES, uses_queue
 from pagewood.radixcache.trace.progress import Progress
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=7)
@@ -38,7 +38,7 @@ def prefixes(prompt: Sequence[int], num_blocks: int) -> list[tuple[int, ...]]:
 
 
 def lru_hits(prompts: Sequence[Sequence[int]], num_blocks: int) -> int:
-    """Block by block: the least recently used leaf goes first, and is deeper than what was used with it."""
+    """Evict single blocks: the least recently used one first, and of blocks used together the deepest."""
     used: dict[tuple[int, ...], int] = {}
     num_hits = 0
     for now, prompt in enumerate(prompts):
@@ -52,7 +52,7 @@ def lru_hits(prompts: Sequence[Sequence[int]], num_blocks: int) -> int:
 
 def most_hits(prompts: Sequence[Sequence[int]], num_blocks: int) -> int:
     """Try every set of victims at every eviction."""
-    best = {frozenset[tuple[int, ...]](): 0}  # what is cached -> the most hits on the way to it
+    best = {frozenset[tuple[int, ...]](): 0}  # cached prefixes -> largest number of hits that leads to them
     for prompt in prompts:
         path = prefixes(prompt, num_blocks)
         after: dict[frozenset[tuple[int, ...]], int] = {}
@@ -68,7 +68,7 @@ def most_hits(prompts: Sequence[Sequence[int]], num_blocks: int) -> int:
 
 
 @given(PROMPTS, st.integers(0, 6))
-def test_lru_is_that_of_brute_force(prompts: list[list[int]], num_blocks: int) -> None:
+def test_lru_agrees_with_brute_force(prompts: list[list[int]], num_blocks: int) -> None:
     cache = RadixCache(1)
     assert replay(requests_of(prompts), cache, num_blocks=num_blocks) == lru_hits(prompts, num_blocks)
     cache.check()
@@ -92,26 +92,26 @@ def test_no_policy_beats_the_bound(prompts: list[list[int]], num_blocks: int, nu
         cache.check()
 
 
-def test_a_queue_is_looked_at_by_those_who_ask() -> None:
+def test_only_informed_policies_use_the_queue() -> None:
     requests = requests_of([[0], [1], [2], [3], [0]])
     informed, plain = RadixCache(1, policy=POLICIES["queue-lru"]()), RadixCache(1)
-    assert looks_at_queue(POLICIES["queue-lru"]())
-    assert not looks_at_queue(POLICIES["lru"]())
+    assert uses_queue(POLICIES["queue-lru"]())
+    assert not uses_queue(POLICIES["lru"]())
     assert replay(requests, informed, num_blocks=2, num_waiting=2) == 1
     assert replay(requests, plain, num_blocks=2, num_waiting=2) == 0
-    short_sighted = RadixCache(1, policy=POLICIES["queue-lru"]())
-    assert replay(requests, short_sighted, num_blocks=2, num_waiting=1) == 0
+    short_queue = RadixCache(1, policy=POLICIES["queue-lru"]())
+    assert replay(requests, short_queue, num_blocks=2, num_waiting=1) == 0
 
 
 @given(PROMPTS)
-def test_without_evictions_all_agree(prompts: list[list[int]]) -> None:
+def test_without_evictions_all_hit_counts_agree(prompts: list[list[int]]) -> None:
     requests = requests_of(prompts)
     num_hits = num_unbounded_hits(requests)
     assert num_hits == num_best_hits(requests, num_blocks=99) == replay(requests, RadixCache(1), num_blocks=99)
     assert num_hits <= num_blocks_of(requests)
 
 
-def test_a_replay_wants_an_empty_cache_of_page_size_1() -> None:
+def test_a_replay_requires_an_empty_cache_of_page_size_1() -> None:
     with pytest.raises(ValueError, match="got 0 pages of 2"):
         replay([], RadixCache(2), num_blocks=9)
     used = RadixCache(1)
@@ -122,7 +122,7 @@ def test_a_replay_wants_an_empty_cache_of_page_size_1() -> None:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Two conversations that take turns, as the public traces have them."""
+    """Write a trace of two conversations that alternate, in the form of the public traces."""
     path = tmp_path / "tiny.jsonl"
     lines = [
         {
@@ -137,7 +137,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_requests_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
+def test_requests_are_sorted_by_arrival(tmp_path: Path) -> None:
     path = tmp_path / "late.jsonl"
     path.write_text("\n".join(f'{{"timestamp": {ms}, "hash_ids": [{ms}]}}' for ms in (5, 9, 7)))
     assert [request.tolist() for request in read_trace(path)] == [[0], [2], [1]]
@@ -153,7 +153,7 @@ def test_hash_ids_of_any_size_are_numbered(trace: Path) -> None:
     "line",
     ["{", "[]", "3", '{"timestamp": 1}', '{"timestamp": null, "hash_ids": []}', '{"timestamp": 1, "hash_ids": [[]]}'],
 )
-def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
+def test_the_error_names_a_bad_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"timestamp": 1, "hash_ids": [1]}\n' + line)
     with pytest.raises(ValueError, match=r"bad\.jsonl:2 must be a JSON object with timestamp and hash_ids, got "):
@@ -210,7 +210,7 @@ def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "No such file" in done.stderr
     (tmp_path / "empty.jsonl").touch()
-    assert "must hold a request, got none" in run(tmp_path / "empty.jsonl").stderr
+    assert "must contain at least one request, got none" in run(tmp_path / "empty.jsonl").stderr
 
 
 def test_the_curves_are_drawn(trace: Path, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_curves_are_drawn(trace: Path, tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_plot_says_what_it_needs(
+def test_without_matplotlib_the_error_names_the_extra(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pagewood.radixcache.trace.__main__.can_plot", lambda: False)
@@ -244,7 +244,7 @@ def test_progress_rewrites_one_line_of_a_terminal() -> None:
     assert shown == ["", "[1/2] lru", *(f"[1/2] lru: {done}%" for done in (0, 25, 50, 75)), "[2/2] bound", ""]
 
 
-def test_progress_writes_a_line_a_step_into_a_log() -> None:
+def test_progress_writes_one_line_per_step_to_a_log() -> None:
     log = StringIO()
     progress = Progress(log, 1)
     assert list(progress.track("lru", range(4))) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""What the tree's operations cost and leave behind, where the cache's interface does not show it."""
+"""The cost and the effect of the tree's operations, as far as the interface of the cache does not show them."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def ids(*items: int) -> bytes:
 
 
 def build() -> tuple[Tree, Edge, Edge]:
-    """A tree of one path, in two edges."""
+    """Return a tree with one path of two edges."""
     tree = Tree(1, RecencyList)
     upper = tree.attach(tree.root(None), ids(1, 2), ids(10, 11))
     lower = tree.attach(upper, ids(3, 4, 5), ids(12, 13, 14))
@@ -40,7 +40,7 @@ def test_a_split_keeps_the_object_of_the_lower_part() -> None:
     assert (middle.values, lower.values) == (ids(12, 13), ids(14))
 
 
-def test_descend_says_how_far_it_came() -> None:
+def test_descend_returns_how_far_it_came() -> None:
     tree, upper, lower = build()
     root = tree.root(None)
     assert tree.descend(root, ids(9)) == (root, 0, [])
@@ -50,7 +50,7 @@ def test_descend_says_how_far_it_came() -> None:
     assert tree.descend(root, ids(1, 2, 3, 4, 5, 6)) == (lower, 5, [ids(10, 11), ids(12, 13, 14)])
 
 
-def test_descend_costs_nothing_for_the_prefix_it_starts_after() -> None:
+def test_descend_does_not_read_the_prefix_before_its_start() -> None:
     tree, upper, lower = build()
     upper.key = b"never read"
     assert tree.descend(upper, ids(3, 4, 5)) == (lower, 3, [ids(12, 13, 14)])
@@ -85,12 +85,12 @@ def test_a_chain_is_joined_up_to_a_size() -> None:
     assert (upper.end, lower.end) == (2, 5)
 
 
-def test_what_was_trimmed_is_not_joined_to_what_follows() -> None:
+def test_a_trimmed_edge_is_not_joined_with_its_child() -> None:
     tree, upper, lower = build()
     tree.trim(lower, 4)
     tree.lock(lower)
     leaf = tree.attach(lower, ids(9), ids(20))
     tree.unlock(lower)
     assert leaf.start == 4
-    assert list(tree.order) == [leaf, upper]  # the trimmed edge is now the end of its parent
+    assert list(tree.order) == [leaf, upper]  # the trimmed edge is now the end of `upper`
     assert upper.is_trimmed

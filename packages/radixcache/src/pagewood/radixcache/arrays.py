@@ -1,4 +1,4 @@
-"""The arrays that cross the cache's border, and the checks they pass there."""
+"""The array types of the public interface, and the checks on arrays that callers pass."""
 
 from typing import TypeAlias
 
@@ -6,19 +6,19 @@ import numpy as np
 import numpy.typing as npt
 
 Int32: TypeAlias = npt.NDArray[np.int32]
-"""A one-dimensional array of int32: token ids, or page ids."""
+"""A one-dimensional int32 array of token ids or page ids."""
 
 Key: TypeAlias = bytes | memoryview
-"""int32 token ids as bytes: a copy, or a view of the caller's array that must not outlive the call."""
+"""int32 token ids as bytes: a copy, or a view of the caller's array that is valid only during the call."""
 
 ITEM_BYTES = 4
-"""Bytes of one token id, and of one page id."""
+"""Size of one token id or page id in bytes."""
 
 _INT32 = np.dtype(np.int32)
 
 
 def require_int32(name: str, array: Int32) -> None:
-    """Check what a type checker cannot.
+    """Check an array at run time, because callers may not use a type checker.
 
     Raises:
         ValueError: `array` is not a one-dimensional numpy array of int32 in native byte order.
@@ -32,23 +32,23 @@ def require_int32(name: str, array: Int32) -> None:
 
 
 def from_bytes(parts: list[bytes]) -> Int32:
-    """Return `[total items] int32`, the parts one after the other, as a read-only array."""
+    """Concatenate the parts and return them as a read-only `[total items] int32` array."""
     return np.frombuffer(b"".join(parts), _INT32)
 
 
 def as_key(tokens: Int32, num_tokens: int) -> Key:
-    """Return the bytes of the first `num_tokens` tokens, without a copy where numpy allows it."""
+    """Return the first `num_tokens` tokens as bytes, without a copy if the array is contiguous."""
     if not num_tokens:
-        return b""  # there is no view of nothing
+        return b""  # numpy cannot make a byte view of an empty array
     if not tokens.flags.c_contiguous:
         return tokens[:num_tokens].tobytes()
     return tokens.data.cast("B")[: num_tokens * ITEM_BYTES]
 
 
 def num_common_items(left: bytes, right: Key, offset: int) -> int:
-    """Return how many leading int32 items `left` shares with `right[offset:]`.
+    """Return the number of leading int32 items that `left` and `right[offset:]` have in common.
 
-    One vectorised pass. The tree asks only where a memcmp has already failed, which is once in a descent.
+    One vectorised pass. The tree calls it only after a memcmp has found a difference, so at most once per descent.
     """
     count = min(len(left), len(right) - offset) // ITEM_BYTES
     differs = np.frombuffer(left, _INT32, count) != np.frombuffer(right, _INT32, count, offset)

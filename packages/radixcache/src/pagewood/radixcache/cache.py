@@ -1,4 +1,4 @@
-"""The prefix cache: token prefixes to the pages that hold their KV."""
+"""The prefix cache: maps token prefixes to the pages that hold their KV."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from pagewood.radixcache.explain import Explanation, explain
 from pagewood.radixcache.history import History
 from pagewood.radixcache.match import Match
 from pagewood.radixcache.node import Edge, Node
-from pagewood.radixcache.observer import Observer, Run, Teller
+from pagewood.radixcache.observer import Observer, ObserverAdapter, Run
 from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
 from pagewood.radixcache.order.scored import Scored
 from pagewood.radixcache.policies import LRU
@@ -24,11 +24,11 @@ from pagewood.radixcache.watches import Watch, Watches, WatchGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insertion:
-    """What an insert did with the pages that it was given.
+    """The result of an insert.
 
     Attributes:
-        num_existing: the tree had this many of the first pages already, so `pages[:num_existing]` stay the caller's
-            (unless they are the very pages that the tree holds there), and the others now belong to the tree.
+        num_existing: number of leading pages that the tree already had. `pages[:num_existing]` still belong to the
+            caller (unless they are the very pages that the tree holds there); the other pages now belong to the tree.
         node: handle of the inserted prefix, for `RadixCache.lock` and `after`.
     """
 
@@ -37,23 +37,25 @@ class Insertion:
 
 
 class RadixCache:
-    """Maps token prefixes to pages, page by page, and says which pages to give up first.
+    """Maps token prefixes to pages, page by page, and decides which pages to evict first.
 
     Invariant: the tree owns exactly the pages that it adopted in `insert` and has not returned from `evict`, `clear` or
     `release`, and it never returns a page of a locked prefix.
 
-    Only whole pages are cached: the tokens of a partial last page are ignored everywhere. A prefix is used when it is
-    matched, inserted or unlocked, and then all that it begins with is used too. Namespaces (an adapter, a tenant, a
-    salt; None is one of them) share nothing but the order of eviction. Not thread-safe: one thread at a time.
+    Only whole pages are cached: the tokens of a partial last page are ignored everywhere. Matching, inserting or
+    unlocking a prefix counts as a use of it and of all shorter prefixes of it. Namespaces (an adapter, a tenant, a
+    salt; None is one of them) share nothing except the eviction order. Not thread-safe: use it from one thread at a
+    time.
 
     Args:
         page_size: tokens per page.
-        policy: which pages `evict` gives up first; the least recently used, if it is left out. It belongs to the cache.
-        history_tokens: how many evicted tokens to remember for `explain`, at 4 bytes each and some more for each run.
-        clock: seconds, for `explain`.
+        policy: decides which pages `evict` returns first; `LRU()` by default. Do not share one policy object between
+            caches.
+        history_tokens: number of evicted tokens to remember for `explain`, at 4 bytes each plus some overhead per run.
+        clock: returns seconds, for `explain`.
 
     Raises:
-        ValueError: `page_size` is less than 1, or `history_tokens` less than 0.
+        ValueError: `page_size` is less than 1, or `history_tokens` is negative.
 
     Source: RadixAttention (arXiv 2312.07104).
     """
@@ -88,17 +90,17 @@ class RadixCache:
 
     @property
     def num_pages(self) -> int:
-        """Pages that the tree owns."""
+        """Number of pages that the tree owns."""
         return self._tree.num_pages
 
     @property
     def num_locked(self) -> int:
-        """Pages of locked prefixes."""
+        """Number of pages of locked prefixes."""
         return self._tree.num_locked
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can return; those that a floor guards are not among them."""
+        """Number of pages that `evict` can return; pages protected by a floor are not counted."""
         tree = self._tree
         num_unlocked = tree.num_pages - tree.num_locked
         return num_unlocked - self._limits.num_guarded() if self._limits.spaces else num_unlocked
@@ -118,14 +120,17 @@ class RadixCache:
         return list(self._tree.spaces)
 
     def limit(self, namespace: str | None, *, quota: int | None = None, floor: int = 0) -> None:
-        """Set what a namespace may hold; other namespaces are without limits until theirs are set.
+        """Set the limits of a namespace; a namespace has no limits until this is called.
 
-        Each limited namespace has an order of its own, and `evict` looks at the head of each: limit dozens of them.
+        Each limited namespace has an eviction order of its own, and `evict` looks at the head of each of them. So limit
+        dozens of namespaces, not thousands.
 
         Args:
-            namespace: which.
-            quota: pages; while it has more, `evict` takes from it (and others like it) first. None: no quota.
-            floor: pages; `evict` leaves it so many, locked ones counted, unless it is called on its behalf.
+            namespace: the namespace to limit.
+            quota: pages. While namespaces hold more than their quotas, `evict` takes pages from these namespaces first.
+                None means no quota.
+            floor: pages. `evict` leaves at least this many in the namespace, locked pages included, unless it is called
+                for this namespace.
 
         Raises:
             ValueError: `floor` is negative or more than `quota`.
@@ -137,12 +142,12 @@ class RadixCache:
     def match(self, tokens: Int32, namespace: str | None = None) -> Match:
         """Return the longest cached prefix of `tokens`, and count it as used.
 
-        Nothing is split: where the prefix ends inside an edge, the edge counts as used once the prefix is locked.
-        Locking `node` also makes the match a hit, for policies that count those.
+        Nothing is split. If the prefix ends inside an edge, that edge counts as used only when the prefix is locked.
+        Locking `node` also makes the match a hit, for policies that count hits.
 
         Args:
-            tokens: `[num_tokens] int32`, token ids; `Match.partial` reads them too.
-            namespace: where to look.
+            tokens: `[num_tokens] int32`, token ids. `Match.partial` reads them later.
+            namespace: the namespace to search.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -157,7 +162,7 @@ class RadixCache:
         return Match(num_pages * tree.page_size, from_bytes(parts), node, tokens, tree)
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
-        """Return what `match` would, and count nothing; for probing a queue.
+        """Return the same as `match` without counting a use, for example to probe a queue.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -167,10 +172,10 @@ class RadixCache:
         return Match(num_pages * tree.page_size, from_bytes(parts), Node(edge, num_pages), tokens, tree)
 
     def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
-        """Return a live match: its `num_tokens` is what `peek` would say, whatever happens, until it is closed.
+        """Return a live match: until it is closed, its `num_tokens` is always what `peek` would return.
 
-        An open watch costs 4 bytes a token and some 500 more, a step whenever its length changes, and nothing else. The
-        first one makes every insert and eviction a little slower.
+        An open watch takes 4 bytes per token and about 500 bytes more. It costs one step per change of its length, and
+        nothing otherwise. But the first watch of a cache makes every insert and eviction slightly slower.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -178,33 +183,34 @@ class RadixCache:
         return self._watch(tokens, namespace, None, None)
 
     def watch_group(self) -> WatchGroup[Any]:
-        """Return a group of live matches, none yet, which says which of them have changed since it was last asked."""
+        """Return an empty group of live matches; it reports which of them have changed since the last query."""
         return WatchGroup[Any](self._watch)
 
     def root(self, namespace: str | None = None) -> Node:
-        """Return the handle of the empty prefix, which is always cached, can be locked, and serves as `after`."""
+        """Return the handle of the empty prefix. It is always cached, can be locked, and can be passed as `after`."""
         return Node(self._tree.root(namespace), 0)
 
     def insert(
         self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Node | None = None
     ) -> Insertion:
-        """Adopt the pages of those whole pages of `tokens` that the tree lacks, and count the prefix as used.
+        """Adopt the pages that the tree lacks for the whole pages of `tokens`, and count the prefix as used.
 
         Args:
             tokens: `[num_tokens] int32`, token ids.
-            pages: `[>= num_tokens // page_size] int32`, page ids, one per whole page; more are ignored. Ids should be
-                dense: the cache keeps a byte for each id up to the largest.
-            namespace: where to insert; with `after` it may be left out.
-            after: a prefix, locked by the caller, that `tokens` and `pages` follow. The cost is then that of the new
-                tokens, however long the prefix is.
+            pages: `[>= num_tokens // page_size] int32`, page ids, one per whole page; further ids are ignored. Ids
+                should be dense: the cache keeps one byte for each id up to the largest.
+            namespace: the namespace to insert into; optional if `after` is given.
+            after: a prefix, locked by the caller, that `tokens` and `pages` follow. The cost then depends on the new
+                tokens only, not on the length of the prefix.
 
         Returns:
-            How many of `pages` stay the caller's, and the handle of the whole prefix, which is not locked.
+            The number of `pages` that still belong to the caller, and the handle of the whole prefix, which is not
+            locked.
 
         Raises:
-            ValueError: an array is not one-dimensional int32; `pages` are too few; one that would be adopted is
-                negative, given twice, or in the tree already; `after` has been evicted, or is of another namespace or
-                cache. The tree holds what it held.
+            ValueError: an array is not one-dimensional int32; there are too few `pages`; a page to adopt is negative,
+                duplicated, or in the tree already; `after` has been evicted, or belongs to another namespace or cache.
+                The content of the tree is then unchanged.
         """
         tree = self._tree
         require_int32("tokens", tokens)
@@ -222,7 +228,7 @@ class RadixCache:
         edge, num_existing, _ = tree.descend(base, key)
         adopted = pages[num_existing:num_pages]
         if num_existing < num_pages:
-            tree.pages.adopt(adopted)  # the last thing that can fail
+            tree.pages.adopt(adopted)  # the last step that can fail
         end = base.end + num_existing
         if end < edge.end:
             edge = tree.split(edge, end)
@@ -233,13 +239,13 @@ class RadixCache:
         return Insertion(num_existing=num_existing, node=Node(edge, edge.end))
 
     def lock(self, node: Node) -> Node:
-        """Lock a prefix, so that it is not evicted until it has been unlocked as often as it was locked.
+        """Lock a prefix: it is not evicted until it has been unlocked as often as it was locked.
 
         Returns:
-            `node`, for `insert(after=)` and `unlock`. It stays valid until it is unlocked.
+            `node`, for `insert(after=)` and `unlock`. It stays valid while it is locked.
 
         Raises:
-            ValueError: the prefix has been evicted, or `node` is of another cache.
+            ValueError: the prefix has been evicted, or `node` belongs to another cache.
         """
         edge = self._edge_ending_at(node)
         self._tree.lock(edge)
@@ -250,10 +256,10 @@ class RadixCache:
         return node
 
     def unlock(self, node: Node) -> None:
-        """Take back one `lock` of this handle, and count the prefix as used.
+        """Undo one `lock` of this handle, and count the prefix as used.
 
         Raises:
-            ValueError: `node` is not locked, or of another cache.
+            ValueError: `node` is not locked, or belongs to another cache.
         """
         edge = self._tree.locate(node)
         if not node.num_locks:
@@ -262,17 +268,17 @@ class RadixCache:
         self._tree.unlock(edge)
 
     def retain(self, node: Node, *, priority: int, until: float = math.inf, start: int = 0) -> None:
-        """Give the pages of a prefix a priority: lower ones are evicted first.
+        """Set the priority of the pages of a prefix; pages with lower priorities are evicted first.
 
         Args:
             node: the prefix.
-            priority: 0 is that of pages which nobody has given one.
-            until: when it goes back to 0, in seconds of the clock of `Retained`.
-            start: leave out so many pages at the start of the prefix.
+            priority: pages without a priority of their own have 0.
+            until: when the priority goes back to 0, in seconds of the clock of `Retained`.
+            start: number of pages at the start of the prefix to leave unchanged.
 
         Raises:
-            ValueError: the policy of the cache is not `Retained`; `start` is not a page of the prefix; the prefix has
-                been evicted, or is of another cache.
+            ValueError: the policy of the cache is not `Retained`; `start` is not the index of a page of the prefix; the
+                prefix has been evicted, or `node` belongs to another cache.
         """
         tree = self._tree
         if not 0 <= start < max(1, node.num_pages):
@@ -280,7 +286,7 @@ class RadixCache:
         tree.locate(node)
         order = node.edge.space.order
         if not isinstance(order, Scored) or not order.keeps_priorities:
-            raise ValueError("policy must be Retained, for priorities to be kept")
+            raise ValueError(f"policy must be Retained to keep priorities, got {name_of(self._policy)}")
         edge = self._edge_ending_at(node)
         while edge.parent is not None and edge.end > start:
             if edge.start < start:
@@ -289,14 +295,16 @@ class RadixCache:
             edge = edge.parent
 
     def evict(self, num_pages: int, namespace: str | None = None) -> Int32:
-        """Give up the unlocked pages that the policy puts first, each before the pages that it follows.
+        """Evict unlocked pages in the order of the policy; a page is evicted only after all pages that follow it.
 
         Args:
-            num_pages: how many to give up; all that can be evicted, if they are fewer. Never more.
-            namespace: on whose behalf; it may fall below its own floor. None: nobody's in particular.
+            num_pages: number of pages to evict. If fewer can be evicted, all of these are.
+            namespace: the namespace that needs the pages: its own floor does not protect it. None means no namespace in
+                particular.
 
         Returns:
-            `[min(num_pages, num_evictable)] int32`, page ids, read-only; they belong to the caller.
+            Page ids, `[min(num_pages, num_evictable)] int32`, read-only; with `namespace`, pages below its floor count
+            as evictable too. They belong to the caller.
 
         Raises:
             ValueError: `num_pages` is negative.
@@ -308,7 +316,7 @@ class RadixCache:
         return self._hand_over(eviction.evict(self._tree, self._limits, num_pages, namespace))
 
     def clear(self, namespace: str | None = None) -> Int32:
-        """Give up all pages of one namespace but those of locked prefixes, which stay; floors are no obstacle.
+        """Remove all pages of one namespace except those of locked prefixes; floors are ignored.
 
         Returns:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
@@ -318,16 +326,16 @@ class RadixCache:
         return self._hand_over(eviction.clear(self._tree, namespace))
 
     def release(self, node: Node) -> Int32:
-        """Give up a branch that nobody will come back to: all that follows a prefix, and what only it needs itself.
+        """Remove a branch that is not needed any more: the pages after a prefix, and those that only it needs.
 
-        That is, from the end of the prefix up to where another cached sequence branches off. Locked pages stay, and are
-        ordinary pages again once they are unlocked.
+        The latter are those from the end of the prefix up to the point where another cached sequence branches off.
+        Locked pages stay; after they are unlocked they are evicted like any other page.
 
         Returns:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
 
         Raises:
-            ValueError: the prefix has been evicted, or `node` is of another cache.
+            ValueError: the prefix has been evicted, or `node` belongs to another cache.
         """
         edge = self._edge_ending_at(node)
         if self._history is not None:
@@ -335,7 +343,7 @@ class RadixCache:
         return self._hand_over(eviction.release(self._tree, edge))
 
     def explain(self, tokens: Int32, namespace: str | None = None) -> Explanation:
-        """Say why the cached prefix of `tokens` ends where it does; changes nothing, costs a match in each namespace.
+        """Return why the cached prefix of `tokens` is not longer; changes nothing, costs a match in each namespace.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -343,18 +351,18 @@ class RadixCache:
         return explain(self._tree, self._history, tokens, self.peek(tokens, namespace))
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of every page that enters or leaves the tree from now on; `runs` has what is in it."""
-        self._tree.listeners.append(Teller(observer))
+        """Notify `observer` of every page that enters or leaves the tree from now on; see `runs` for those in it."""
+        self._tree.listeners.append(ObserverAdapter(observer))
 
     def runs(self) -> Iterator[Run]:
-        """Go through all that is cached, parents before what follows them; change nothing meanwhile."""
+        """Iterate over everything that is cached, parents first; do not change the cache during the iteration."""
         return inspection.runs(self._tree)
 
     def check(self) -> None:
-        """Verify every invariant, at a cost proportional to the tree and the watches.
+        """Verify every invariant, at a cost proportional to the size of the tree and the number of watches.
 
         Raises:
-            AssertionError: one does not hold; the message says which, and where.
+            AssertionError: an invariant does not hold; the message names the invariant and the place.
         """
         inspection.check(self._tree)
         self._watches.check(self._num_cached)
@@ -362,7 +370,7 @@ class RadixCache:
             self._history.check()
 
     def dump(self) -> str:
-        """Return the tree as text, an edge a line: its pages, its leases, and its place in the order of eviction."""
+        """Return the tree as text, one line per edge: tokens, pages, leases, and the rank in the eviction order."""
         return inspection.dump(self._tree)
 
     def _find(self, tokens: Int32, namespace: str | None) -> tuple[Edge, int, list[bytes]]:
@@ -371,7 +379,7 @@ class RadixCache:
         return tree.descend(tree.root(namespace), as_key(tokens, len(tokens) // tree.page_size * tree.page_size))
 
     def _edge_ending_at(self, node: Node) -> Edge:
-        """Return the edge that ends where `node` does, after a split where there was none."""
+        """Return the edge that ends where `node` ends, splitting an edge there if necessary."""
         edge = self._tree.locate(node)
         if edge.end != node.end:
             edge = self._tree.split(edge, node.end)
@@ -396,7 +404,7 @@ class RadixCache:
     def _unwatch(self, watch: Watch) -> None:
         self._watches.close(watch)
         edge, _, _ = self._tree.descend(self._tree.root(watch.namespace), watch.key)
-        edge.space.order.expose(edge)  # it may go earlier now
+        edge.space.order.expose(edge)  # without the watch it may be evicted earlier
 
     def _num_cached(self, watch: Watch) -> int:
         _, num_pages, _ = self._tree.descend(self._tree.root(watch.namespace), watch.key)

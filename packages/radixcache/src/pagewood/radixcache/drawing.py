@@ -1,4 +1,4 @@
-"""The tree as a picture: Graphviz text, or a tree for a terminal."""
+"""Drawings of the tree: Graphviz text, or a tree for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_SHOWN_TOKENS = 4
 
 @dataclass(slots=True, kw_only=True)
 class _Branch:
-    """A run, or a namespace, with all that follows it."""
+    """A run or a namespace, with everything that follows it."""
 
     label: str
     is_locked: bool
@@ -26,7 +26,7 @@ class _Branch:
 
 
 def describe(run: Run) -> str:
-    """Return one line about a run: its place, its first and last tokens, and its leases."""
+    """Return one line of text about a run: its position, its first and last tokens, its leases."""
     tokens = run.tokens.tolist()
     if len(tokens) > 2 * _NUM_SHOWN_TOKENS + 1:
         tokens = [*tokens[:_NUM_SHOWN_TOKENS], "…", *tokens[-_NUM_SHOWN_TOKENS:]]
@@ -36,12 +36,12 @@ def describe(run: Run) -> str:
 
 
 def to_dot(cache: RadixCache, *, label: Callable[[Run], str] = describe, max_children: int = 20) -> str:
-    """Return the tree in the language of Graphviz: `dot -Tsvg` draws it; what a lease holds is filled.
+    """Return the tree as Graphviz text, for example for `dot -Tsvg`; locked runs are filled.
 
     Args:
-        cache: what to draw.
-        label: the text of a run; the tokens decoded, say.
-        max_children: how many of those that follow one run are shown, the largest first; the others are one node.
+        cache: the cache to draw.
+        label: returns the text of a run, for example with its tokens decoded.
+        max_children: number of children to show per run, the largest first; the others are combined into one node.
     """
     lines = ["digraph cache {", "  rankdir=LR;", '  node [shape=box, fontname="monospace", style=filled];']
     stack: list[tuple[_Branch, int | None]] = [(root, None) for root in reversed(_grow(cache, label))]
@@ -58,12 +58,12 @@ def to_dot(cache: RadixCache, *, label: Callable[[Run], str] = describe, max_chi
 
 
 def to_rich(cache: RadixCache, *, label: Callable[[Run], str] = describe, max_children: int = 20) -> RichTree:
-    """Return the tree for `rich.print`: what a lease holds is bold, and the rest can be evicted.
+    """Return the tree for `rich.print`; locked runs are bold, all others can be evicted.
 
     Args:
-        cache: what to draw.
-        label: the text of a run; the tokens decoded, say.
-        max_children: how many of those that follow one run are shown, the largest first; the others are one line.
+        cache: the cache to draw.
+        label: returns the text of a run, for example with its tokens decoded.
+        max_children: number of children to show per run, the largest first; the others are combined into one line.
 
     Raises:
         ModuleNotFoundError: rich is not installed (`pip install 'pagewood-radixcache[rich]'`).
@@ -97,13 +97,13 @@ def _grow(cache: RadixCache, label: Callable[[Run], str]) -> list[_Branch]:
         by_last_page[int(run.pages[-1])] = branch
         parent.children.append(branch)
         joints.append((parent, branch))
-    for parent, branch in reversed(joints):  # what follows a run has been added to it before the run is to its parent
+    for parent, branch in reversed(joints):  # children before parents: a run's sum is complete here
         parent.num_pages += branch.num_pages
     return list(roots.values())
 
 
 def _shown(branch: _Branch, max_children: int) -> list[_Branch]:
-    """Return the children to show, the largest last, as a stack wants them."""
+    """Return the children to show, the largest last, because the caller takes them from a stack."""
     children = sorted(branch.children, key=lambda child: -child.num_pages)
     shown, others = children[:max_children], children[max_children:]
     if others:
@@ -113,5 +113,5 @@ def _shown(branch: _Branch, max_children: int) -> list[_Branch]:
 
 
 def _escape(label: str) -> str:
-    """Return text for between the quotes of Graphviz, in which a backslash begins an escape."""
+    """Escape text for a quoted Graphviz string."""
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

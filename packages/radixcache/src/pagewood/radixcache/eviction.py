@@ -1,4 +1,4 @@
-"""Which pages go, and how many: eviction under the limits of namespaces, and what goes without being first in order."""
+"""Eviction under the limits of namespaces, and `clear` and `release`, which do not follow the eviction order."""
 
 from pagewood.radixcache.node import Edge, Space
 from pagewood.radixcache.order import Order
@@ -7,9 +7,9 @@ from pagewood.radixcache.tree import Tree
 
 
 class Limits:
-    """The namespaces that have limits, each with an order of its own beside the one that all others share.
+    """The namespaces that have limits; each has its own eviction order, and all others share one.
 
-    Invariant: `spaces` are those of the tree whose `is_limited` is set.
+    Invariant: `spaces` are the namespaces of the tree whose `is_limited` is true.
     """
 
     __slots__ = ("spaces",)
@@ -18,7 +18,7 @@ class Limits:
         self.spaces: list[Space] = []  # written by: set
 
     def set(self, tree: Tree, namespace: str | None, quota: int | None, floor: int) -> None:
-        """Give a namespace its limits; the first time it leaves the common order, at a cost of its size."""
+        """Set the limits of a namespace; the first call moves it to its own order, in time proportional to its size."""
         space = tree.root(namespace).space
         tree.keep(space)
         space.quota, space.floor = quota, floor
@@ -27,12 +27,12 @@ class Limits:
             order.take_over(space.order, subtree(space.root)[1:])
             for each in (order, *(other.order for other in self.spaces), tree.order):
                 if isinstance(each, RecencyList):
-                    each.is_alone = False
+                    each.is_only_order = False
             space.order, space.is_limited = order, True
             self.spaces.append(space)
 
     def num_guarded(self) -> int:
-        """Return the unlocked pages that floors keep from being evicted."""
+        """Return the number of unlocked pages that floors protect from eviction."""
         num_pages = 0
         for space in self.spaces:
             num_unlocked, num_above = space.num_pages - space.num_locked, max(0, space.num_pages - space.floor)
@@ -40,7 +40,7 @@ class Limits:
         return num_pages
 
     def next(self, tree: Tree, beneficiary: str | None) -> tuple[Order | None, int]:
-        """Return the order whose first page goes next, and how many pages may go before asking again."""
+        """Return the order to evict from next, and how many pages may be taken before calling this again."""
         turns = [
             (space.order, space.num_pages - space.quota)
             for space in self.spaces
@@ -59,7 +59,7 @@ class Limits:
 
 
 def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
-    """Give up the first `num_pages` pages in order, or all that may go if they are fewer; return their ids."""
+    """Evict the first `num_pages` pages of the order, or as many as can be evicted, and return their ids."""
     parts: list[bytes] = []
     order, num_turn = tree.order, num_pages
     while num_pages:
@@ -79,7 +79,7 @@ def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -
 
 
 def clear(tree: Tree, namespace: str | None) -> list[bytes]:
-    """Give up all unlocked pages of a namespace."""
+    """Remove all unlocked pages of a namespace, and return their ids."""
     space = tree.root(namespace).space
     parts = _drop_all(tree, subtree(space.root)[1:])
     for listener in tree.listeners:
@@ -88,7 +88,7 @@ def clear(tree: Tree, namespace: str | None) -> list[bytes]:
 
 
 def release(tree: Tree, edge: Edge) -> list[bytes]:
-    """Give up all unlocked pages that follow the end of `edge`, and then those before it that nothing else needs."""
+    """Remove the unlocked pages after `edge`, then those before its end that nothing else needs; return their ids."""
     parts = _drop_all(tree, subtree(edge)[1:])
     while edge.is_free_leaf and edge.parent is not None:
         parent = edge.parent
@@ -98,7 +98,7 @@ def release(tree: Tree, edge: Edge) -> list[bytes]:
 
 
 def subtree(edge: Edge) -> list[Edge]:
-    """Return an edge and all below it, parents first."""
+    """Return an edge and everything below it, parents first."""
     edges = [edge]
     for each in edges:
         edges.extend(each.children.values())
@@ -106,4 +106,4 @@ def subtree(edge: Edge) -> list[Edge]:
 
 
 def _drop_all(tree: Tree, edges: list[Edge]) -> list[bytes]:
-    return [tree.detach(edge) for edge in reversed(edges) if not edge.num_pins]  # children before their parents
+    return [tree.detach(edge) for edge in reversed(edges) if not edge.num_pins]  # children before parents

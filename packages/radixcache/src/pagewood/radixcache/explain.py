@@ -1,4 +1,4 @@
-"""Why a prefix ended where it did."""
+"""Explains why a cached prefix is not longer."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,49 +10,49 @@ from pagewood.radixcache.tree import Tree
 
 
 class Cause(Enum):
-    """What kept a prefix from being longer."""
+    """The reason why a cached prefix is not longer."""
 
     COMPLETE = "all of it is cached"
-    PAGE_ROUNDING = "it goes on within a page, and only whole pages are cached"
-    EVICTED = "it was cached once"
-    OTHER_NAMESPACE = "another namespace has more of it"
-    NEVER_SEEN = "nothing like it is cached or remembered"
+    PAGE_ROUNDING = "it continues within a page, and only whole pages are cached"
+    EVICTED = "more of it was cached before and has been evicted"
+    OTHER_NAMESPACE = "more of it is cached in another namespace"
+    NEVER_SEEN = "no longer prefix of it is cached in any namespace, or remembered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why the cached prefix of a sequence ended where it did.
+    """Why the cached prefix of a sequence is not longer.
 
     Attributes:
-        cause: the first of these that is true: all is cached; it was given up; another namespace has more; it agrees
-            with something cached, or ends, within the next page; never seen.
+        cause: the first of these that applies: `COMPLETE`, `EVICTED`, `OTHER_NAMESPACE`, `PAGE_ROUNDING` (the next page
+            agrees in part with a cached page, or the sequence ends within it), `NEVER_SEEN`.
         num_tokens: length of the cached prefix, whole pages.
-        first_difference: position of the first token that differs from all that is cached in the namespace behind the
-            prefix; the number of tokens if none does.
-        could_be: length of the prefix if it were not for the cause: had nothing been given up, were it in the other
-            namespace, or with pages of one token.
-        namespace: that which has more of it, if that is the cause.
-        evicted_by: the policy that gave it up, `"clear"`, or `"release"`; None if that is not the cause.
-        evicted_at_s: when, in seconds of the cache's clock; None if that is not the cause.
+        first_difference: position of the first token after the prefix that differs from everything cached there in the
+            namespace; the number of tokens if none differs.
+        num_possible_tokens: length of the prefix without the cause: had nothing been evicted, in the other namespace,
+            or with a page size of 1.
+        namespace: the namespace that has more of the sequence; None for other causes.
+        evicted_by: what evicted it: the name of the policy, `"clear"` or `"release"`; None for other causes.
+        evicted_at_s: time of the eviction, in seconds of the cache's clock; None for other causes.
     """
 
     cause: Cause
     num_tokens: int
     first_difference: int
-    could_be: int
+    num_possible_tokens: int
     namespace: str | None = None
     evicted_by: str | None = None
     evicted_at_s: float | None = None
 
 
 def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) -> Explanation:
-    """Say why `match`, that of `tokens`, is no longer."""
+    """Return why `match`, the match of `tokens`, is not longer."""
     num_tokens, num_whole = match.num_tokens, len(tokens) // tree.page_size * tree.page_size
     partial = match.partial
     first_difference = num_tokens + (partial.num_tokens if partial else 0)
     if num_tokens == len(tokens):
         return Explanation(
-            cause=Cause.COMPLETE, num_tokens=num_tokens, first_difference=num_tokens, could_be=num_tokens
+            cause=Cause.COMPLETE, num_tokens=num_tokens, first_difference=num_tokens, num_possible_tokens=num_tokens
         )
     ghost, num_gone = _ghost(tree, history, tokens, match)
     if ghost is not None:
@@ -60,7 +60,7 @@ def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) ->
             cause=Cause.EVICTED,
             num_tokens=num_tokens,
             first_difference=first_difference,
-            could_be=num_tokens + num_gone * tree.page_size,
+            num_possible_tokens=num_tokens + num_gone * tree.page_size,
             evicted_by=ghost.cause,
             evicted_at_s=ghost.evicted_at_s,
         )
@@ -70,7 +70,7 @@ def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) ->
             cause=Cause.OTHER_NAMESPACE,
             num_tokens=num_tokens,
             first_difference=first_difference,
-            could_be=elsewhere,
+            num_possible_tokens=elsewhere,
             namespace=namespace,
         )
     is_rounded = partial is not None or num_tokens == num_whole
@@ -78,12 +78,12 @@ def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) ->
         cause=Cause.PAGE_ROUNDING if is_rounded else Cause.NEVER_SEEN,
         num_tokens=num_tokens,
         first_difference=first_difference,
-        could_be=first_difference,
+        num_possible_tokens=first_difference,
     )
 
 
 def _ghost(tree: Tree, history: History | None, tokens: Int32, match: Match) -> tuple[Ghost | None, int]:
-    """Return the run that was cached behind the prefix once, and how many pages of the tokens were in all."""
+    """Return the evicted run that continued the prefix, and how many further pages of the tokens were cached."""
     if history is None:
         return None, 0
     num_whole = len(tokens) // tree.page_size * tree.page_size
@@ -92,7 +92,7 @@ def _ghost(tree: Tree, history: History | None, tokens: Int32, match: Match) -> 
 
 
 def _elsewhere(tree: Tree, tokens: Int32, match: Match) -> tuple[int, str | None]:
-    """Return the longest prefix in any other namespace, and which that is."""
+    """Return the length of the longest prefix in any other namespace, and the name of that namespace."""
     key = as_key(tokens, len(tokens) // tree.page_size * tree.page_size)
     lengths = [
         (tree.descend(space.root, key)[1] * tree.page_size, name)

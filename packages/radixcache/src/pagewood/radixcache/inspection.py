@@ -1,4 +1,4 @@
-"""Looking at a whole tree: its invariants verified, its edges as text."""
+"""Inspection of a whole tree: verifying its invariants, and listing its edges."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ def check(tree: Tree) -> None:
     """Verify every invariant that the classes of this package state.
 
     Raises:
-        AssertionError: one does not hold.
+        AssertionError: an invariant does not hold.
     """
     edges = list(_edges(tree))
     for edge in edges:
@@ -23,7 +23,7 @@ def check(tree: Tree) -> None:
 
 
 def runs(tree: Tree) -> Iterator[Run]:
-    """Go through all edges, parents first."""
+    """Iterate over all edges, parents first."""
     for edge in _edges(tree):
         if edge.parent is not None:
             yield Run(
@@ -38,7 +38,7 @@ def runs(tree: Tree) -> Iterator[Run]:
 
 
 def dump(tree: Tree) -> str:
-    """Return the tree as text, an edge a line."""
+    """Return the tree as text, one line per edge."""
     orders = {id(space.order): space.order for space in tree.spaces.values()}
     ranks = {id(edge): rank for order in orders.values() for rank, edge in enumerate(order)}
     lines: list[str] = []
@@ -54,7 +54,7 @@ def dump(tree: Tree) -> str:
 
 
 def _edges(tree: Tree) -> Iterator[Edge]:
-    """Go through the roots and all edges, parents first."""
+    """Iterate over the roots and all edges, parents first."""
     for space in tree.spaces.values():
         stack = [space.root]
         while stack:
@@ -64,23 +64,29 @@ def _edges(tree: Tree) -> Iterator[Edge]:
 
 
 def _require(holds: bool, rule: str, edge: Edge | None = None) -> None:
-    if not holds:  # not an assert statement: it must work under `python -O` too
+    if not holds:  # no assert statement: this must also work under `python -O`
         raise AssertionError(rule if edge is None else f"{rule}: {edge!r}")
 
 
 def _check_edge(tree: Tree, edge: Edge) -> None:
     num_pages = edge.end - edge.start
-    _require(num_pages > 0 if edge.parent is not None else edge.end == 0, "an edge holds pages, a root none", edge)
-    _require(len(edge.key) == num_pages * tree.page_bytes, "a key holds page_size tokens per page", edge)
-    _require(len(edge.values) == num_pages * ITEM_BYTES, "an edge holds one page id per page", edge)
+    _require(
+        num_pages > 0 if edge.parent is not None else edge.end == 0, "an edge must hold pages, and a root none", edge
+    )
+    _require(len(edge.key) == num_pages * tree.page_bytes, "a key must hold page_size tokens per page", edge)
+    _require(len(edge.values) == num_pages * ITEM_BYTES, "an edge must hold one page id per page", edge)
     for first_page, child in edge.children.items():
-        _require(child.parent is edge, "a child knows its parent", child)
-        _require(child.start == edge.end, "a child starts where its parent ends", child)
-        _require(child.space is edge.space, "a path keeps to its namespace", child)
-        _require(child.key.startswith(first_page), "a child is found by its first page", child)
-        _require(len(first_page) == tree.page_bytes, "a child is found by one page", child)
+        _require(child.parent is edge, "parent of a child must be the edge that holds it", child)
+        _require(child.start == edge.end, "a child must start where its parent ends", child)
+        _require(child.space is edge.space, "a path must stay in one namespace", child)
+        _require(child.key.startswith(first_page), "the key of a child in children must be its first page", child)
+        _require(len(first_page) == tree.page_bytes, "the key of a child in children must be one page long", child)
     num_locked_children = sum(child.num_pins > 0 for child in edge.children.values())
-    _require(edge.num_pins == edge.num_leases + num_locked_children, "pins are leases plus locked children", edge)
+    _require(
+        edge.num_pins == edge.num_leases + num_locked_children,
+        "num_pins must be num_leases plus the locked children",
+        edge,
+    )
 
 
 def _check_orders(tree: Tree, edges: list[Edge]) -> None:
@@ -91,21 +97,32 @@ def _check_orders(tree: Tree, edges: list[Edge]) -> None:
 
 def _check_counts(tree: Tree, edges: list[Edge]) -> None:
     pages = from_bytes([edge.values for edge in edges]).tolist()
-    _require(len(set(pages)) == len(pages), "no page is in the tree twice")
-    _require(tree.num_pages == len(pages), "num_pages counts the pages")
-    _require(len(tree.pages) == len(pages) and all(page in tree.pages for page in pages), "pages holds the pages")
+    _require(len(set(pages)) == len(pages), "no page may be in the tree twice")
+    _require(tree.num_pages == len(pages), "num_pages must be the number of pages")
+    _require(
+        len(tree.pages) == len(pages) and all(page in tree.pages for page in pages),
+        "pages must hold exactly the pages of the tree",
+    )
     num_locked = sum(edge.end - edge.start for edge in edges if edge.num_pins)
-    _require(tree.num_locked == num_locked, "num_locked counts the pages of locked edges")
+    _require(tree.num_locked == num_locked, "num_locked must be the number of pages of locked edges")
 
 
 def _check_spaces(tree: Tree, edges: list[Edge]) -> None:
     for name, space in tree.spaces.items():
         mine = [edge for edge in edges if edge.space is space]
         is_needed = bool(space.root.children) or space.root.num_pins > 0 or space.is_limited
-        _require(space.name == name, "a namespace is found by its name", space.root)
-        _require(is_needed, "a root has a page or a lease", space.root)
-        _require(space.is_limited or space.order is tree.order, "limits give an order of one's own", space.root)
+        _require(space.name == name, "a namespace must be stored under its name", space.root)
+        _require(is_needed, "a namespace must have a page, a lease or a limit", space.root)
+        _require(
+            space.is_limited or space.order is tree.order,
+            "a namespace without limits must use the shared order",
+            space.root,
+        )
         num_locked = sum(edge.end - edge.start for edge in mine if edge.num_pins)
-        _require(space.num_locked == num_locked, "num_locked counts those of each namespace", space.root)
+        _require(
+            space.num_locked == num_locked,
+            "num_locked of a namespace must be the number of its locked pages",
+            space.root,
+        )
         num_pages = sum(edge.end - edge.start for edge in mine)
-        _require(space.num_pages == num_pages, "num_pages counts those of each namespace", space.root)
+        _require(space.num_pages == num_pages, "num_pages of a namespace must be the number of its pages", space.root)

@@ -1,4 +1,4 @@
-"""The longest cached prefix of a token sequence, and what the page behind it has in common with the rest."""
+"""The result of a match: the longest cached prefix, and a cached page that shares only some of the next tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pagewood.radixcache.tree import Tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """A cached page that begins like the rest of a sequence.
+    """A cached page whose first tokens are the next tokens of a sequence.
 
     Attributes:
-        num_tokens: how many of its first tokens are the same, in [1, page_size).
-        page: its id. Copy the KV of those tokens to a page of your own; it belongs to the tree and may be evicted.
+        num_tokens: number of leading tokens that are equal, in [1, page_size).
+        page: page id. It belongs to the tree and may be evicted, so copy the KV of those tokens to a page of your own.
     """
 
     num_tokens: int
@@ -26,12 +26,12 @@ class Partial:
 
 
 class Match:
-    """The longest cached prefix of a token sequence; read it, and leave it as it is.
+    """The longest cached prefix of a token sequence. Callers read it and must not change it.
 
     Attributes:
-        num_tokens: its length, a multiple of the page size.
-        pages: `[num_tokens / page_size] int32`, page ids, read-only; a snapshot that the tree will not change.
-            They belong to the tree, and may be evicted unless `node` is locked.
+        num_tokens: length of the prefix, a multiple of the page size.
+        pages: `[num_tokens / page_size] int32`, page ids, read-only. A snapshot: later changes of the tree do not
+            affect it. The pages belong to the tree and may be evicted unless `node` is locked.
         node: handle of the prefix, for `RadixCache.lock`.
     """
 
@@ -46,10 +46,10 @@ class Match:
 
     @property
     def partial(self) -> Partial | None:
-        """The cached page that agrees furthest with the tokens behind the prefix; None if none shares the first.
+        """The cached page that shares the most tokens after the prefix; None if no page shares the first of them.
 
-        Found when it is asked for, in time proportional to the branches there, so ask before you change the cache or
-        the tokens.
+        It is computed on access, in time proportional to the number of branches at the end of the prefix. Read it
+        before the cache or the tokens change.
 
         Raises:
             ValueError: the prefix has been evicted.
@@ -74,7 +74,7 @@ class Match:
 
 
 def _next_pages(tree: Tree, edge: Edge, end: int) -> tuple[bytes, list[bytes]]:
-    """Return the tokens of all pages that follow the first `end` pages of a path, and their ids."""
+    """Return the tokens of all pages that follow the first `end` pages of a path, and the ids of these pages."""
     if end < edge.end:
         at = end - edge.start
         key = edge.key[at * tree.page_bytes : (at + 1) * tree.page_bytes]

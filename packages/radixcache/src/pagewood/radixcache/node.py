@@ -1,4 +1,4 @@
-"""What the tree is made of: edges, the namespaces that they belong to, and the handles that point into them."""
+"""The data structures of the tree: edges, namespaces, and handles that point to prefixes."""
 
 from __future__ import annotations
 
@@ -10,47 +10,77 @@ if TYPE_CHECKING:
     from pagewood.radixcache.usage import Usage
 
 ABSORBED = 1 << 62
-"""Where an edge starts that has become part of its parent: behind every handle, so that handles go on to the parent."""
+"""The `start` of an edge that was merged into its parent.
+
+It is larger than the end of any handle, so `Tree.locate` continues with the parent.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Edge:
     """A run of whole pages below `parent`, covering the pages `[start, end)` of every sequence that passes through it.
 
-    Invariant: `num_pins` is `num_leases` plus the number of children whose `num_pins` is not zero, so an edge is locked
-    exactly if a lease ends at it or below it, and the children of an unlocked edge are unlocked.
+    Invariant: `num_pins` is `num_leases` plus the number of children with a non-zero `num_pins`. So an edge is locked
+    exactly when a lease ends at it or below it, and all children of an unlocked edge are unlocked.
 
-    Keys and page ids are bytes, so that comparing is memcmp and cutting is memcpy. The object outlives its place in the
-    tree wherever a handle still points to it: a split keeps this object for the lower part; an evicted edge is left
-    with `end == start`, which is how a stale handle is noticed; an absorbed one with `start == ABSORBED`.
+    Keys and page ids are bytes, so comparing them is a memcmp and cutting them is a memcpy. An edge object may outlive
+    its place in the tree, because handles refer to it. A split keeps the object for the lower part. An evicted edge has
+    `end == start`, which identifies stale handles. A merged edge has `start == ABSORBED`.
+
+    Attributes:
+        space: the namespace of the edge.
+        parent: the edge that this one follows; None for a root.
+        key: the token ids, as int32 bytes.
+        values: the page ids, as int32 bytes.
+        start: number of pages before this edge on its path.
+        end: number of pages on the path up to the end of this edge.
+        children: the edges that follow, keyed by the bytes of their first page.
+        num_leases: leases that end at this edge.
+        num_pins: `num_leases` plus the number of locked children.
+        is_trimmed: whether pages were evicted from its end; then no other edge may be joined to its end.
+        used: tick of the last use; kept by `RecencyList` and `SmallMain`.
+        usage: how the pages have been used; kept by `Scored`.
+        older: the previous edge in the recency list.
+        newer: the next edge in the recency list.
     """
 
     space: Space
     parent: Edge | None = field(repr=False)  # written by: Tree
-    key: bytes = field(repr=False)  # written by: Tree; int32 token ids
-    values: bytes = field(repr=False)  # written by: Tree; int32 page ids
+    key: bytes = field(repr=False)  # written by: Tree
+    values: bytes = field(repr=False)  # written by: Tree
     start: int  # written by: Tree
     end: int  # written by: Tree
-    children: dict[bytes, Edge] = field(repr=False)  # written by: Tree; by the bytes of the child's first page
+    children: dict[bytes, Edge] = field(repr=False)  # written by: Tree
     num_leases: int = 0  # written by: Tree.lock, Tree.unlock
     num_pins: int = 0  # written by: Tree.lock, Tree.unlock
-    is_trimmed: bool = False  # written by: Tree; it has lost pages off its end, so it must not grow
-    used: int = field(default=0, repr=False)  # written by: RecencyList, SmallMain; the tick of its last use
+    is_trimmed: bool = False  # written by: Tree
+    used: int = field(default=0, repr=False)  # written by: RecencyList, SmallMain
     usage: Usage | None = field(default=None, repr=False)  # written by: Scored
     older: Edge = field(init=False, repr=False)  # written by: RecencyList
     newer: Edge = field(init=False, repr=False)  # written by: RecencyList
 
     @property
     def is_free_leaf(self) -> bool:
-        """Nothing follows it and nothing locks it, so its last page can be given up."""
+        """Whether the last page can be evicted: no child follows it, and no lease locks it."""
         return not self.num_pins and not self.children and self.end > self.start and self.parent is not None
 
 
 @dataclass(slots=True, eq=False)
 class Space:
-    """A namespace: its root, its sizes, its limits, and the order of eviction that its edges are in.
+    """A namespace: its root, its page counts, its limits, and the eviction order that contains its edges.
 
-    Invariant: the sizes are those of the edges below `root`, and `floor <= quota` where there is a quota.
+    Invariant: the counts are those of the edges below `root`, and `floor <= quota` if there is a quota.
+
+    Attributes:
+        owner: the tree that the namespace belongs to.
+        name: the name of the namespace; None is a namespace too.
+        order: the eviction order of its edges.
+        root: the edge of the empty prefix.
+        num_pages: pages in the namespace.
+        num_locked: pages of locked prefixes.
+        quota: pages that it may hold before it is evicted from first; None means no quota.
+        floor: pages that evictions for other namespaces leave in it.
+        is_limited: whether limits were ever set, so that it has an eviction order of its own.
     """
 
     owner: object = field(repr=False)
@@ -59,37 +89,45 @@ class Space:
     root: Edge = field(init=False, repr=False)
     num_pages: int = 0  # written by: Tree.attach, Tree.trim, Tree.detach
     num_locked: int = 0  # written by: Tree.lock, Tree.unlock
-    quota: int | None = None  # written by: Limits.set; pages
-    floor: int = 0  # written by: Limits.set; pages
-    is_limited: bool = False  # written by: Limits.set; it has, or has had, limits, and so an order of its own
+    quota: int | None = None  # written by: Limits.set
+    floor: int = 0  # written by: Limits.set
+    is_limited: bool = False  # written by: Limits.set
 
     def __post_init__(self) -> None:
         self.root = Edge(self, None, b"", b"", 0, 0, {})
 
 
 class Node:
-    """An opaque handle of one prefix: the first `end` pages on the way from the root through `edge`.
+    """An opaque handle of one prefix: the first `end` pages on the path from the root through `edge`.
 
-    Invariant: it means the same tokens for as long as they are cached, whatever is split around it. Keep it, pass it
-    back to the cache that gave it out, and read `namespace` and `num_pages`; the rest is the cache's.
+    Invariant: it stands for the same tokens as long as they are cached, whatever is split or joined around them.
+
+    Keep it and pass it back to the cache that returned it. Callers may read `namespace` and `num_pages`; the attributes
+    below are internal.
+
+    Attributes:
+        edge: an edge at which the search for the end of the prefix starts.
+        end: length of the prefix in pages.
+        is_match: whether it comes from a match that has not been counted as a hit yet.
+        num_locks: locks taken through this handle.
     """
 
     __slots__ = ("edge", "end", "is_match", "num_locks")
 
     def __init__(self, edge: Edge, end: int, is_match: bool = False) -> None:
-        self.edge = edge  # written by: RadixCache._edge_ending_at; nearer to the end of the prefix than before
+        self.edge = edge  # written by: RadixCache._edge_ending_at
         self.end = end
-        self.is_match = is_match  # written by: RadixCache.lock; a match of it has not been counted as a hit yet
-        self.num_locks = 0  # written by: RadixCache.lock, RadixCache.unlock; those through this handle
+        self.is_match = is_match  # written by: RadixCache.lock
+        self.num_locks = 0  # written by: RadixCache.lock, RadixCache.unlock
 
     @property
     def namespace(self) -> str | None:
-        """The namespace that the prefix is cached in."""
+        """The namespace of the prefix."""
         return self.edge.space.name
 
     @property
     def num_pages(self) -> int:
-        """The length of the prefix."""
+        """The length of the prefix in pages."""
         return self.end
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What the tree tells of itself while it changes, and how it is read as a whole."""
+"""How changes of the tree are reported, and how its content is read as a whole."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,16 +9,16 @@ from pagewood.radixcache.node import Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of whole pages in the tree: what one `stored` told, or a piece of it.
+    """A run of whole pages in the tree: the pages of one `stored` call, or a part of them.
 
     Attributes:
-        namespace: where it is cached.
-        parent_page: the id of the page that it follows; None at the start of a sequence.
-        num_parent_pages: pages before it on its path.
+        namespace: the namespace of the run.
+        parent_page: id of the page before it; None at the start of a sequence.
+        num_parent_pages: number of pages before it on its path.
         tokens: `[len(pages) * page_size] int32`, token ids, read-only.
         pages: `[> 0] int32`, page ids, read-only.
         num_leases: leases that end at its last page.
-        is_locked: a lease ends at its last page or below it.
+        is_locked: whether a lease ends at its last page or below it.
     """
 
     namespace: str | None
@@ -31,28 +31,28 @@ class Run:
 
 
 class Observer(Protocol):
-    """Is told of every page that enters or leaves the tree, in the order in which it happens.
+    """Receives a notification for every page that enters or leaves the tree, in the order of the changes.
 
-    A page is in the tree at most once, so its id names its place for as long as it is there; how the tree cuts its
-    edges is nobody's business, and a split tells nothing. An observer must not change the cache, nor raise. Arrays are
-    int32, one-dimensional, read-only, and may be kept.
+    A page is in the tree at most once, so its id identifies its position while it is cached. Edges are internal: a
+    split is not reported. An observer must not change the cache and must not raise. Arrays are int32, one-dimensional
+    and read-only, and may be kept.
     """
 
     def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
-        """The tree adopted `pages` with their `tokens`, which follow `parent_page` (None: they start a sequence)."""
+        """The tree has adopted `pages` with their `tokens`; they follow `parent_page` (None: they start a sequence)."""
         ...
 
     def removed(self, namespace: str | None, pages: Int32) -> None:
-        """The tree gave up `pages`, a stretch of one path in its order; whatever followed them has gone before."""
+        """The tree has removed `pages`, consecutive pages of one path; all pages after them were removed before."""
         ...
 
     def cleared(self, namespace: str | None) -> None:
-        """All unlocked pages of a namespace have been given up by `clear`; `removed` has told of each before."""
+        """`clear` has removed all unlocked pages of a namespace; `removed` was called for each of them before."""
         ...
 
 
-class Teller:
-    """Tells an observer what the tree tells its listeners."""
+class ObserverAdapter:
+    """Passes the notifications of a tree on to an observer."""
 
     __slots__ = ("_observer",)
 
@@ -60,13 +60,13 @@ class Teller:
         self._observer = observer
 
     def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-        """Pass on what was adopted."""
+        """Report adopted pages."""
         self._observer.stored(space.name, parent_page, from_bytes([key]), from_bytes([values]))
 
     def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-        """Pass on what was given up."""
+        """Report removed pages."""
         self._observer.removed(space.name, from_bytes([values]))
 
     def cleared(self, space: Space) -> None:
-        """Pass on that a namespace was cleared."""
+        """Report that a namespace was cleared."""
         self._observer.cleared(space.name)

@@ -1,7 +1,7 @@
-"""Which page to give up first: one small class for each policy.
+"""Eviction policies: which page to evict first, one small class per policy.
 
-A policy gives each page a score, and the cache gives up the unlocked leaf page with the lowest. Ticks are distinct
-where it matters, so a score that ends with `last_used` or `created` leaves no ties.
+A policy gives each page a score, and the cache evicts the unlocked leaf page with the lowest score. Ticks are distinct
+where it matters, so a score that ends with `last_used` or `created` has no ties.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pagewood.radixcache.usage import Usage
 
 
 class Policy(Protocol):
-    """Scores pages; derive from it to write one of your own, and define `score`.
+    """Scores pages. To write a policy of your own, derive from this class and define `score`.
 
-    A score may depend on the usage, on the length of the prefix, and on what `used` noted in the usage. Between two
-    usages alike it must rise with the length of the prefix, or fall with it, but not do both.
+    A score may depend on the usage (including what `used` wrote into it) and on the length of the prefix. For equal
+    usages it must be monotonic in the length of the prefix, rising or falling.
     """
 
     def score(self, usage: Usage, num_tokens: int) -> Any:
-        """Return something comparable: the page with the lowest goes first.
+        """Return a comparable value: the page with the lowest score is evicted first.
 
         Args:
             usage: how the page has been used.
@@ -30,54 +30,54 @@ class Policy(Protocol):
         ...
 
     def used(self, usage: Usage) -> None:
-        """Note that pages have been adopted or used; `usage` says so already. By default nothing."""
+        """Called when pages have been adopted or used, after `usage` was updated. Does nothing by default."""
 
     def evicted(self, score: Any) -> None:
-        """Note the score of pages that are being evicted. By default nothing."""
+        """Called with the score of pages that are being evicted. Does nothing by default."""
 
 
 class LRU(Policy):
-    """The least recently used first; the default, and the only one whose every step is O(1)."""
+    """Evicts the least recently used page first. The default, and the only policy whose every step is O(1)."""
 
     def score(self, usage: Usage, num_tokens: int) -> int:
-        """Return when it was last used."""
+        """Return the tick of the last use."""
         return usage.last_used
 
 
 class MRU(Policy):
-    """The most recently used first; for scans that come round again."""
+    """Evicts the most recently used page first; useful for repeated scans."""
 
     def score(self, usage: Usage, num_tokens: int) -> int:
-        """Return when it was last used, negated."""
+        """Return the negated tick of the last use."""
         return -usage.last_used
 
 
 class FIFO(Policy):
-    """The oldest first, however much it is used."""
+    """Evicts the oldest page first, however often it is used."""
 
     def score(self, usage: Usage, num_tokens: int) -> int:
-        """Return when it was created."""
+        """Return the tick of creation."""
         return usage.created
 
 
 class FILO(Policy):
-    """The newest first."""
+    """Evicts the newest page first."""
 
     def score(self, usage: Usage, num_tokens: int) -> int:
-        """Return when it was created, negated."""
+        """Return the negated tick of creation."""
         return -usage.created
 
 
 class LFU(Policy):
-    """The least often used first; among equals, the least recently used."""
+    """Evicts the least often used page first; among equals, the least recently used."""
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[int, int]:
-        """Return how often it was used, and when last."""
+        """Return the number of uses, and the tick of the last one."""
         return usage.num_uses, usage.last_used
 
 
 class SLRU(Policy):
-    """Segmented LRU: what has been used `protected_uses` times goes after what has not; LRU within each segment.
+    """Segmented LRU: evicts pages with fewer than `protected_uses` uses first, and by LRU within each segment.
 
     Source: Karedla, Love and Wherry, 1994; without their bound on the protected segment.
     """
@@ -90,16 +90,15 @@ class SLRU(Policy):
         self._protected_uses = protected_uses
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[bool, int]:
-        """Return the segment, and when it was last used."""
+        """Return the segment, and the tick of the last use."""
         return usage.num_uses >= self._protected_uses, usage.last_used
 
 
 class TailOptimizedLRU(Policy):
-    """LRU, but what the tail latency does not need goes first.
+    """LRU, except that pages which the tail latency does not need are evicted first.
 
-    A conversation that comes back is expected with its history and `next_prompt_tokens` more. As long as its prefix is
-    cached so far that at most `threshold_tokens` of it must be computed, it is in time; pages beyond that are free to
-    take.
+    The next prompt of a conversation is expected to be its history plus `next_prompt_tokens`. It meets the latency
+    target if at most `threshold_tokens` of it must be computed. Pages beyond what this requires are evicted first.
 
     Source: Tail-Optimized Caching for LLM Inference (arXiv 2510.15152).
     """
@@ -114,15 +113,15 @@ class TailOptimizedLRU(Policy):
         self._slack = next_prompt_tokens - threshold_tokens
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[bool, int]:
-        """Return whether it is needed in time, and when it was last used."""
+        """Return whether the page is needed to meet the target, and the tick of its last use."""
         return num_tokens <= usage.num_sequence_tokens + self._slack, usage.last_used
 
 
 class GDSF(Policy):
-    """Greedy dual: uses times the cost of computing a page again, on top of what had to be given up before.
+    """Greedy dual: scores a page by its uses times its cost to recompute, plus an age that grows with evictions.
 
-    Pages are all of one size, but a later one costs more: attention reads all that is before it. The cost of the token
-    at position n is `1 + n / attention_tokens`.
+    All pages have the same size, but later pages cost more, because attention reads all tokens before them. The cost of
+    the token at position n is `1 + n / attention_tokens`.
 
     Source: Cherkasova, GreedyDual-Size-Frequency, 1998; with size 1.
     """
@@ -136,25 +135,26 @@ class GDSF(Policy):
         self._inflation = 0.0  # written by: evicted
 
     def score(self, usage: Usage, num_tokens: int) -> tuple[float, int]:
-        """Return its value, and when it was last used."""
+        """Return the value of the page, and the tick of its last use."""
         return usage.age + usage.num_uses * (1 + num_tokens / self._attention_tokens), usage.last_used
 
     def used(self, usage: Usage) -> None:
-        """Lift what is used by what has been evicted so far."""
+        """Set the age of the used pages to the highest value evicted so far."""
         usage.age = self._inflation
 
     def evicted(self, score: tuple[float, int]) -> None:
-        """Let everything that is used from now on count for more than this."""
+        """Raise the age for all uses from now on to the value of the evicted pages."""
         self._inflation = max(self._inflation, score[0])
 
 
 class S3FIFO:
-    """Three queues: newcomers pass through a small one, and only what is used again there gets into the main one.
+    """Three queues: new runs enter a small queue, and only those used again while there enter the main queue.
 
-    It is no score: `order/small_main.py` has the queues. Runs are its objects, and leaves its candidates.
+    The third queue remembers the runs evicted from the small queue: if one returns, it enters the main queue directly.
+    This policy is not a score, `order/small_main.py` implements the queues. It evicts whole runs, and only leaves.
 
     Args:
-        small_share: part of the pages that newcomers may hold, in (0, 1).
+        small_share: share of the pages that new runs may hold, in (0, 1).
 
     Source: Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023.
     """
@@ -168,13 +168,14 @@ class S3FIFO:
 
 
 class Retained:
-    """Any policy, under the priorities of `RadixCache.retain`: lower ones go first, the policy decides among equals.
+    """Any policy, with the priorities of `RadixCache.retain` above it: the policy decides among equal priorities.
 
-    A priority holds until its deadline and is 0 afterwards. Priorities delay an eviction, they never forbid it.
+    Lower priorities are evicted first. A priority holds until its deadline and is 0 afterwards. Priorities delay an
+    eviction; they never prevent it.
 
     Args:
         policy: decides among equal priorities.
-        clock: seconds; deadlines are times of this clock.
+        clock: returns seconds; deadlines are times of this clock.
     """
 
     __slots__ = ("clock", "policy")
@@ -185,10 +186,10 @@ class Retained:
 
 
 class QueueInformed:
-    """Any policy, but what a waiting request watches goes after all that none does.
+    """Any policy, except that pages covered by an open watch are evicted after all other pages.
 
     Args:
-        policy: decides among what is watched, and among what is not.
+        policy: decides among the watched pages, and among the others.
     """
 
     __slots__ = ("policy",)

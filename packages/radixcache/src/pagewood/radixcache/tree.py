@@ -1,4 +1,4 @@
-"""The radix tree over bytes: where edges are cut, joined, locked and given up."""
+"""The radix tree over bytes: edges are split, joined, attached, locked, trimmed and detached here."""
 
 import sys
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from pagewood.radixcache.order import Order
 from pagewood.radixcache.pages import PageSet
 
 MAX_JOINED_BYTES = 128 * 1024
-"""Edges are joined up to this size, key and page ids together: more costs more to copy than it saves."""
+"""Largest joined edge in bytes, key and page ids together. Beyond it, copying costs more than joining saves."""
 
 
 class Listener(Protocol):
-    """Is told of pages that enter and leave, after the change.
+    """Receives notifications after pages have entered or left the tree.
 
-    `parent_page` is the page that the first of them follows; None at the root.
+    `parent_page` is the id of the page before the first of these pages; None at the root.
     """
 
     def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
@@ -24,22 +24,33 @@ class Listener(Protocol):
         ...
 
     def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-        """The tree has given up the last pages of a path."""
+        """The tree has removed the last pages of a path."""
         ...
 
     def cleared(self, space: Space) -> None:
-        """The tree has given up all unlocked pages of a namespace; `removed` has told of each."""
+        """The tree has removed all unlocked pages of a namespace; `removed` was called for each of them before."""
         ...
 
 
 class Tree:
-    """Edges by namespace, and the page counts.
+    """The edges of all namespaces, and the page counts.
 
-    Invariant: the children of an edge differ in their first page, every edge but a root holds at least one page, and
+    Invariant: the children of an edge differ in their first page, every edge except a root holds at least one page, and
     the counts are those of the edges.
 
-    `now` counts the operations that use something. Methods that move edges leave their recency to the caller, which
-    says next what has been used.
+    Methods that move edges do not update their recency: the caller does this next, through the eviction order.
+
+    Attributes:
+        page_size: tokens per page.
+        page_bytes: bytes of the token ids of one page.
+        make_order: returns a new, empty eviction order.
+        order: the eviction order of all namespaces without limits.
+        spaces: the namespaces with pages, leases or limits, by name.
+        pages: the ids of all pages in the tree.
+        listeners: objects that are notified of changes.
+        num_pages: pages in the tree.
+        num_locked: pages of locked prefixes.
+        now: number of operations so far that used a prefix.
     """
 
     __slots__ = (
@@ -51,7 +62,7 @@ class Tree:
         self.page_size = page_size
         self.page_bytes = page_size * ITEM_BYTES
         self.make_order = make_order
-        self.order = make_order()  # of all namespaces without limits
+        self.order = make_order()
         self.spaces: dict[str | None, Space] = {}  # written by: keep, _forget_if_idle
         self.pages = PageSet()
         self.listeners: list[Listener] = []  # written by: RadixCache
@@ -60,21 +71,21 @@ class Tree:
         self.now = 0  # written by: tick
 
     def tick(self) -> int:
-        """Count an operation, and return its number."""
+        """Count an operation and return its number."""
         self.now += 1
         return self.now
 
     def root(self, namespace: str | None) -> Edge:
-        """Return the namespace's root; one that has neither pages nor leases nor limits is made anew each time."""
+        """Return the root of a namespace; a new one on each call if the namespace has no pages, leases or limits."""
         space = self.spaces.get(namespace)
         return (space or Space(self, namespace, self.order)).root
 
     def descend(self, edge: Edge, key: Key) -> tuple[Edge, int, list[bytes]]:
-        """Follow `key`, a number of whole pages, down from the end of `edge`.
+        """Follow `key`, a whole number of pages, downwards from the end of `edge`.
 
         Returns:
-            The last edge that shares a page with the key (it may reach further than the key follows it), the pages
-            followed in all, and their ids, one item per edge.
+            The last edge that shares a page with the key (it may continue beyond the shared part), the number of pages
+            followed, and their ids, with one item per edge.
         """
         page_bytes = self.page_bytes
         offset, size = 0, len(key)
@@ -96,29 +107,29 @@ class Tree:
         return edge, offset // page_bytes, parts
 
     def locate(self, node: Node) -> Edge:
-        """Return the edge in which the node's prefix ends now.
+        """Return the edge that contains the end of the node's prefix now.
 
         Raises:
-            ValueError: `node` is not of this tree, or the end of its prefix has been evicted.
+            ValueError: `node` does not belong to this tree, or the end of its prefix has been evicted.
         """
         if type(node) is not Node or node.edge.space.owner is not self:
             raise ValueError(f"node must be a handle from this cache, got {node!r}")
         edge, end = node.edge, node.end
         if not end:
             return self.root(edge.space.name)
-        while edge.start >= end and edge.parent is not None:  # cut off since by splits, or absorbed
+        while edge.start >= end and edge.parent is not None:  # cut by a split, or absorbed
             edge = edge.parent
         if edge.end < end:
             raise ValueError(f"node must be cached, got {node!r}, which has been evicted")
         return edge
 
     def split(self, edge: Edge, end: int) -> Edge:
-        """Cut `edge` so that its upper part ends at `end`, and return that part, as recent as the lower one."""
+        """Cut `edge` so that its upper part ends at `end`, and return the upper part, as recent as the lower one."""
         page_bytes = self.page_bytes
         num_pages = end - edge.start
         key_cut, value_cut = num_pages * page_bytes, num_pages * ITEM_BYTES
         key, values, parent = edge.key, edge.values, edge.parent
-        assert parent is not None  # a root has no pages, so nobody can ask to cut it
+        assert parent is not None  # a root has no pages, so it is never cut
         children = {key[key_cut : key_cut + page_bytes]: edge}
         num_pins = 1 if edge.num_pins else 0
         upper = Edge(edge.space, parent, key[:key_cut], values[:value_cut], edge.start, end, children, 0, num_pins)
@@ -129,7 +140,7 @@ class Tree:
         return upper
 
     def attach(self, parent: Edge, key: bytes, values: bytes) -> Edge:
-        """Add a leaf, whose pages are in `pages` already, and return it; the caller calls `Order.publish` next."""
+        """Add a leaf and return it; its pages must be in `pages` already, and the caller calls `Order.publish` next."""
         space = parent.space
         num_pages = len(values) // ITEM_BYTES
         if parent.parent is None:
@@ -146,7 +157,7 @@ class Tree:
         return edge
 
     def lock(self, edge: Edge) -> None:
-        """Add a lease; it costs as many steps as there are edges on the path that no lease has locked yet."""
+        """Add a lease. The cost is one step per edge on the path that no other lease locks."""
         edge.num_leases += 1
         space = edge.space
         while True:
@@ -163,7 +174,7 @@ class Tree:
             edge = edge.parent
 
     def unlock(self, edge: Edge) -> None:
-        """Drop a lease; what no lease locks any more has been used now, and may be joined."""
+        """Drop a lease; edges that no lease locks any more count as used now, and may be joined."""
         edge.num_leases -= 1
         space, now = edge.space, self.tick()
         unlocked: list[Edge] = []
@@ -184,7 +195,7 @@ class Tree:
             self._join_chains(unlocked)
 
     def trim(self, edge: Edge, end: int) -> bytes:
-        """Give up the pages of an unlocked leaf from `end` on, though not all, and return their ids."""
+        """Remove the pages of an unlocked leaf from `end` on, but not the whole leaf, and return their ids."""
         cut = end - edge.start
         key, values = edge.key[cut * self.page_bytes :], edge.values[cut * ITEM_BYTES :]
         edge.key, edge.values = edge.key[: cut * self.page_bytes], edge.values[: cut * ITEM_BYTES]
@@ -193,12 +204,12 @@ class Tree:
         edge.end = end
         edge.is_trimmed = True
         if self.listeners:
-            self._tell_removed(edge.space, edge, key, values)
+            self._notify_removed(edge.space, edge, key, values)
         edge.space.order.expose(edge)
         return values
 
     def detach(self, edge: Edge) -> bytes:
-        """Take an unlocked leaf out of the tree, and return its page ids."""
+        """Remove an unlocked leaf from the tree and return its page ids."""
         parent, space = edge.parent, edge.space
         assert parent is not None  # a root is never evicted
         space.order.drop(edge)
@@ -208,7 +219,7 @@ class Tree:
         space.num_pages -= num_pages
         edge.end = edge.start
         if self.listeners:
-            self._tell_removed(space, parent, edge.key, edge.values)
+            self._notify_removed(space, parent, edge.key, edge.values)
         if parent.parent is None:
             self._forget_if_idle(space)
         elif not parent.children:
@@ -216,16 +227,20 @@ class Tree:
         return edge.values
 
     def keep(self, space: Space) -> None:
-        """Enter a namespace that gets its first page, lease or limit."""
+        """Register a namespace that gets its first page, lease or limit."""
         self.spaces.setdefault(space.name, space)
 
     def _forget_if_idle(self, space: Space) -> None:
-        """Drop a namespace that nothing needs, so that old ones cost nothing."""
+        """Drop a namespace without pages, leases and limits, so that unused namespaces cost nothing."""
         if not space.root.children and not space.root.num_pins and not space.is_limited:
             del self.spaces[space.name]
 
     def _join_chains(self, edges: list[Edge]) -> None:
-        """Join unlocked edges where nobody can tell, so that a long path is few edges: each is the next one's child."""
+        """Join unlocked edges where this does not change the eviction order, so that a long path has few edges.
+
+        Args:
+            edges: each one is a child of the next.
+        """
         chain = list(edges[0].children.values()) if len(edges[0].children) == 1 else []
         num_bytes = sum(len(edge.key) + len(edge.values) for edge in chain)
         for edge in edges:
@@ -248,7 +263,7 @@ class Tree:
             self._join(chain)
 
     def _join(self, chain: list[Edge]) -> None:
-        """Let the last edge absorb those before it, each of which is the only child of the next."""
+        """Merge all edges of a chain into the last one; each edge is the only child of the next."""
         lowest, upper = chain[0], chain[-1]
         upper.key = b"".join(edge.key for edge in reversed(chain))
         upper.values = b"".join(edge.values for edge in reversed(chain))
@@ -264,12 +279,12 @@ class Tree:
             edge.key = edge.values = b""
             edge.children = {}
 
-    def _tell_removed(self, space: Space, parent: Edge, key: bytes, values: bytes) -> None:
+    def _notify_removed(self, space: Space, parent: Edge, key: bytes, values: bytes) -> None:
         parent_page = last_page(parent)
         for listener in self.listeners:
             listener.removed(space, parent_page, key, values)
 
 
 def last_page(edge: Edge) -> int | None:
-    """Return the id of the last page of an edge; None for a root."""
+    """Return the id of the last page of an edge, or None for a root."""
     return int.from_bytes(edge.values[-ITEM_BYTES:], sys.byteorder, signed=True) if edge.values else None

@@ -1,4 +1,4 @@
-"""What is known of the use of a page, for policies to score."""
+"""What the cache records about the use of a page; policies compute scores from it."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """How the pages of one run have been used; all pages of a run have been used alike.
+    """How the pages of one run have been used. All pages of a run share one usage.
 
-    Times are ticks of the cache's own clock, which counts its operations. Read it; the cache alone writes it.
+    Times are ticks of the cache's own clock, which counts its operations. Only the cache writes these fields; policies
+    read them, and may write `age`.
 
     Attributes:
-        created: when the pages were adopted.
-        last_used: when they were last matched, inserted or unlocked.
-        num_uses: 1, and 1 more for each match of a prefix with them in it that was locked.
-        num_sequence_tokens: the length of the sequence last inserted through them.
-        priority: as set by `RadixCache.retain`; 0 otherwise.
-        until: when the priority ends, in seconds of the clock that was given to `Retained`.
-        age: what the policy makes of it in `used`; 0 at first.
+        created: tick at which the pages were adopted.
+        last_used: tick at which they were last matched, inserted or unlocked.
+        num_uses: 1, plus 1 for each locked match that contained them.
+        num_sequence_tokens: length of the sequence that was last inserted through them.
+        priority: set by `RadixCache.retain`; 0 by default.
+        until: when the priority ends, in seconds of the clock given to `Retained`.
+        age: set by the policy in `used`; 0 at first.
+        entry: the heap entry of the run; internal.
     """
 
     created: int
@@ -27,4 +29,4 @@ class Usage:
     priority: int = 0  # written by: Scored, oracle
     until: float = math.inf  # written by: Scored, oracle
     age: float = 0.0  # written by: policies
-    entry: object = field(default=None, repr=False, compare=False)  # written by: Scored; its entry in the heap
+    entry: object = field(default=None, repr=False, compare=False)  # written by: Scored

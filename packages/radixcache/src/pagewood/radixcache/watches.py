@@ -1,4 +1,4 @@
-"""Live matches: how far each of many waiting sequences is cached, kept true while the tree changes."""
+"""Live matches: the cached lengths of many waiting sequences, kept up to date while the tree changes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ import numpy.typing as npt
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Int32, from_bytes, num_common_items
 from pagewood.radixcache.node import Edge, Space
+from pagewood.radixcache.pages import grown
 
 T = TypeVar("T")
 
 _Place: TypeAlias = int | str | None
-"""Where a watch rests: the id of the last page that it shares, or the namespace where it shares none."""
+"""Where a watch rests: the id of the last cached page of its sequence, or the namespace if no page is cached."""
 
 
 class Watch:
-    """The longest cached prefix of a sequence, now.
+    """The current length of the longest cached prefix of a sequence.
 
-    Invariant: while it is open, `num_tokens` is what `RadixCache.peek` would say.
+    Invariant: while the watch is open, `num_tokens` is what `RadixCache.peek` would return.
+
+    Attributes:
+        namespace: the namespace of the sequence.
+        num_tokens: length of the longest cached prefix, whole pages.
+        key: the whole pages of the sequence, as int32 bytes; internal, like the following.
+        owner: what `WatchGroup.changed` returns for this watch.
+        notes: the notes of its group, or None without a group.
+        place: where it rests.
     """
 
     __slots__ = ("_close", "key", "namespace", "notes", "num_tokens", "owner", "place")
@@ -43,7 +52,7 @@ class Watch:
         self._close = close
 
     def close(self) -> None:
-        """Stop watching: `num_tokens` keeps its last value. Closing again does nothing."""
+        """Stop watching: `num_tokens` keeps its last value. Closing a watch again does nothing."""
         self._close(self)
 
     def __repr__(self) -> str:
@@ -51,14 +60,14 @@ class Watch:
 
 
 class WatchGroup(Generic[T]):
-    """Watches that say which of them have changed, so that nobody has to read thousands of them.
+    """Watches that report which of them have changed, so that the caller need not read all of them.
 
     Invariant: `changed` returns the owner of every open watch of this group whose length has changed since the last
-    call, or since it was opened if that was later. It is returned once, also if the length is back to what it was, and
-    in the order of the first changes: that depends on what was done to the cache, never on hashes.
+    call, or since the watch was opened. Each owner is returned once, even if the length has changed back. Owners are in
+    the order of their first changes, which depends only on the calls made to the cache, not on hashes.
 
-    Nothing is called while the tree changes. A watch that moves leaves a note, at most one for each open watch, and the
-    notes are read when the group is asked: at a moment of its owner's choosing.
+    The cache calls nothing while the tree changes. A watch that moves leaves a note, at most one per open watch, and
+    `changed` reads the notes.
     """
 
     __slots__ = ("_notes", "_open")
@@ -68,7 +77,7 @@ class WatchGroup(Generic[T]):
         self._notes: dict[Watch, T] = {}  # written by: Watches, changed
 
     def watch(self, owner: T, tokens: Int32, namespace: str | None = None) -> Watch:
-        """Return a live match, as `RadixCache.watch` does, that `changed` speaks of as `owner`.
+        """Return a live match, the same as `RadixCache.watch`; `changed` identifies it by `owner`.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
@@ -76,21 +85,21 @@ class WatchGroup(Generic[T]):
         return self._open(tokens, namespace, owner, self._notes)
 
     def changed(self) -> list[T]:
-        """Return the owners of the open watches whose length has changed since the last call, at a step for each."""
+        """Return the owners of the open watches that have changed since the last call, at one step for each."""
         owners = list(self._notes.values())
         self._notes.clear()
         return owners
 
 
 class Watches:
-    """All open watches, by the page that each rests at and the page that it waits for behind it.
+    """All open watches, by the page at which each rests and the page that it waits for next.
 
-    Invariant: `_waiting[watch.place][next page of watch]` holds each open watch, no dict in it is empty, and
-    `_is_place` is set for the pages that are keys of `_waiting`.
+    Invariant: `_waiting[watch.place][next page of watch]` contains each open watch, no dict in it is empty, and
+    `_is_place` is true exactly for the pages that are keys of `_waiting`.
 
-    Page ids name places for as long as the pages are cached, whatever is split or joined. A new run wakes the watches
-    that rest at its parent page and wait for its first page, and no other; a run that goes moves up those that rest in
-    it. That is the cost: a look-up for each run that comes or goes, and a step for each watch whose length changes.
+    A page id identifies a place as long as the page is cached, whatever is split or joined. A new run moves only the
+    watches that rest at its parent page and wait for its first page. A removed run moves up the watches that rest at
+    its pages. So the cost is one look-up per run that enters or leaves, and one step per watch whose length changes.
     """
 
     __slots__ = ("_is_place", "_page_bytes", "_page_size", "_waiting")
@@ -102,11 +111,16 @@ class Watches:
         self._is_place: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: _rest, _leave, stored, removed
 
     def open(self, watch: Watch, pages: npt.NDArray[np.int32]) -> None:
-        """Let a new watch rest at the end of the `pages` that it shares: `[num_pages] int32`."""
+        """Place a new watch at the end of its cached pages.
+
+        Args:
+            watch: the watch.
+            pages: `[num_pages] int32`, ids of its cached pages.
+        """
         self._rest(watch, len(pages), int(pages[-1]) if len(pages) else watch.namespace)
 
     def close(self, watch: Watch) -> None:
-        """Forget a watch, if it is open."""
+        """Remove a watch if it is open."""
         group = self._waiting.get(watch.place, {}).get(self._next_page(watch), {})
         if watch in group:
             del group[watch]
@@ -116,7 +130,7 @@ class Watches:
                 self._leave(watch.place, self._next_page(watch))
 
     def watched_end(self, edge: Edge) -> int:
-        """Return the end of the longest prefix that ends in `edge` and at which a watch rests; 0 if there is none."""
+        """Return the end of the longest prefix that ends in `edge` and at which a watch rests, or 0."""
         pages = from_bytes([edge.values])
         if not self._waiting or not len(pages):
             return 0
@@ -124,7 +138,7 @@ class Watches:
         return edge.start + int(at[-1]) + 1 if len(at) else 0
 
     def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-        """Move on the watches that wait for the first of the new pages."""
+        """Move forward the watches that wait for the first of the new pages."""
         place = space.name if parent_page is None else parent_page
         group = self._waiting.get(place, {}).get(key[: self._page_bytes])
         if group is None:
@@ -140,7 +154,7 @@ class Watches:
             self._move(watch, watch.num_tokens // self._page_size + num_pages, int(pages[num_pages - 1]))
 
     def removed(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
-        """Move up the watches that rest at pages that are gone."""
+        """Move up the watches that rest at removed pages."""
         pages = from_bytes([values])
         inside = pages[pages < len(self._is_place)] if len(self._waiting) else pages[:0]
         gone = inside[self._is_place.take(inside)]
@@ -157,36 +171,36 @@ class Watches:
                     self._move(watch, depth, place)
 
     def cleared(self, space: Space) -> None:
-        """Nothing: `removed` has said it."""
+        """Do nothing: `removed` was called for each page."""
 
     def check(self, num_cached: Callable[[Watch], int]) -> None:
-        """Raise AssertionError unless every watch has the length that `num_cached` finds, and is where it belongs."""
+        """Raise AssertionError unless every watch has the length that `num_cached` returns and is at its place."""
         for place, groups in self._waiting.items():
             if isinstance(place, int) and not self._is_place[place]:
-                raise AssertionError(f"the page that a watch rests at is marked: {place}")
+                raise AssertionError(f"_is_place must be true for a page at which a watch rests: {place}")
             for next_page, group in groups.items():
                 if not group:
-                    raise AssertionError("a group has a watch")
+                    raise AssertionError("no group of watches may be empty")
                 for watch in group:
                     if watch.num_tokens != num_cached(watch):
-                        raise AssertionError(f"a watch has the length of a match: {watch!r}")
+                        raise AssertionError(f"num_tokens of a watch must be the length of a match: {watch!r}")
                     if watch.place != place or self._next_page(watch) != next_page:
-                        raise AssertionError(f"a watch is found by its place and next page: {watch!r}")
+                        raise AssertionError(f"a watch must be stored under its place and next page: {watch!r}")
         if np.count_nonzero(self._is_place) != sum(isinstance(place, int) for place in self._waiting):
-            raise AssertionError("no other pages are marked")
+            raise AssertionError("_is_place must be false for all other pages")
 
     def _next_page(self, watch: Watch) -> bytes:
         offset = watch.num_tokens * ITEM_BYTES
         return watch.key[offset : offset + self._page_bytes]
 
     def _move(self, watch: Watch, num_pages: int, place: _Place) -> None:
-        """Let a watch rest where it did not, and take a note of it."""
+        """Move a watch to another place and note the change."""
         if watch.notes is not None:
             watch.notes[watch] = watch.owner
         self._rest(watch, num_pages, place)
 
     def _rest(self, watch: Watch, num_pages: int, place: _Place) -> None:
-        """Let a watch rest, `num_pages` deep."""
+        """Place a watch `num_pages` deep."""
         offset = num_pages * self._page_bytes
         watch.num_tokens = num_pages * self._page_size
         watch.place = place
@@ -203,7 +217,7 @@ class Watches:
             group[watch] = None
 
     def _leave(self, place: _Place, next_page: bytes) -> None:
-        """Drop a group, and its place if no other group is there."""
+        """Remove a group, and its place if no other group is there."""
         groups = self._waiting[place]
         del groups[next_page]
         if not groups:
@@ -213,7 +227,5 @@ class Watches:
 
     def _mark(self, page: int) -> None:
         if page >= len(self._is_place):
-            grown = np.zeros(max(page + 1, 2 * len(self._is_place)), np.bool_)
-            grown[: len(self._is_place)] = self._is_place
-            self._is_place = grown
+            self._is_place = grown(self._is_place, page + 1)
         self._is_place[page] = True

@@ -1,9 +1,11 @@
-"""What a cache holds, followed from elsewhere: events with vLLM's field names, snapshots, and the index of a consumer.
+"""Follow the content of a cache from another process: events with vLLM's field names, snapshots, a consumer's index.
 
-log = EventLog(cache)                      # beside the cache
-index = RemoteIndex()                      # in a router, say
-index.apply(log.read(index.position))      # a snapshot at first, then what has happened since
-index.match(tokens, namespace)             # as cache.peek(tokens, namespace).num_tokens, without the cache
+For example:
+
+    log = EventLog(cache)  # beside the cache
+    index = RemoteIndex()  # in another process, for example a router
+    index.apply(log.read(index.position))  # first a snapshot, later the events since the last call
+    index.match(tokens, namespace)  # the same as cache.peek(tokens, namespace).num_tokens
 """
 
 from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event

@@ -1,4 +1,4 @@
-"""What happens to the blocks of a cache, in the words of vLLM's KV cache events."""
+"""Events about the blocks of a cache, with the names of vLLM's KV cache events."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,14 +6,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStored:
-    """Blocks that follow each other have become cached.
+    """Consecutive blocks of one sequence have been cached.
 
     Attributes:
-        block_hashes: their names, at least one; see `hashing`.
-        parent_block_hash: name of the block that they follow, which is cached; None at the start of a sequence.
-        token_ids: their tokens, `block_size` for each.
+        block_hashes: names of the blocks, at least one; see `hashing`.
+        parent_block_hash: name of the cached block before the first one; None at the start of a sequence.
+        token_ids: tokens of the blocks, `block_size` per block.
         block_size: tokens per block.
-        namespace: where they are cached; this field is not vLLM's.
+        namespace: namespace of the blocks; vLLM's event does not have this field.
     """
 
     block_hashes: list[bytes]
@@ -25,10 +25,10 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRemoved:
-    """Blocks are not cached any more, nor is what followed them.
+    """Blocks are no longer cached, and neither are the blocks that followed them.
 
     Attributes:
-        block_hashes: their names, at least one.
+        block_hashes: names of the blocks, at least one.
     """
 
     block_hashes: list[bytes]
@@ -36,7 +36,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Nothing is cached any more, in no namespace, after a `clear`; `BlockRemoved` has named what it removed."""
+    """A `clear` has left nothing cached in any namespace; `BlockRemoved` events have named the removed blocks."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

@@ -1,9 +1,9 @@
-"""Names of blocks: a 256-bit hash over all that a block stands for.
+"""Names of blocks: a 256-bit hash of the namespace, the tokens of the block, and all tokens before it.
 
-A block (a page, in this package's words) is named by the SHA-256 of the name of the block before it and of its own
-tokens, four bytes each, least significant first. The first block of a sequence follows a name that stands for its
-namespace. So two blocks have one name exactly if namespace, tokens and all tokens before them are the same, whoever
-computes it.
+A block (a page, in the words of this package) is named by the SHA-256 of the name of the block before it followed by
+its own tokens, four bytes each, least significant byte first. The first block of a sequence follows a name that stands
+for its namespace. So two blocks have the same name exactly if their namespaces, their tokens and all tokens before them
+are the same, in every process that computes it.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ _DOMAIN = b"pagewood block 1"
 
 
 def root_hash(namespace: str | None) -> bytes:
-    """Return what the first block of a sequence follows."""
+    """Return the name that the first block of a sequence follows."""
     return hashlib.sha256(_DOMAIN if namespace is None else b"%b:%b" % (_DOMAIN, namespace.encode())).digest()
 
 
 def chain_hashes(parent: bytes, tokens: Int32, block_size: int) -> Iterator[bytes]:
-    """Go through the names of the whole blocks of `tokens` that follow `parent`."""
+    """Yield the names of the whole blocks of `tokens`, which follow the block named `parent`."""
     data = tokens.astype("<i4", copy=False).tobytes()
     block_bytes = block_size * ITEM_BYTES
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
@@ -29,7 +29,7 @@ def chain_hashes(parent: bytes, tokens: Int32, block_size: int) -> Iterator[byte
 
 
 def block_hashes(tokens: Int32, block_size: int, namespace: str | None = None) -> Iterator[bytes]:
-    """Go through the names of the whole blocks of a sequence, each computed when it is asked for.
+    """Yield the names of the whole blocks of a sequence, each computed when it is requested.
 
     Args:
         tokens: `[num_tokens] int32`, token ids, from the start of the sequence.

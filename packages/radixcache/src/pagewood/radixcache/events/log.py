@@ -1,4 +1,4 @@
-"""The recent history of a cache, for any number of consumers."""
+"""The producer's side: the recent changes of a cache, for any number of consumers."""
 
 import time
 import uuid
@@ -17,7 +17,7 @@ from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """What `EventLog.stored` was told."""
+    """The arguments of a call of `EventLog.stored`."""
 
     namespace: str | None
     parent_page: int | None
@@ -27,7 +27,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Removed:
-    """What `EventLog.removed` was told."""
+    """The arguments of a call of `EventLog.removed`."""
 
     pages: Int32
 
@@ -37,7 +37,7 @@ _Change: TypeAlias = _Stored | _Removed | AllBlocksCleared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Named:
-    """A change and the names of its pages; a fifth of the memory of the event that is made of it."""
+    """A change and the names of its pages. It takes a fifth of the memory of the event that is made from it."""
 
     change: _Change
     parent_block_hash: bytes | None
@@ -45,20 +45,21 @@ class _Named:
 
 
 class EventLog:
-    """Follows a cache, and tells whoever asks what has happened to its blocks since they last asked.
+    """Records the changes of a cache, and returns to each consumer what has changed since its last position.
 
-    Invariant: `_named` and then `_changes` are all that happened after epoch `_first`, and `_names` has the pages that
-    were cached just before `_changes`. Without names there are no changes either, and `_first` is now.
+    Invariant: `_named` followed by `_changes` are all changes after epoch `_first`, and `_names` has the pages that
+    were cached just before `_changes`. If `_names` is None, there are no changes and `_first` is the current epoch.
 
-    What is not used costs next to nothing. A change is kept as the cache tells it, and its blocks are named when
-    somebody reads it. Where nobody does, the log forgets its changes when they are too many, and only counts from then
-    on. Whoever asks for what it does not remember is given a snapshot. Like the cache, it is for one thread.
+    An unused log costs very little. Changes are stored as the cache reports them; their blocks are named when a
+    consumer reads them. If they are not read, the log drops its changes when there are too many, and from then on only
+    counts. A consumer that asks for changes which the log no longer has gets a snapshot. Like the cache, it is not
+    thread-safe.
 
     Args:
-        cache: what to follow from now on; it may hold something already.
-        max_pages: how many pages the changes may have that it remembers, and how many those that nobody has read yet.
-            One takes about 100 bytes, and 4 for each of its tokens.
-        clock: seconds since 1970.
+        cache: the cache to follow from now on; it need not be empty.
+        max_pages: limit on the pages of the changes that the log keeps, and separately on the pages of changes that no
+            consumer has read yet. A page takes about 100 bytes, plus 4 bytes for each of its tokens.
+        clock: returns seconds since 1970.
 
     Raises:
         ValueError: `max_pages` is less than 1.
@@ -87,16 +88,16 @@ class EventLog:
 
     @property
     def position(self) -> Position:
-        """Where the cache is now."""
+        """The current position of the cache."""
         return Position(log_id=self._log_id, epoch=self._epoch)
 
     def read(self, position: Position | None = None) -> EventBatch | Snapshot:
-        """Return what has happened since `position`, or a snapshot if the log does not remember all of it.
+        """Return the events since `position`, or a snapshot if the log no longer has all of them.
 
-        The cost is that of the events, and of a hash for each block that nobody has read of before.
+        The cost is that of the events, plus a hash for each block that no consumer has read before.
 
         Args:
-            position: how far the reader is, `RemoteIndex.position`; None if it knows nothing yet.
+            position: how far the consumer is, see `RemoteIndex.position`; None if it knows nothing yet.
         """
         if position is not None and position.log_id == self._log_id:
             self._name_changes()
@@ -107,7 +108,7 @@ class EventLog:
         return self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """Return all that is cached; it costs a hash for each block that nobody has read of before."""
+        """Return everything that is cached, at the cost of a hash for each block that no consumer has read before."""
         self._name_changes()
         page_size = self._cache.page_size
         if self._names is None:
@@ -127,21 +128,21 @@ class EventLog:
         return Snapshot(end=self.position, events=events, block_size=page_size, ts=self._clock())
 
     def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
-        """Take note, as an `Observer`, that pages have become cached."""
+        """Record that pages have been cached; part of `Observer`."""
         self._record(_Stored(namespace=namespace, parent_page=parent_page, tokens=tokens, pages=pages))
 
     def removed(self, namespace: str | None, pages: Int32) -> None:
-        """Take note, as an `Observer`, that pages are not cached any more."""
+        """Record that pages are no longer cached; part of `Observer`."""
         self._record(_Removed(pages=pages))
 
     def cleared(self, namespace: str | None) -> None:
-        """Take note, as an `Observer`, that a namespace was cleared, if nothing at all is left."""
+        """Record that a namespace was cleared, if the whole cache is empty now; part of `Observer`."""
         if not self._cache.num_pages:
             self._record(AllBlocksCleared())
 
     def _record(self, change: _Change) -> None:
         self._epoch += 1
-        if self._names is None:  # nobody has asked since the last forgetting
+        if self._names is None:  # no snapshot was requested since the last `_forget`
             self._first = self._epoch
             return
         self._changes.append(change)
@@ -150,7 +151,7 @@ class EventLog:
             self._forget()
 
     def _forget(self) -> None:
-        """Remember nothing, and stop remembering until somebody wants a snapshot."""
+        """Drop all changes, and record none until a snapshot is requested."""
         self._named.clear()
         self._changes.clear()
         self._num_named_pages = self._num_changed_pages = 0
@@ -158,7 +159,7 @@ class EventLog:
         self._first = self._epoch
 
     def _name_changes(self) -> None:
-        """Name what the cache has told since the last time, and forget the oldest changes beyond `max_pages`."""
+        """Name the changes recorded since the last call, and drop the oldest changes beyond `max_pages`."""
         if self._names is None:
             return
         for change in self._changes:

@@ -5,9 +5,9 @@ from pagewood.radixcache.events.hashing import chain_hashes, root_hash
 
 
 class BlockNames:
-    """Page ids to block hashes, for the pages that are cached at one point of a cache's history.
+    """Maps page ids to block hashes, for the pages that are cached at one point in the history of a cache.
 
-    Invariant: it has the name of every page that `store` was told of and `remove` was not.
+    Invariant: it has the name of every page that was passed to `store` and not to `remove` since.
     """
 
     __slots__ = ("_by_page", "_page_size")
@@ -21,16 +21,16 @@ class BlockNames:
         return [self._by_page[page] for page in pages.tolist()]
 
     def of_parent(self, page: int | None) -> bytes | None:
-        """Return the name of the page that something follows; None where it follows none."""
+        """Return the name of a parent page, or None for no parent."""
         return None if page is None else self._by_page[page]
 
     def store(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> list[bytes]:
-        """Name pages that have become cached, and return their names."""
+        """Name pages that have been cached, and return their names."""
         parent = root_hash(namespace) if parent_page is None else self._by_page[parent_page]
         names = list(chain_hashes(parent, tokens, self._page_size))
         self._by_page.update(zip(pages.tolist(), names, strict=True))
         return names
 
     def remove(self, pages: Int32) -> list[bytes]:
-        """Forget pages that are not cached any more, and return their names."""
+        """Forget pages that are no longer cached, and return their names."""
         return [self._by_page.pop(page) for page in pages.tolist()]

@@ -1,4 +1,4 @@
-"""What a consumer is given: events in a row, or the whole state."""
+"""What a consumer receives: a sequence of events, or the whole state."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class Position:
     """A point in the history of one cache.
 
     Attributes:
-        log_id: which history; a cache that is made anew has another.
-        epoch: events up to there; it only grows.
+        log_id: identifies the log; a cache that is created again has another one.
+        epoch: number of events up to this point.
     """
 
     log_id: str
@@ -20,10 +20,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventBatch:
-    """Events in a row; none of them, where there is nothing new.
+    """Consecutive events; empty if nothing has changed.
 
     Attributes:
-        start: the point before the first of them; each event leads to the next epoch.
+        start: the position before the first event; each event advances the epoch by one.
         events: in the order in which they happened.
         ts: when the batch was made, in seconds since 1970.
     """
@@ -34,17 +34,17 @@ class EventBatch:
 
     @property
     def end(self) -> Position:
-        """The point after the last of them."""
+        """The position after the last event."""
         return Position(log_id=self.start.log_id, epoch=self.start.epoch + len(self.events))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is cached at one point, as the events that store it into an empty cache.
+    """Everything that is cached at one position, as the events that store it into an empty cache.
 
     Attributes:
-        end: that point.
-        events: parents before what follows them.
+        end: that position.
+        events: parents before the blocks that follow them.
         block_size: tokens per block.
         ts: when the snapshot was made, in seconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""Updates as plain dicts, lists, numbers, strings and bytes, for msgpack and the like."""
+"""Updates as plain dicts, lists, numbers, strings and bytes, for serializers such as msgpack."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
 
 
 def to_plain(update: EventBatch | Snapshot) -> dict[str, object]:
-    """Return what `from_plain` takes.
+    """Return an update in the plain form that `from_plain` reads.
 
-    Packed as msgpack, a batch can also be read as vLLM's `KVEventBatch`, in its form of maps: its fields are there by
-    their names, None where they do not apply, and `log_id`, `epoch` and `namespace` are more than it asks for.
+    Packed as msgpack, a batch can also be decoded as vLLM's `KVEventBatch` with structs as maps: all its fields are
+    present under their names (None if they do not apply), besides the additional `log_id`, `epoch` and `namespace`.
     """
     is_snapshot = isinstance(update, Snapshot)
     position = update.end if is_snapshot else update.start
@@ -25,10 +25,10 @@ def to_plain(update: EventBatch | Snapshot) -> dict[str, object]:
 
 
 def from_plain(plain: Any) -> EventBatch | Snapshot:
-    """Return the update that `to_plain` made plain.
+    """Return the update that was passed to `to_plain`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `plain` is not such an update.
     """
     match plain:
         case {"log_id": str(log_id), "epoch": int(epoch), "ts": float(ts), "events": [*events]}:

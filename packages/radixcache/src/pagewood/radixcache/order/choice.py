@@ -1,4 +1,4 @@
-"""From a policy to the order that follows it."""
+"""Creates the eviction order for a policy."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -12,16 +12,16 @@ from pagewood.radixcache.order.small_main import SmallMain
 from pagewood.radixcache.policies import LRU, S3FIFO, Policy, QueueInformed, Retained
 
 AnyPolicy: TypeAlias = Policy | S3FIFO | Retained | QueueInformed
-"""What `RadixCache` takes."""
+"""The policies that `RadixCache` accepts."""
 
 
 def order_for(policy: AnyPolicy, *, page_size: int, watched_end: Callable[[Edge], int]) -> Order:
-    """Return an empty order.
+    """Return an empty eviction order.
 
     Args:
-        policy: what the order follows.
+        policy: the policy that defines the order.
         page_size: tokens per page.
-        watched_end: for an edge, the end of its longest watched part.
+        watched_end: returns the end of the longest watched part of an edge.
     """
     if isinstance(policy, S3FIFO):
         return SmallMain(policy.small_share, page_bytes=page_size * ITEM_BYTES)
@@ -41,6 +41,6 @@ def order_for(policy: AnyPolicy, *, page_size: int, watched_end: Callable[[Edge]
 
 
 def name_of(policy: AnyPolicy) -> str:
-    """Return the name of a policy's class, that of a wrapped one in brackets behind it."""
+    """Return the name of a policy's class, followed by the name of a wrapped policy in brackets."""
     name = type(policy).__name__
     return f"{name}({name_of(policy.policy)})" if isinstance(policy, Retained | QueueInformed) else name

@@ -1,4 +1,4 @@
-"""An order by the scores of a policy, kept in a heap that is repaired only where it is read."""
+"""An order by the scores of a policy, kept in a heap that is repaired only when it is read."""
 
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -15,13 +15,13 @@ _SPARE_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How a page gets its rank: whether it is watched, its priority, its score; the first two only where asked for.
+    """How the rank of a page is computed: whether it is watched, its priority, its score. The first two are optional.
 
     Attributes:
         policy: scores pages.
         page_size: tokens per page.
-        clock: seconds, if priorities count.
-        watched_end: for an edge, the end of its longest watched part; if watches count.
+        clock: returns seconds; None if priorities do not count.
+        watched_end: returns the end of the longest watched part of an edge; None if watches do not count.
     """
 
     policy: Policy
@@ -31,13 +31,13 @@ class Scoring:
 
 
 class Scored:
-    """The unlocked leaves by the rank of their last page.
+    """The unlocked leaves, by the rank of their last page.
 
     Invariant: every unlocked leaf has an entry that ranks no higher than the leaf does. `Usage.entry` is that entry;
-    all others in the heap are void.
+    all other entries in the heap are void.
 
-    So the top of the heap, once its void entries are gone and its rank is brought up to date, is the first of all.
-    Uses mostly raise ranks, and then cost nothing here. What lowers one pushes a new entry: O(log n).
+    So the top of the heap is the leaf to evict first, after void entries were removed and its rank was updated. Most
+    uses raise ranks, which costs nothing here. An event that lowers a rank pushes a new entry: O(log n).
     """
 
     __slots__ = ("_counts_use", "_expiring", "_full_at", "_heap", "_now_s", "_num_pushed", "_scoring")
@@ -48,21 +48,21 @@ class Scored:
         self._heap: list[tuple[Any, int, Edge]] = []  # written by: _push, first
         self._expiring: list[tuple[float, int, Edge]] = []  # written by: _await_deadline, _expire
         self._num_pushed = 0  # written by: _push, _await_deadline
-        self._full_at = _SPARE_ENTRIES  # written by: _push; with more entries than this, look for void ones
+        self._full_at = _SPARE_ENTRIES  # written by: _push; above this size, void entries are removed
         self._now_s = -float("inf")  # written by: _expire
 
     def __iter__(self) -> Iterator[Edge]:
-        """Go through the unlocked leaves by rank."""
+        """Iterate over the unlocked leaves by rank."""
         self._expire()
         leaves = [edge for _, _, edge in self._heap if edge.is_free_leaf and usage_of(edge).entry is not None]
         return iter(sorted(dict.fromkeys(leaves), key=lambda edge: self._rank(edge, edge.end)))
 
     def adopt(self, edge: Edge, now: int) -> None:
-        """Begin the usage of a new leaf."""
+        """Create the usage of a new leaf."""
         edge.usage = Usage(created=now, last_used=now)
 
     def publish(self, edge: Edge, now: int) -> None:
-        """Note the length of the sequence along its path, and the use."""
+        """Record the length of the sequence, and the use, along its path."""
         num_tokens = edge.end * self._scoring.page_size
         step = edge
         while step.parent is not None:
@@ -73,7 +73,7 @@ class Scored:
         self.expose(edge)
 
     def touch(self, edge: Edge, now: int) -> None:
-        """Note the use along the unlocked part of the path."""
+        """Record the use along the unlocked part of the path."""
         step = edge
         while not step.num_pins and step.parent is not None:
             self._use(usage_of(step), now)
@@ -90,15 +90,15 @@ class Scored:
             edge = edge.parent
 
     def lock(self, edge: Edge) -> None:
-        """Nothing: a locked edge is passed over."""
+        """Do nothing: `first` skips locked edges."""
 
     def unlock(self, edge: Edge, now: int) -> None:
-        """Note the use."""
+        """Record the use."""
         self._use(usage_of(edge), now)
         self.expose(edge)
 
     def split(self, upper: Edge, lower: Edge) -> None:
-        """Copy the usage."""
+        """Copy the usage to the upper part."""
         usage = copy(usage_of(lower))
         usage.entry = None
         upper.usage = usage
@@ -106,19 +106,19 @@ class Scored:
             self._await_deadline(upper)
 
     def can_absorb(self, upper: Edge, lower: Edge) -> bool:
-        """Return False: usages differ."""
+        """Return False: the usages differ."""
         return False
 
     def absorb(self, upper: Edge, lower: Edge) -> None:
-        """Never asked for."""
-        raise AssertionError("edges with usages are not absorbed")
+        """Never called, because `can_absorb` returns False."""
+        raise AssertionError("edges with usages must not be absorbed")
 
     def drop(self, edge: Edge) -> None:
-        """Void the entry."""
+        """Invalidate the entry of the edge."""
         usage_of(edge).entry = None
 
     def expose(self, edge: Edge) -> None:
-        """See that an unlocked leaf has an entry that ranks no higher than it does."""
+        """Ensure that an unlocked leaf has an entry that ranks no higher than it does."""
         if edge.is_free_leaf:
             rank = self._rank(edge, edge.end)
             entry: Any = usage_of(edge).entry
@@ -146,10 +146,10 @@ class Scored:
         return None
 
     def cut(self, edge: Edge) -> int:
-        """Return the page down to which ranks do not exceed that of the last page, which is noted as evicted."""
+        """Return the page down to which ranks do not exceed that of the last page, and report its score as evicted."""
         rank = self._heap[0][0]
         self._scoring.policy.evicted(self._scoring.policy.score(usage_of(edge), edge.end * self._scoring.page_size))
-        kept, given = edge.start, edge.end  # ends of prefixes: that at `given` ranks no higher, that at `kept` unknown
+        kept, given = edge.start, edge.end  # prefix ends: `given` ranks no higher, `kept` is not known yet
         if not self._rank(edge, edge.start + 1) > rank:
             return edge.start
         kept += 1
@@ -162,23 +162,23 @@ class Scored:
         return kept
 
     def head(self) -> Any:
-        """Return the rank of what `first` returned."""
+        """Return the rank of the leaf that `first` returned."""
         return self._heap[0][0]
 
     @property
     def keeps_priorities(self) -> bool:
-        """Priorities count."""
+        """Whether priorities count."""
         return self._scoring.clock is not None
 
     def retain(self, edge: Edge, priority: int, until: float) -> None:
-        """Set the priority of an edge, and when it ends."""
+        """Set the priority of an edge, and its deadline."""
         usage = usage_of(edge)
         usage.priority, usage.until = priority, until
         self._await_deadline(edge)
         self.expose(edge)
 
     def take_over(self, other: Self, edges: list[Edge]) -> None:
-        """Enter the unlocked leaves here, and let their entries there be void."""
+        """Enter the unlocked leaves in this order, and invalidate their entries in the other one."""
         for edge in edges:
             usage = usage_of(edge)
             usage.entry = None
@@ -194,9 +194,9 @@ class Scored:
             if edge.is_free_leaf:
                 entry: Any = usage_of(edge).entry
                 if id(entry) not in entries or entry[2] is not edge:
-                    raise AssertionError(f"an unlocked leaf has an entry: {edge!r}")
+                    raise AssertionError(f"an unlocked leaf must have an entry: {edge!r}")
                 if entry[0] > self._rank(edge, edge.end):
-                    raise AssertionError(f"an entry ranks no higher than its leaf: {edge!r}")
+                    raise AssertionError(f"an entry must rank no higher than its leaf: {edge!r}")
 
     def _use(self, usage: Usage, now: int) -> None:
         usage.last_used = now
@@ -204,7 +204,7 @@ class Scored:
             self._scoring.policy.used(usage)
 
     def _rank(self, edge: Edge, end: int) -> Any:
-        """Return the rank of the page before `end`."""
+        """Return the rank of the page that ends at `end`."""
         scoring, usage = self._scoring, usage_of(edge)
         score = scoring.policy.score(usage, end * scoring.page_size)
         if scoring.clock is None and scoring.watched_end is None:
@@ -231,17 +231,17 @@ class Scored:
             heappush(self._expiring, (until, self._num_pushed, edge))
 
     def _expire(self) -> None:
-        """Lower the ranks of those whose deadlines have passed."""
+        """Update the entries of edges whose deadlines have passed."""
         if self._scoring.clock is None:
             return
         self._now_s = self._scoring.clock()
         while self._expiring and self._expiring[0][0] <= self._now_s:
             edge = heappop(self._expiring)[2]
-            if edge.space.order is self:  # it may have moved to another order since
+            if edge.space.order is self:  # it may belong to another order by now
                 self.expose(edge)
 
 
 def usage_of(edge: Edge) -> Usage:
     """Return the usage of an edge that is in a scored order."""
-    assert edge.usage is not None  # `adopt` and `split` see to it
+    assert edge.usage is not None  # set by `adopt` and `split`
     return edge.usage

@@ -1,4 +1,4 @@
-"""The queues of S3-FIFO: a small one that newcomers pass, and a main one for what has been used again."""
+"""The queues of S3-FIFO: a small queue for new runs, and a main queue for runs that were used again."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -12,7 +12,10 @@ _MAX_FREQUENCY = 3
 
 @dataclass(slots=True)
 class _Place:
-    """Where a run stands. Invariant: `num_pages` is that of the run while it is unlocked, and 0 while it is locked."""
+    """The state of a run in the queues.
+
+    Invariant: `num_pages` is the length of the run while it is unlocked, and 0 while it is locked.
+    """
 
     is_main: bool  # written by: SmallMain
     frequency: int = 0  # written by: SmallMain
@@ -23,8 +26,8 @@ class _Place:
 class SmallMain:
     """The unlocked leaves in two queues.
 
-    Invariant: every unlocked leaf is in the queue that its place says, once; what is there but is no unlocked leaf any
-    more leaves when its turn comes. A run keeps its place while it is locked or followed by others.
+    Invariant: every unlocked leaf is in exactly one queue, the one that its place names, and only once. Other entries
+    of a queue are dropped when they reach its head. A run keeps its place while it is locked or has children.
     """
 
     __slots__ = (
@@ -39,16 +42,16 @@ class SmallMain:
         self._places: dict[Edge, _Place] = {}  # written by: adopt, split, drop, take_over
         self._forgotten: OrderedDict[int, None] = (
             OrderedDict()
-        )  # written by: adopt, drop; marks of runs evicted as newcomers
-        self._num_pages = 0  # written by: _count; unlocked
-        self._num_small_pages = 0  # written by: _count; unlocked, of newcomers
+        )  # written by: adopt, drop; marks of runs evicted from the small queue
+        self._num_pages = 0  # written by: _count; unlocked pages
+        self._num_small_pages = 0  # written by: _count; unlocked pages of the small queue
 
     def __iter__(self) -> Iterator[Edge]:
-        """Go through the unlocked leaves, newcomers first, as they stand."""
+        """Iterate over the unlocked leaves in queue order, the small queue first."""
         return (edge for edge in [*self._small, *self._main] if edge.is_free_leaf and edge in self._places)
 
     def adopt(self, edge: Edge, now: int) -> None:
-        """Let a new leaf in: to the main queue if it was evicted as a newcomer lately, to the small one otherwise."""
+        """Add a new leaf to the small queue, or to the main queue if it was recently evicted from the small one."""
         mark = self._mark(edge)
         is_known = mark in self._forgotten
         if is_known:
@@ -58,10 +61,10 @@ class SmallMain:
         self.expose(edge)
 
     def publish(self, edge: Edge, now: int) -> None:
-        """Nothing: first in, first out."""
+        """Do nothing: first in, first out."""
 
     def touch(self, edge: Edge, now: int) -> None:
-        """Nothing: first in, first out."""
+        """Do nothing: first in, first out."""
 
     def hit(self, edge: Edge) -> None:
         """Count a use along the whole path."""
@@ -71,11 +74,11 @@ class SmallMain:
             edge = edge.parent
 
     def lock(self, edge: Edge) -> None:
-        """Leave its pages out of the sizes."""
+        """Exclude its pages from the sizes."""
         self._count(self._places[edge], 0)
 
     def unlock(self, edge: Edge, now: int) -> None:
-        """Take its pages into the sizes."""
+        """Include its pages in the sizes."""
         edge.used = now
         self._count(self._places[edge], edge.end - edge.start)
         self.expose(edge)
@@ -90,15 +93,15 @@ class SmallMain:
             self._count(self._places[upper], upper.end - upper.start)
 
     def can_absorb(self, upper: Edge, lower: Edge) -> bool:
-        """Return False: places differ."""
+        """Return False: the places differ."""
         return False
 
     def absorb(self, upper: Edge, lower: Edge) -> None:
-        """Never asked for."""
-        raise AssertionError("edges with places are not absorbed")
+        """Never called, because `can_absorb` returns False."""
+        raise AssertionError("edges with places must not be absorbed")
 
     def drop(self, edge: Edge) -> None:
-        """Forget the place, and remember a newcomer by its first page."""
+        """Forget the place; remember a run of the small queue by its mark."""
         place = self._places.pop(edge)
         self._count(place, 0)
         if not place.is_main:
@@ -107,7 +110,7 @@ class SmallMain:
                 self._forgotten.popitem(last=False)
 
     def expose(self, edge: Edge) -> None:
-        """See that an unlocked leaf is queued."""
+        """Ensure that an unlocked leaf is queued."""
         if edge.is_free_leaf:
             place = self._places[edge]
             self._count(place, edge.end - edge.start)
@@ -116,7 +119,7 @@ class SmallMain:
                 (self._main if place.is_main else self._small).append(edge)
 
     def first(self) -> Edge | None:
-        """Return the next unlocked leaf that nobody has used again, moving on those that somebody has."""
+        """Return the next unlocked leaf that was not used again; runs that were used again are moved on."""
         while True:
             small, main = self._skim(self._small), self._skim(self._main)
             if small is None and main is None:
@@ -139,16 +142,16 @@ class SmallMain:
                 self._main.rotate(-1)
 
     def cut(self, edge: Edge) -> int:
-        """Return the start of the edge: runs are the objects."""
+        """Return the start of the edge: whole runs are evicted."""
         return edge.start
 
     def head(self) -> int:
-        """Return when `first` was adopted or unlocked."""
+        """Return the tick at which `first` was adopted or unlocked."""
         first = self.first()
         return 0 if first is None else first.used
 
     def take_over(self, other: Self, edges: list[Edge]) -> None:
-        """Move the places of edges here, in the order in which they are queued there."""
+        """Move the places of edges to this order, in the order of the other queues."""
         moving = set(edges)
         queued = [edge for edge in other if edge in moving]
         for edge in edges:
@@ -164,18 +167,18 @@ class SmallMain:
         """Raise AssertionError unless every unlocked leaf is queued once, and the sizes are right."""
         queued = [*self._small, *self._main]
         if len({id(edge) for edge in queued}) != len(queued):
-            raise AssertionError("a run is queued once")
+            raise AssertionError("a run must be queued only once")
         if self._num_pages != sum(edge.end - edge.start for edge in edges):
-            raise AssertionError("the order counts the unlocked pages")
+            raise AssertionError("_num_pages must be the number of unlocked pages")
         if self._num_small_pages != sum(place.num_pages for place in self._places.values() if not place.is_main):
-            raise AssertionError("the order counts the pages of newcomers")
+            raise AssertionError("_num_small_pages must be the number of unlocked pages in the small queue")
         for edge in edges:
             place = self._places[edge]
             if edge.is_free_leaf and edge not in (self._main if place.is_main else self._small):
-                raise AssertionError(f"an unlocked leaf is queued: {edge!r}")
+                raise AssertionError(f"an unlocked leaf must be queued: {edge!r}")
 
     def _skim(self, queue: deque[Edge]) -> Edge | None:
-        """Return the first unlocked leaf of a queue, dropping what is none any more."""
+        """Return the first unlocked leaf of a queue, dropping other entries before it."""
         while queue:
             edge = queue[0]
             place = self._places.get(edge)
@@ -187,7 +190,7 @@ class SmallMain:
         return None
 
     def _count(self, place: _Place, num_pages: int) -> None:
-        """Set how many unlocked pages a place stands for."""
+        """Set the number of unlocked pages of a place."""
         change = num_pages - place.num_pages
         place.num_pages = num_pages
         self._num_pages += change
@@ -195,5 +198,5 @@ class SmallMain:
             self._num_small_pages += change
 
     def _mark(self, edge: Edge) -> int:
-        """Return what a run is known by after its eviction: its place in the sequence, and its first page."""
+        """Return the key by which a run is remembered after its eviction: its position and its first page."""
         return hash((edge.space.name, edge.start, edge.key[: self._page_bytes]))

@@ -1,12 +1,12 @@
-"""The conformance suite: what a prefix cache must do, for any implementation of `PrefixCache`.
+"""The conformance suite for prefix caches: tests any implementation of `PrefixCache`.
 
-Needs hypothesis (`pip install pagewood-radixcache[testing]`). In a test module of your own:
+Needs hypothesis (`pip install pagewood-radixcache[testing]`). In a test module of yours:
 
     class TestMyCache(conformance_machine(MyCache, page_size=16).TestCase):
         settings = hypothesis.settings(max_examples=200, deadline=None)
 
-What a cache has beyond the Protocol (`watch`, `release`, `retain`, `limit`, `explain` with `Match.partial`) is tested
-too, as `RadixCache` documents it; what it lacks is not asked for.
+Methods beyond the Protocol (`watch`, `release`, `retain`, `limit`, `explain` with `Match.partial`) are tested too if
+the cache has them, as `RadixCache` documents them.
 """
 
 from pagewood.radixcache.testing.machine import ManualClock, conformance_machine, soak

@@ -1,4 +1,4 @@
-"""The state machine that drives a cache and the oracle side by side."""
+"""The state machine that runs a cache and the oracle side by side."""
 
 import math
 import random
@@ -21,7 +21,7 @@ _SECONDS = (1.0, 2.0, math.inf)
 
 
 class ManualClock:
-    """A clock that goes when it is told to."""
+    """A clock that moves only when its `now_s` is set."""
 
     def __init__(self) -> None:
         self.now_s = 0.0  # written by: machine
@@ -39,19 +39,19 @@ def conformance_machine(
     clock: ManualClock | None = None,
     remembers_all: bool = False,
 ) -> type[RuleBasedStateMachine]:
-    """Return a state machine that drives a cache and the oracle side by side, and fails where they differ.
+    """Return a state machine that runs a cache and the oracle side by side, and fails when they differ.
 
-    What it takes for granted, apart from the words of the Protocol: use is exact by the page wherever a prefix is
-    locked or inserted. (A bare `match` may use more or less of the last stretch, so that implementations are free not
-    to cut there; so the machine locks what it matches.)
+    One assumption goes beyond the Protocol: a use is exact to the page when a prefix is locked or inserted. After a
+    mere `match`, a cache may count more or less of the last run as used, because it need not split there. Therefore the
+    machine locks what it matches.
 
     Args:
-        make_cache: called with the page size, for an empty cache.
+        make_cache: called with the page size; returns an empty cache.
         page_size: tokens per page.
-        make_policy: called for the policy that says what the order of eviction must be, page by page. S3FIFO scores no
-            pages: then any order will do that takes unlocked leaves only.
-        clock: that of the cache's and the oracle's `Retained`, if there is one; the machine moves it.
-        remembers_all: `explain` knows all that was ever evicted.
+        make_policy: returns the policy that defines the exact eviction order of pages. S3FIFO does not score pages:
+            then every order is accepted that evicts unlocked leaves only.
+        clock: the clock of `Retained` in the cache and the oracle, if it is used; the machine moves it.
+        remembers_all: whether `explain` knows everything that was ever evicted.
     """
     is_exact = not isinstance(make_policy(), S3FIFO)
 
@@ -64,17 +64,17 @@ def conformance_machine(
         def __init__(self) -> None:
             super().__init__()
             self.cache = make_cache(page_size)
-            self.rich: Any = self.cache  # where it has more than the Protocol asks for
+            self.rich: Any = self.cache  # for methods that the Protocol does not have
             self.oracle = Oracle(page_size, make_policy())
-            self.handles: list[Any] = []  # parallel to the oracle's leases
-            self.watches: list[Any] = []  # parallel to the oracle's watches
+            self.handles: list[Any] = []  # in the order of the oracle's leases
+            self.watches: list[Any] = []  # in the order of the oracle's watches
             self.group: Any = self.rich.watch_group() if hasattr(self.cache, "watch_group") else None
             self.grouped: dict[int, Any] = {}  # the open watches of the group, by owner
-            self.lengths: dict[int, int] = {}  # of these, after the last rule
-            self.changed: dict[int, int] = {}  # owner to rule, of those that have changed since the group was asked
+            self.lengths: dict[int, int] = {}  # their lengths after the last rule
+            self.changed: dict[int, int] = {}  # owner -> rule of the first change since the last `changed`
             self.num_rules = 0
             self.num_pages_made = 0
-            self.free_pages: list[int] = []  # ids are used again, those given up last first
+            self.free_pages: list[int] = []  # reused, the last freed id first
             self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
             self.peeked: list[tuple[Any, str | None, Prefix]] = []  # written by: soak
 
@@ -89,7 +89,7 @@ def conformance_machine(
         @precondition(lambda self: self.handles)
         @rule(pick=picks, more=prefixes, tail=tails, is_brief=st.booleans())
         def extend(self, pick: int, more: Prefix, tail: int, is_brief: bool) -> None:
-            """Insert after a held prefix, and perhaps move the lease on to the new end."""
+            """Insert after a held prefix, and perhaps move the lease to the new end."""
             index = pick % len(self.handles)
             handle, (namespace, held) = self.handles[index], self.oracle.leases[index]
             pages = self.make_pages(len(more))
@@ -120,7 +120,7 @@ def conformance_machine(
         @precondition(lambda self: self.peeked)
         @rule(pick=picks)
         def lease_peeked(self, pick: int) -> None:
-            """A handle stays good until its prefix is evicted, whatever else has happened."""
+            """A handle stays valid until its prefix is evicted, whatever else has happened."""
             self.hold(*self.peeked.pop(pick % len(self.peeked)))
 
         @rule(namespace=namespaces)
@@ -155,7 +155,7 @@ def conformance_machine(
         @precondition(lambda self: hasattr(self.cache, "retain") and clock is not None and bool(self.peeked))
         @rule(pick=picks, priority=st.integers(-1, 2), seconds=st.sampled_from(_SECONDS))
         def retain(self, pick: int, priority: int, seconds: float) -> None:
-            assert clock is not None  # says the precondition
+            assert clock is not None  # the precondition
             node, namespace, prefix = self.peeked[pick % len(self.peeked)]
             start = pick % max(1, len(prefix))
             self.rich.retain(node, priority=priority, until=clock() + seconds, start=start)
@@ -164,7 +164,7 @@ def conformance_machine(
         @precondition(lambda self: clock is not None)
         @rule()
         def wait(self) -> None:
-            assert clock is not None  # says the precondition
+            assert clock is not None  # the precondition
             clock.now_s += 1.0
 
         @precondition(lambda self: hasattr(self.cache, "limit"))
@@ -198,17 +198,17 @@ def conformance_machine(
         @precondition(lambda self: self.grouped)
         @rule()
         def ask_group(self) -> None:
-            """Every change is told once, and earlier ones first."""
-            told = self.group.changed()
-            assert sorted(told) == sorted(self.changed)
-            rules = [self.changed[owner] for owner in told]
+            """Every change is reported once, and earlier changes come first."""
+            reported = self.group.changed()
+            assert sorted(reported) == sorted(self.changed)
+            rules = [self.changed[owner] for owner in reported]
             assert rules == sorted(rules)
             self.changed.clear()
             assert not self.group.changed()
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails)
         def look(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
-            """What changes nothing (as the invariants say), be it refused or not."""
+            """Run read-only and refused calls; the invariants then verify that nothing has changed."""
             self.peek(namespace, prefix, tail)
             if hasattr(self.cache, "explain"):
                 self.explain(namespace, prefix, tail)
@@ -240,7 +240,7 @@ def conformance_machine(
             self.cache.check()
 
         def teardown(self) -> None:
-            """Everything comes back once: release all, clear all."""
+            """Release all leases and clear all namespaces: every page must come back exactly once."""
             while self.handles:
                 self.release_lease(0)
             freed = [page for namespace in _NAMESPACES for page in self.cache.clear(namespace).tolist()]
@@ -268,23 +268,25 @@ def conformance_machine(
             assert explanation.num_tokens == end * page_size
             assert explanation.first_difference == end * page_size + most
             elsewhere = max(len(self.oracle.match(name, prefix)) for name in _NAMESPACES if name != namespace)
-            num_once = end
-            while num_once < len(prefix) and (namespace, prefix[: num_once + 1]) in self.oracle.once:
-                num_once += 1
+            num_ever_cached = end
+            while (
+                num_ever_cached < len(prefix) and (namespace, prefix[: num_ever_cached + 1]) in self.oracle.ever_evicted
+            ):
+                num_ever_cached += 1
             match explanation.cause:
                 case Cause.COMPLETE:
                     assert end * page_size == len(tokens)
                 case Cause.EVICTED:
-                    assert end < explanation.could_be // page_size <= num_once
-                    assert not remembers_all or explanation.could_be == num_once * page_size
+                    assert end < explanation.num_possible_tokens // page_size <= num_ever_cached
+                    assert not remembers_all or explanation.num_possible_tokens == num_ever_cached * page_size
                 case Cause.OTHER_NAMESPACE:
-                    assert explanation.could_be == elsewhere * page_size > end * page_size
+                    assert explanation.num_possible_tokens == elsewhere * page_size > end * page_size
                 case Cause.PAGE_ROUNDING:
                     assert end == len(prefix) or most
                 case Cause.NEVER_SEEN:
                     assert not most
                     assert max(elsewhere, end) < len(prefix)
-            assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_once > end)
+            assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_ever_cached > end)
 
         def refuse(self, namespace: str | None) -> None:
             fresh = tokens_of(((9,) * page_size,) * 2, 0)
@@ -315,7 +317,7 @@ def conformance_machine(
             expect_refusal(lambda: self.cache.unlock(handle))
 
         def take_back(self, pages: list[int]) -> None:
-            """A prefix that was evicted may be cached again, but not under the same handle."""
+            """Reuse evicted pages. An evicted prefix may be cached again, but its old handle stays invalid."""
             self.free_pages += pages
             self.stale += [node for node, namespace, prefix in self.peeked if not self.is_cached(namespace, prefix)]
             self.peeked = [peeked for peeked in self.peeked if self.is_cached(*peeked[1:])]
@@ -327,14 +329,14 @@ def conformance_machine(
 
 
 def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int, seed: int, check_every: int) -> None:
-    """Drive a conformance machine by chance, at length, and without the memory of every step that hypothesis keeps.
+    """Run a conformance machine for many random steps, without the record that hypothesis keeps of each step.
 
     Args:
         machine: from `conformance_machine`.
-        page_size: that of the machine.
-        num_steps: rules to apply.
-        seed: of what happens.
-        check_every: steps from one look at the invariants to the next.
+        page_size: page size of the machine.
+        num_steps: number of rules to apply.
+        seed: seed of the random choices.
+        check_every: number of steps between two checks of the invariants.
     """
     rng = random.Random(seed)
     state: Any = machine()
@@ -367,7 +369,7 @@ def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int
 
 
 def prefix_of(symbols: list[int], page_size: int) -> Prefix:
-    """Return a page for each symbol; pages differ in one token, which is the first, the last or in between."""
+    """Return one page per symbol; pages differ in one token: the first, the last or one in between."""
 
     def page_tokens(symbol: int) -> PageTokens:
         tokens = [7] * page_size
@@ -378,7 +380,7 @@ def prefix_of(symbols: list[int], page_size: int) -> Prefix:
 
 
 def tokens_of(prefix: Prefix, num_tail_tokens: int) -> Int32:
-    """Return the tokens of some pages, and of a partial page after them."""
+    """Return the tokens of a prefix, followed by a partial page."""
     tokens = [token for page in prefix for token in page]
     return np.array(tokens + [7] * num_tail_tokens, np.int32)
 
@@ -389,4 +391,4 @@ def expect_refusal(call: Callable[[], object]) -> None:
         call()
     except ValueError:
         return
-    raise AssertionError("a ValueError was expected")
+    raise AssertionError("the call must raise ValueError")

@@ -1,4 +1,4 @@
-"""A prefix cache by brute force, page by page."""
+"""A brute-force prefix cache that works page by page."""
 
 import math
 from dataclasses import dataclass
@@ -15,40 +15,58 @@ Prefix: TypeAlias = tuple[PageTokens, ...]
 """Whole pages from the start of a sequence."""
 
 Key: TypeAlias = tuple[str | None, Prefix]
-"""A namespace and a prefix: names the last page of the prefix."""
+"""A namespace and a prefix: identifies the last page of the prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPage:
-    """A page and how it has been used; it has its usage for itself."""
+    """A page and its own usage.
+
+    Attributes:
+        page: page id.
+        usage: how the page has been used; no other page shares it.
+    """
 
     page: int
     usage: Usage
 
 
 class Oracle:
-    """A dict from every cached prefix to its last page, and lists of all else, searched from end to end.
+    """A dict from every cached prefix to its last page, plus lists of everything else, all searched linearly.
 
-    Invariant: with a prefix, all its own prefixes are cached.
+    Invariant: if a prefix is cached, all shorter prefixes of it are cached.
 
     Args:
         page_size: tokens per page.
-        policy: whose scores decide; an instance of its own. S3FIFO scores no pages: then `evict` means nothing.
+        policy: scores the pages; not shared with the tested cache. S3FIFO does not score pages: then `evict` is
+            meaningless.
+
+    Attributes:
+        page_size: tokens per page.
+        is_informed: whether watched pages are evicted last.
+        clock: the clock of `Retained`, or None.
+        policy: scores the pages.
+        pages: every cached prefix, with its last page.
+        leases: the locked prefixes.
+        watches: the watched prefixes.
+        limits: quota and floor of each limited namespace.
+        ever_evicted: every prefix that was evicted at some time.
+        tick: number of operations so far.
     """
 
     def __init__(self, page_size: int, policy: AnyPolicy) -> None:
         inner = policy.policy if isinstance(policy, QueueInformed) else policy
         self.page_size = page_size
         self.is_informed = isinstance(policy, QueueInformed)
-        self.seconds = inner.clock if isinstance(inner, Retained) else None
+        self.clock = inner.clock if isinstance(inner, Retained) else None
         scores = inner.policy if isinstance(inner, Retained) else inner
         self.policy: Policy = LRU() if isinstance(scores, S3FIFO) else scores
         self.pages: dict[Key, CachedPage] = {}
         self.leases: list[Key] = []
         self.watches: list[Key] = []  # written by: machine
-        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine; quota and floor
-        self.once: set[Key] = set()  # what has been given up, ever
-        self.clock = 0
+        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine
+        self.ever_evicted: set[Key] = set()
+        self.tick = 0
 
     def match(self, namespace: str | None, prefix: Prefix) -> list[int]:
         """Return the pages of the longest cached prefix."""
@@ -61,7 +79,7 @@ class Oracle:
         return found
 
     def partial(self, namespace: str | None, prefix: Prefix, rest: tuple[int, ...]) -> dict[int, int]:
-        """Return the pages that follow a cached prefix, each with the number of tokens that it shares with `rest`."""
+        """Return the pages that follow a cached prefix, and how many leading tokens each shares with `rest`."""
         shared: dict[int, int] = {}
         for (name, other), cached in self.pages.items():
             if name == namespace and len(other) == len(prefix) + 1 and other[:-1] == prefix:
@@ -72,18 +90,18 @@ class Oracle:
 
     def touch(self, namespace: str | None, prefix: Prefix) -> None:
         """Count the unlocked pages of a prefix as used."""
-        self.clock += 1
+        self.tick += 1
         for end in range(1, len(prefix) + 1):
             if not self.is_locked(namespace, prefix[:end]):
                 self._use(namespace, prefix[:end])
 
     def insert(self, namespace: str | None, prefix: Prefix, pages: list[int]) -> int:
-        """Adopt the last pages of `prefix` where they are missing, and return how many were there."""
-        self.clock += 1
+        """Adopt those of the last pages of `prefix` that are missing, and return how many were cached already."""
+        self.tick += 1
         start = len(prefix) - len(pages)
         num_existing = max(0, len(self.match(namespace, prefix)) - start)
         for end in range(start + num_existing, len(prefix)):
-            usage = Usage(created=self.clock, last_used=self.clock)
+            usage = Usage(created=self.tick, last_used=self.tick)
             self.pages[namespace, prefix[: end + 1]] = CachedPage(page=pages[end - start], usage=usage)
         for end in range(1, len(prefix) + 1):
             self.pages[namespace, prefix[:end]].usage.num_sequence_tokens = len(prefix) * self.page_size
@@ -95,7 +113,7 @@ class Oracle:
         return any(name == namespace and held[: len(prefix)] == prefix for name, held in self.leases)
 
     def lock(self, namespace: str | None, prefix: Prefix, *, is_hit: bool) -> None:
-        """Hold a prefix by one more lease; count it as a hit if it was matched for it."""
+        """Add a lease on a prefix; count it as a hit if it comes from a match."""
         self.leases.append((namespace, prefix))
         for end in range(1, len(prefix) + 1 if is_hit else 1):
             usage = self.pages[namespace, prefix[:end]].usage
@@ -107,13 +125,13 @@ class Oracle:
         self.touch(*self.leases.pop(index))
 
     def retain(self, namespace: str | None, prefix: Prefix, start: int, priority: int, until: float) -> None:
-        """Give the pages of a prefix a priority, from page `start` on."""
+        """Set the priority of the pages of a prefix from page `start` on."""
         for end in range(start + 1, len(prefix) + 1):
             usage = self.pages[namespace, prefix[:end]].usage
             usage.priority, usage.until = priority, until
 
     def evict(self, num_pages: int, beneficiary: str | None = None) -> list[int]:
-        """Give up the first unlocked page in order that no cached page follows, time after time."""
+        """Evict pages one by one, each time the unlocked leaf page that is first in order."""
         freed: list[int] = []
         while len(freed) < num_pages and (leaves := self._candidates(beneficiary)):
             first = min(leaves, key=self._rank)
@@ -122,10 +140,10 @@ class Oracle:
         return freed
 
     def remove(self, pages: list[int]) -> None:
-        """Take out pages that a cache has chosen.
+        """Remove pages that a cache has evicted.
 
         Raises:
-            AssertionError: it must not have.
+            AssertionError: a page is locked, or another page follows it.
         """
         keys = {cached.page: key for key, cached in self.pages.items()}
         for key in sorted((keys[page] for page in pages), key=lambda key: -len(key[1])):
@@ -133,12 +151,12 @@ class Oracle:
             self._drop(key)
 
     def clear(self, namespace: str | None) -> list[int]:
-        """Give up the unlocked pages of a namespace."""
+        """Remove the unlocked pages of a namespace."""
         mine = [key for key in self.pages if key[0] == namespace and not self.is_locked(*key)]
         return [self._drop(key) for key in mine]
 
     def release(self, namespace: str | None, prefix: Prefix) -> list[int]:
-        """Give up the unlocked pages that follow a prefix, and those at its end that nothing else needs."""
+        """Remove the unlocked pages after a prefix, and the pages at its end that nothing else needs."""
         below = [key for key in self.pages if key[0] == namespace and key[1][: len(prefix)] == prefix != key[1]]
         freed = [self._drop(key) for key in below if not self.is_locked(*key)]
         while (namespace, prefix) in self._unlocked_leaves():
@@ -147,7 +165,7 @@ class Oracle:
         return freed
 
     def num_locked(self) -> int:
-        """Return the number of pages that a lease holds."""
+        """Return the number of pages held by leases."""
         return sum(self.is_locked(*key) for key in self.pages)
 
     def num_in(self, namespace: str | None) -> int:
@@ -155,7 +173,7 @@ class Oracle:
         return sum(key[0] == namespace for key in self.pages)
 
     def num_evictable(self) -> int:
-        """Return the number of pages that `evict` can give up for nobody in particular."""
+        """Return the number of pages that `evict` can return for no namespace in particular."""
         total = 0
         for namespace in {key[0] for key in self.pages}:
             num_unlocked = sum(key[0] == namespace and not self.is_locked(*key) for key in self.pages)
@@ -165,7 +183,7 @@ class Oracle:
 
     def _use(self, namespace: str | None, prefix: Prefix) -> None:
         usage = self.pages[namespace, prefix].usage
-        usage.last_used = self.clock
+        usage.last_used = self.tick
         self.policy.used(usage)
 
     def _unlocked_leaves(self) -> list[Key]:
@@ -173,7 +191,7 @@ class Oracle:
         return [key for key in self.pages if key not in inner and not self.is_locked(*key)]
 
     def _candidates(self, beneficiary: str | None) -> list[Key]:
-        """Return the pages of which one must go now."""
+        """Return the pages of which one is evicted next."""
         leaves = self._unlocked_leaves()
         over = [key for key in leaves if self.num_in(key[0]) > self.limits.get(key[0], (math.inf, 0))[0]]
         if over:
@@ -191,9 +209,9 @@ class Oracle:
         namespace, prefix = key
         usage = self.pages[key].usage
         is_watched = any(name == namespace and held[: len(prefix)] == prefix for name, held in self.watches)
-        is_retained = self.seconds is not None and self.seconds() < usage.until
+        is_retained = self.clock is not None and self.clock() < usage.until
         return self.is_informed and is_watched, usage.priority if is_retained else 0, self._score(key)
 
     def _drop(self, key: Key) -> int:
-        self.once.add(key)
+        self.ever_evicted.add(key)
         return self.pages.pop(key).page

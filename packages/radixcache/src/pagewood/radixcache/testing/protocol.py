@@ -1,4 +1,4 @@
-"""What a prefix cache is: the Protocol that the conformance machine drives."""
+"""The Protocol of a prefix cache, which the conformance machine tests."""
 
 from typing import Protocol, TypeVar
 
@@ -9,7 +9,7 @@ NodeT_co = TypeVar("NodeT_co", covariant=True)
 
 
 class MatchLike(Protocol[NodeT_co]):
-    """What `match` and `peek` return."""
+    """The result of `match` and `peek`."""
 
     @property
     def num_tokens(self) -> int:
@@ -28,11 +28,11 @@ class MatchLike(Protocol[NodeT_co]):
 
 
 class InsertionLike(Protocol[NodeT_co]):
-    """What `insert` returns."""
+    """The result of `insert`."""
 
     @property
     def num_existing(self) -> int:
-        """Leading pages that stay the caller's."""
+        """Number of leading pages that still belong to the caller."""
         ...
 
     @property
@@ -42,25 +42,25 @@ class InsertionLike(Protocol[NodeT_co]):
 
 
 class PrefixCache(Protocol[N]):
-    """A cache of token prefixes, as `RadixCache` documents it, method by method; `N` is its kind of handle."""
+    """A cache of token prefixes; `RadixCache` documents each method. `N` is the type of its handles."""
 
     @property
     def num_pages(self) -> int:
-        """Pages owned."""
+        """Number of pages that the cache owns."""
         ...
 
     @property
     def num_locked(self) -> int:
-        """Pages of locked prefixes."""
+        """Number of pages of locked prefixes."""
         ...
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can return."""
+        """Number of pages that `evict` can return."""
         ...
 
     def num_pages_in(self, namespace: str | None = None) -> int:
-        """Return the pages owned in one namespace."""
+        """Return the number of pages that the cache owns in one namespace."""
         ...
 
     def match(self, tokens: Int32, namespace: str | None = None) -> MatchLike[N]:
@@ -68,7 +68,7 @@ class PrefixCache(Protocol[N]):
         ...
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> MatchLike[N]:
-        """Return the longest cached prefix, and change nothing."""
+        """Return the longest cached prefix without changing anything."""
         ...
 
     def root(self, namespace: str | None = None) -> N:
@@ -78,25 +78,25 @@ class PrefixCache(Protocol[N]):
     def insert(
         self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: N | None = None
     ) -> InsertionLike[N]:
-        """Adopt what is missing, and count the prefix as used."""
+        """Adopt the missing pages, and count the prefix as used."""
         ...
 
     def lock(self, node: N) -> N:
-        """Lock a prefix, and return the handle to hold."""
+        """Lock a prefix, and return the handle to keep."""
         ...
 
     def unlock(self, node: N) -> None:
-        """Take back one lock, and count the prefix as used."""
+        """Undo one lock, and count the prefix as used."""
         ...
 
     def evict(self, num_pages: int) -> Int32:
-        """Give up the pages that are first in order."""
+        """Evict the pages that are first in order."""
         ...
 
     def clear(self, namespace: str | None = None) -> Int32:
-        """Give up the unlocked pages of a namespace."""
+        """Remove the unlocked pages of a namespace."""
         ...
 
     def check(self) -> None:
-        """Raise AssertionError where an invariant does not hold."""
+        """Raise AssertionError if an invariant does not hold."""
         ...

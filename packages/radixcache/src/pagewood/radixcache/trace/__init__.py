@@ -1,4 +1,4 @@
-"""What a prefix cache would have done with a recorded trace: `python -m pagewood.radixcache.trace TRACE.jsonl`.
+"""Replay a recorded trace into a prefix cache: `python -m pagewood.radixcache.trace TRACE.jsonl`.
 
 The same in Python:
 

@@ -1,4 +1,4 @@
-"""What no policy can beat: the hits of a cache that knows the future, and of one that never evicts."""
+"""Upper bounds for every policy: the hits of a cache that knows the future, and of one that never evicts."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -9,35 +9,36 @@ _NEVER = 1 << 62
 
 
 def num_unbounded_hits(requests: Iterable[Int32]) -> int:
-    """Return how many blocks hit in a cache that never has to evict."""
+    """Return the number of blocks that hit in a cache that never evicts."""
     paths = _number_prefixes(requests)
     return sum(map(len, paths)) - len(set[int]().union(*paths))
 
 
 def num_best_hits(requests: Sequence[Int32], *, num_blocks: int) -> int:
-    """Return how many blocks hit if every eviction takes the leaf whose next use is farthest away.
+    """Return the number of blocks that hit if every eviction takes the leaf whose next use is farthest in the future.
 
-    For the rules of `replay` (one request after the other, all of its blocks in memory while it is served) that greedy
-    choice is the best: repeat every request's blocks for as long as you like, and these are the rules of paging, for
-    which Belady's choice is optimal; it never takes a block of the request itself, whose next use is at once. And it
-    always is a leaf, because whoever uses a block uses all blocks before it too, so that none of them is used later.
-    With several requests at once, or with a look at the queue, the numbers of an engine may differ.
+    Under the rules of `replay` (one request at a time, with all its blocks in memory while it is served), this greedy
+    choice is optimal. Proof: imagine that each request's blocks are requested repeatedly, arbitrarily often. Then these
+    are the rules of paging, for which Belady's choice is optimal, and it never evicts a block of the current request,
+    because its next use is immediate. The chosen block is always a leaf: a request that uses a block also uses all
+    blocks before it, so none of these is used later than the block. With several requests at once, or with knowledge of
+    the queue, an engine may get other numbers.
 
     Args:
-        requests: of each the blocks, `[num_blocks] int32`, in the order of their arrival.
-        num_blocks: memory, as for `replay`.
+        requests: the blocks of each request, `[num_blocks] int32`, in order of arrival.
+        num_blocks: size of the memory, as for `replay`.
 
     Source: Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
     """
     paths = _number_prefixes(requests, num_blocks)
-    cached: dict[int, int] = {}  # prefix -> when it is used next
-    farthest: list[tuple[int, int]] = []  # (-next use, -prefix): deeper ones first; with entries that no longer hold
+    cached: dict[int, int] = {}  # prefix -> index of its next use
+    farthest: list[tuple[int, int]] = []  # (-next use, -prefix): deeper first; some entries are outdated
     num_hits = 0
     for path, uses in zip(paths, _next_uses(paths), strict=True):
         num_missing = sum(prefix not in cached for prefix in path)
         num_hits += len(path) - num_missing
         num_victims = len(cached) + num_missing - num_blocks
-        while num_victims > 0:  # what the request hits is used now, so all else is farther
+        while num_victims > 0:  # never a hit of this request: its next use is now
             next_use, prefix = heapq.heappop(farthest)
             if cached.get(-prefix) == -next_use:
                 del cached[-prefix]
@@ -49,7 +50,7 @@ def num_best_hits(requests: Sequence[Int32], *, num_blocks: int) -> int:
 
 
 def _number_prefixes(requests: Iterable[Int32], num_blocks: int | None = None) -> list[list[int]]:
-    """Return, for each request and each of its blocks, the number of the prefix that ends with that block."""
+    """Return, for each block of each request, the number of the prefix that ends with that block."""
     numbers: dict[tuple[int, int], int] = {}
     paths: list[list[int]] = []
     for request in requests:
@@ -62,7 +63,7 @@ def _number_prefixes(requests: Iterable[Int32], num_blocks: int | None = None) -
 
 
 def _next_uses(paths: list[list[int]]) -> list[list[int]]:
-    """Return, for each place in `paths`, the index of the next path that has the same prefix."""
+    """Return, for each position in `paths`, the index of the next path with the same prefix."""
     last: dict[int, int] = {}
     next_uses: list[list[int]] = []
     for now in range(len(paths) - 1, -1, -1):

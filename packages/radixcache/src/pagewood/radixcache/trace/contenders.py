@@ -31,10 +31,13 @@ POLICIES: Mapping[str, Callable[[], AnyPolicy]] = MappingProxyType(
         "queue-lru": lambda: QueueInformed(LRU()),
     }
 )
-"""Those of this package that need no more than a trace. They take a block for a token, so these are blocks: a block at
-position 16 costs twice the first one, and a conversation that has to compute 8 of its blocks again is in time."""
+"""The policies of this package that need nothing besides a trace.
+
+A block counts as one token, so their parameters are in blocks: a block at position 16 costs twice as much as the first
+one, and a conversation that must recompute at most 8 of its blocks meets its latency target.
+"""
 
 
-def looks_at_queue(policy: AnyPolicy) -> bool:
-    """Return whether a policy wants to know what the waiting requests are going to ask for."""
+def uses_queue(policy: AnyPolicy) -> bool:
+    """Return whether a policy uses the prompts of the waiting requests."""
     return isinstance(policy, QueueInformed)

@@ -1,6 +1,6 @@
 # pyright: basic
 # (most of matplotlib's signatures are untyped)
-"""Hit rates over capacity, as a picture."""
+"""Plots of hit rates by capacity."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +16,11 @@ def can_plot() -> bool:
 
 
 def save_plot(report: Report, path: Path) -> None:
-    """Draw one curve per policy between nothing and the best possible, and write it to a file.
+    """Plot one curve per policy, together with the upper bounds, and write it to a file.
 
     Args:
-        report: what to draw.
-        path: its suffix says the format, .png for one.
+        report: the hit rates to plot.
+        path: the file; its suffix selects the format, for example .png.
 
     Raises:
         ModuleNotFoundError: `can_plot()` is false (`pip install 'pagewood-radixcache[plot]'`).
@@ -31,8 +31,8 @@ def save_plot(report: Report, path: Path) -> None:
     axes = figure.add_subplot(title=report.title, xlabel="capacity, blocks", ylabel="hit rate of blocks", xscale="log")
     axes.plot(report.capacities, report.bound, color="0.25", linestyle="--", label="farthest next use")
     axes.axhline(report.unbounded, color="0.6", linestyle=":", label="infinite cache")
-    from_the_top = sorted(report.hit_rates.items(), key=lambda curve: -curve[1][-1])
-    for index, (policy, rates) in enumerate(from_the_top):
+    best_first = sorted(report.hit_rates.items(), key=lambda curve: -curve[1][-1])
+    for index, (policy, rates) in enumerate(best_first):
         axes.plot(report.capacities, rates, marker=_MARKERS[index % len(_MARKERS)], markersize=5, label=policy)
     axes.set_ylim(bottom=0)
     axes.set_xticks(report.capacities, [f"{capacity:,}" for capacity in report.capacities])

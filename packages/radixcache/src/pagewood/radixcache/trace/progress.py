@@ -1,4 +1,4 @@
-"""How far a long replay is, on a terminal or in a log."""
+"""Progress of a long replay, on a terminal or in a log."""
 
 from collections.abc import Iterator, Sequence
 from typing import TextIO, TypeVar
@@ -7,9 +7,10 @@ T = TypeVar("T")
 
 
 class Progress:
-    """Says on a stream which of `num_steps` steps is running, and on a terminal how much of it is done.
+    """Reports on a stream which of `num_steps` steps is running, and on a terminal also how far it is.
 
-    Invariant: a terminal has one line that is rewritten and finally wiped; a log gets a line at the start of each step.
+    Invariant: a terminal shows one line, which is rewritten and finally erased; a log gets one line at the start of
+    each step.
     """
 
     __slots__ = ("_is_terminal", "_num_started", "_num_steps", "_stream")
@@ -21,14 +22,14 @@ class Progress:
         self._num_started = 0  # written by: start
 
     def start(self, label: str) -> str:
-        """Begin the next step, and return its line."""
+        """Start the next step and return its line."""
         self._num_started += 1
         line = f"[{self._num_started}/{self._num_steps}] {label}"
         self._write(line)
         return line
 
     def track(self, label: str, items: Sequence[T]) -> Iterator[T]:
-        """Begin the next step, and go through `items` while saying how far it is."""
+        """Start the next step, and iterate over `items` while reporting progress."""
         line = self.start(label)
         stride = max(1, len(items) // 100)
         for index, item in enumerate(items):
@@ -37,7 +38,7 @@ class Progress:
             yield item
 
     def finish(self) -> None:
-        """Wipe what a terminal shows."""
+        """Erase the line on a terminal."""
         if self._is_terminal:
             self._write("")
 

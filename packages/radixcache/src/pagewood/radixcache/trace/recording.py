@@ -1,4 +1,4 @@
-"""Recorded requests, in the format of the Mooncake traces."""
+"""Recorded requests in the format of the Mooncake traces."""
 
 import json
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from pagewood.radixcache.arrays import Int32
 
 
 def read_trace(path: Path) -> list[Int32]:
-    """Read a JSONL file with `timestamp` and `hash_ids` on each line; other fields are not needed.
+    """Read a JSONL file with `timestamp` and `hash_ids` on each line; other fields are ignored.
 
     Returns:
-        For each request, in the order of their arrival, `[num_blocks] int32`: the blocks of its prompt. Two blocks have
-        the same number exactly if they have the same hash id, which may be of any size in the file.
+        The blocks of each prompt, `[num_blocks] int32`, in order of arrival. Two blocks have the same number exactly if
+        they have the same hash id. Hash ids in the file may be of any size.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not such a request, or there is none; the message names file and line.
+        ValueError: a line is not such a request, or the file has no request; the message names the file and the line.
 
     Source: the FAST'25 traces of Mooncake (arXiv 2407.00079).
     """
@@ -30,18 +30,18 @@ def read_trace(path: Path) -> list[Int32]:
             if line.strip():
                 arrivals.append(_parse(line, numbers, f"{path}:{line_number}"))
     if not arrivals:
-        raise ValueError(f"{path} must hold a request, got none")
+        raise ValueError(f"{path} must contain at least one request, got none")
     arrivals.sort(key=lambda arrival: arrival[0])
     return [blocks for _, blocks in arrivals]
 
 
 def num_blocks_of(requests: Iterable[Int32]) -> int:
-    """Return the number of blocks of all prompts: what a hit rate is a share of."""
+    """Return the number of blocks of all prompts, the denominator of a hit rate."""
     return sum(map(len, requests))
 
 
 def _parse(line: str, numbers: dict[int, int], place: str) -> tuple[float, Int32]:
-    """Return when a request came, and its blocks."""
+    """Return the arrival time of a request, and its blocks."""
     try:
         fields: Any = json.loads(line)
         blocks = [numbers.setdefault(hash_id, len(numbers)) for hash_id in fields["hash_ids"]]

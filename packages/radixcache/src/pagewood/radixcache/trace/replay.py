@@ -1,4 +1,4 @@
-"""A trace replayed into a real cache."""
+"""Replays a trace into a real cache."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,20 +11,20 @@ from pagewood.radixcache.watches import Watch
 
 
 def replay(requests: Iterable[Int32], cache: RadixCache, *, num_blocks: int, num_waiting: int = 0) -> int:
-    """Serve requests one after the other from a memory of `num_blocks` blocks, and return how many blocks hit.
+    """Serve requests one at a time with a memory of `num_blocks` blocks, and return how many blocks hit.
 
-    Each request does what an engine would do for it: it matches its prompt, locks the match, evicts what the rest
-    needs beyond the unused memory, and publishes it. A block of the trace is a token and a page of the cache. Of a
-    prompt that is larger than the memory, only the first `num_blocks` blocks are served.
+    For each request the replay does what an engine would do: match the prompt, lock the match, evict what the rest
+    needs beyond the unused memory, and publish the prompt. A block of the trace is one token and one page of the cache.
+    If a prompt is larger than the memory, only its first `num_blocks` blocks are served.
 
     Args:
-        requests: of each the blocks, `[num_blocks] int32`, in the order of their arrival.
-        cache: of page size 1; empty, and nobody else's during the replay.
-        num_blocks: memory for the running request and for all that is cached.
-        num_waiting: how many requests wait while one is served; the cache is told of them by `watch`.
+        requests: the blocks of each request, `[num_blocks] int32`, in order of arrival.
+        cache: an empty cache of page size 1; nothing else may use it during the replay.
+        num_blocks: memory for the running request and everything that is cached.
+        num_waiting: number of requests that wait while one is served; the replay opens a watch for each of them.
 
     Raises:
-        ValueError: the cache has another page size, or holds pages.
+        ValueError: the page size of the cache is not 1, or the cache is not empty.
     """
     if cache.page_size != 1 or cache.num_pages:
         raise ValueError(f"cache must be empty and of page size 1, got {cache.num_pages} pages of {cache.page_size}")
@@ -45,7 +45,7 @@ def replay(requests: Iterable[Int32], cache: RadixCache, *, num_blocks: int, num
 
 
 def _queue(requests: Iterable[Int32], cache: RadixCache, num_waiting: int) -> Iterator[Int32]:
-    """Go through the requests, and watch each from when the `num_waiting`th before it is served until it is served."""
+    """Yield the requests in order, with open watches for the `num_waiting` requests after the yielded one."""
     waiting: deque[tuple[Int32, Watch]] = deque()
     for request in requests:
         if not num_waiting:

@@ -1,4 +1,4 @@
-"""Hit rates by policy and capacity, as a table."""
+"""Hit rates by policy and capacity as a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Shares of all blocks of a trace that were in the cache when they were asked for.
+    """Hit rates: shares of all blocks of a trace that were cached when they were requested.
 
     Attributes:
-        title: which trace, and how large it is.
+        title: name and size of the trace.
         capacities: in blocks, ascending.
-        hit_rates: for each policy, one for each capacity.
-        bound: for each capacity, that of evicting what is used farthest in the future.
-        unbounded: that of a cache that never evicts.
+        hit_rates: for each policy, one hit rate per capacity.
+        bound: for each capacity, the hit rate of evicting the block whose next use is farthest in the future.
+        unbounded: hit rate of a cache that never evicts.
     """
 
     title: str
@@ -23,7 +23,7 @@ class Report:
     unbounded: float
 
     def to_table(self) -> str:
-        """Return a Markdown table that also reads well in a terminal."""
+        """Return a Markdown table that is also readable in a terminal."""
         rows = [
             ["policy", *(f"{capacity:,}" for capacity in self.capacities)],
             *([policy, *map(_share, rates)] for policy, rates in self.hit_rates.items()),
