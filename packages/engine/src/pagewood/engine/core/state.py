@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""
+    """Queued, without a row."""  # written by: intake, plan, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     running: list[Request] = field(default_factory=list["Request"])
