@@ -203,6 +203,9 @@ class EngineConfig:
     more of them to be busy. Larger prompts go faster, and hold those that decode beside them up for longer."""
     max_prefills: int = 8
     """Prompts that may be in progress in one step."""
+    prefill_first: bool = False
+    """Whether steps that compute prompts compute nothing else and come first: first tokens come sooner, and requests
+    that decode stall meanwhile. Otherwise each decoding request gets its token in every step."""
     overlap: bool = True
     """Plan step N+1 while step N computes."""
     prefix_cache: bool = True

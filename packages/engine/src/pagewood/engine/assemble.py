@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
@@ -74,8 +74,13 @@ def assemble(
     state = EngineState(waiting=waiting, rank=deserving)
     planner = Planner(
         kv=kv,
-        budget=decode_first(
-            max_running=config.num_rows, max_prefill_tokens=config.max_chunk_tokens, max_prefills=config.max_prefills
+        budget=replace(
+            decode_first(
+                max_running=config.num_rows,
+                max_prefill_tokens=config.max_chunk_tokens,
+                max_prefills=config.max_prefills,
+            ),
+            prefill_first=config.prefill_first,
         ),
         reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
         victim=choose_victim,

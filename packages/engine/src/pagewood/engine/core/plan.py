@@ -10,6 +10,12 @@ from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
 
+_PARTS_OF_STEP = 8
+"""Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, so that a long prompt
+does not keep short ones from starting."""
+_ANY_NUMBER = 1 << 30
+"""More prompt tokens than a step can have."""
+
 
 class Grant(NamedTuple):
     """Compute positions [start, start + num_tokens) of a request; a tuple, because a step makes hundreds."""
@@ -196,15 +202,18 @@ class Planner:
                 grants.append(Grant(request, start, 1, 1))
 
     def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
-        """Continue the prompts in progress."""
+        """Continue the prompts in progress; part of the step is left for requests that wait to start."""
+        room = budget.offer_prefill(_ANY_NUMBER)
+        if state.waiting.num_candidates and self._kv.num_free_rows:
+            room -= room // _PARTS_OF_STEP
         for request in state.running:
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
             if num_missing <= 1 or request in shortage.excluded:
                 continue
-            count = budget.offer_prefill(num_missing)
+            count = min(budget.offer_prefill(num_missing), room)
             if count and shortage.grow(request, start + count, grants):
-                budget.take_prefill(count)
+                room -= budget.take_prefill(count)
                 grants.append(Grant(request, start, count, int(count == num_missing)))
 
     def _admit(

@@ -73,6 +73,10 @@ class Deferral(Protocol):
         """Return whether the request is parked."""
         ...
 
+    def __len__(self) -> int:
+        """Return how many requests are parked."""
+        ...
+
 
 class Watch(Protocol):
     """A match that stays true while the cache changes."""
@@ -156,6 +160,11 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         """Return whether a request waits."""
         return request.arrival in self._entries
+
+    @property
+    def num_candidates(self) -> int:
+        """Waiting requests that are not parked."""
+        return len(self._entries) - (0 if self._deferral is None else len(self._deferral))
 
     @property
     def num_recalling(self) -> int:

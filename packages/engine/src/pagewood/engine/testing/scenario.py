@@ -122,6 +122,7 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
             max_running=rng.randint(1, 6),
             chunked_prefill_size=rng.choice((48, 64, 128) if is_burst else (1, 3, 16, 64)),
             max_prefills=rng.randint(1, 3),
+            prefill_first=rng.random() < 0.2,
             schedule_policy=rng.choice(
                 ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "adaptive", "dfs-weight", "fair")
             ),

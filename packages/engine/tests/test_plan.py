@@ -1,0 +1,63 @@
+"""Which requests a step computes: prompts beside decodes, or before them."""
+
+import numpy as np
+
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import EngineInfo, StepHandle
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import EchoRunner
+
+INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=64, page_size=4)
+
+
+class Recording:
+    """An echo runner that keeps the number of positions of each grant, by step."""
+
+    def __init__(self) -> None:
+        self.echo = EchoRunner(num_rows=4, max_length=64, num_pages=64, page_size=4, vocab_size=50)
+        self.close = self.echo.close
+        self.counts: list[list[int]] = []
+
+    def launch(self, batch: Batch) -> StepHandle:
+        self.counts.append(batch.counts.tolist())
+        return self.echo.launch(batch)
+
+
+def steps(**options: object) -> list[list[int]]:
+    """Return the grants of each step: one request decodes, and then two long prompts arrive."""
+    inbox, runner = MemoryInbox(), Recording()
+    config = EngineConfig(page_size=4, max_running=4, overlap=False, **options)  # pyright: ignore[reportArgumentType]
+    engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
+    for name, prompt, at_step in (("a", [1], 0), ("b", [2] * 20, 2), ("c", [3] * 20, 2)):
+        while len(runner.counts) < at_step:
+            engine.step()
+        sampling = SamplingParams(max_tokens=6, temperature=0.0)
+        inbox.put(Submit(request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+    while engine.counters().num_running or engine.counters().num_waiting or len(runner.counts) < 3:
+        engine.step()
+    return runner.counts
+
+
+def test_a_decode_is_granted_in_every_step_beside_prompts() -> None:
+    counts = steps(chunked_prefill_size=16)
+    assert counts[:6] == [[1], [1], [1, 16], [1, 4, 12], [1, 1, 8], [1, 1, 1]]
+
+
+def test_a_long_prompt_leaves_room_for_a_short_one_and_takes_it_back() -> None:
+    inbox, runner = MemoryInbox(), Recording()
+    config = EngineConfig(page_size=4, max_running=4, overlap=False, chunked_prefill_size=16)
+    engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
+    sampling = SamplingParams(max_tokens=2, temperature=0.0)
+    for name, prompt in (("long", [1] * 62), ("short", [2] * 2)):
+        inbox.put(Submit(request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    assert runner.counts == [[16], [14, 2], [1, 16], [16], [1]]
+
+
+def test_with_prefill_first_no_step_has_both_and_prompts_come_before_decodes() -> None:
+    counts = steps(chunked_prefill_size=16, prefill_first=True)
+    assert counts[:7] == [[1], [1], [16], [4, 12], [8], [1, 1, 1], [1, 1, 1]]
