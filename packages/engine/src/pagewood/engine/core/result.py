@@ -26,6 +26,14 @@ class StepResult:
     vectors: NDArray[np.float32] | None = None
     """[S, E] float32, hidden states of the last position of each grant; None: not asked for."""
 
+    def by_grant(self) -> list[tuple[int, ...]]:
+        """Return the tokens of each of the S grants."""
+        tokens: list[int] = self.tokens.tolist()
+        if len(tokens) == len(self.counts) and (self.counts == 1).all():
+            return list(zip(tokens, strict=True))
+        ends = np.cumsum(self.counts).tolist()
+        return [tuple(tokens[end - count : end]) for end, count in zip(ends, self.counts.tolist(), strict=True)]
+
     @classmethod
     def of_one_each(cls, tokens: Int32) -> StepResult:
         """Return the result of a step in which each sampled grant yields one token.

@@ -29,19 +29,17 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         One answer for each request that got tokens or whose logits were not numbers.
     """
     deltas: list[Delta] = []
-    tokens, counts = result.tokens.tolist(), iter(result.counts.tolist())
-    first = last = 0
+    yielded = iter(result.by_grant())
     for grant in grants:
-        request = grant.request
-        if grant.num_promised:
-            first, last = last, last + next(counts)
+        request, start = grant.request, grant.start
+        tokens = next(yielded) if grant.num_promised else None
         if request.finish is not None:  # it ended while this step was in flight
             continue
-        request.num_computed = grant.start + grant.num_tokens
-        if grant.start < request.num_prompt:
+        request.num_computed = start + grant.num_tokens
+        if start < request.num_prompt:
             kv.publish(request)
-        if grant.num_promised:
-            deltas.append(_accept(state, kv, request, tokens[first:last]))
+        if tokens is not None:
+            deltas.append(_accept(state, kv, request, tokens))
     release_drained(state, kv)
     return deltas
 
@@ -58,18 +56,19 @@ def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
     return Delta(request_id=request_id, finish=FinishReason.REFUSED, refusal=refusal, first=True, carry=carry)
 
 
-def _accept(state: EngineState, kv: KVSpace, request: Request, tokens: list[int]) -> Delta:
+def _accept(state: EngineState, kv: KVSpace, request: Request, tokens: tuple[int, ...]) -> Delta:
     """Append the tokens of one grant, up to the one that ends the request."""
     if not tokens:
         return end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS)
-    for index, token in enumerate(tokens):
+    first = request.num_known
+    for token in tokens:
         request.tokens[request.num_known] = token
         request.num_known += 1
         if token in request.stop_ids:
-            return _answer(state, kv, request, tuple(tokens[:index]), FinishReason.STOP, None)
+            return _answer(state, kv, request, tokens[: request.num_known - first - 1], FinishReason.STOP, None)
         if request.num_known == request.max_length:
-            return _answer(state, kv, request, tuple(tokens[: index + 1]), FinishReason.LENGTH, None)
-    return _answer(state, kv, request, tuple(tokens), None, None)
+            return _answer(state, kv, request, tokens[: request.num_known - first], FinishReason.LENGTH, None)
+    return _answer(state, kv, request, tokens, None, None)
 
 
 def _answer(
