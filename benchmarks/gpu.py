@@ -36,8 +36,8 @@ from pagewood.engine.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
-from pagewood.engine.testing import flashinfer_torch
-from pagewood.engine.testing.recording_device import RecordingDevice
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DECODE_TARGETS = {1: 0.80, 64: 0.65}

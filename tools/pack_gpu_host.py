@@ -36,6 +36,7 @@ SHIPPED = (
     "tools/gpu_host/unpack.py",
     "tools/gpu_check.py",
     "tools/gpu_checks",
+    "packages/engine/tests/support/stand_ins",
     "benchmarks/gpu.py",
     "benchmarks/on_gpu",
 )
@@ -74,16 +75,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flashinfer.unlink()
     if options.compile_for:
         pack_kernels(options.out, arch=options.compile_for, cuda=options.cuda, models=options.models)
-    for path in map(ROOT.joinpath, SHIPPED):
-        if path.is_dir():
-            shutil.copytree(path, options.out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, options.out)
+    copy_scripts(options.out)
     size = report(options.out)
     if size > options.limit_mib * MIB:
         print(f"the pack must have at most {options.limit_mib:.0f} MiB, got {size / MIB:.1f}", file=sys.stderr)
         return 1
     return 0
+
+
+def copy_scripts(out: Path) -> None:
+    """Copy the check, the benchmark, and what they import beside our packages, side by side into `out`."""
+    for path in map(ROOT.joinpath, SHIPPED):
+        if path.is_dir():
+            shutil.copytree(path, out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, out)
 
 
 def build_wheels(folder: Path) -> None:

@@ -22,7 +22,7 @@ from pagewood.engine.models.decoder import Linear
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.testing.tapes import write_down
+from stand_ins.tapes import write_down
 
 _STREAM_PASSES = 6
 _MIN_MEASURE_S = 0.02

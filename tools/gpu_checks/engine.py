@@ -28,9 +28,9 @@ from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.flashinfer_compile import compile_kernels
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins.recording_device import RecordingDevice
 
 GREEDY = [SamplingParams(temperature=0, max_tokens=24)] * len(QUESTIONS)
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (

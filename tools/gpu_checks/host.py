@@ -15,8 +15,8 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.testing import flashinfer_torch
-from pagewood.engine.testing.recording_device import RecordingDevice
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest difference, as a part of the largest number of a result, or of 1."""

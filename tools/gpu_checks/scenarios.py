@@ -14,13 +14,13 @@ import torch
 
 from gpu_checks.host import Failed, Host
 from pagewood.engine.testing import Scenario, random_scenario, run_scenario
-from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
 from pagewood.engine.testing.scenario import VOCAB_SIZE
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 from pagewood.radixcache import RadixCache
+from stand_ins.echo_cuda import WatchedCUDARunner
 
 NUM_SCENARIOS = 60
 NUM_WHERE_SLOW = 12

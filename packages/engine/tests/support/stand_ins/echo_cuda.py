@@ -25,9 +25,9 @@ from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.testing import flashinfer_torch
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins import flashinfer_torch
 
 _CERTAIN = 1e4  # a logit beside which the others, all 0, are never chosen
 _GARBAGE = 0x5EAD_BEEF
@@ -59,7 +59,7 @@ class EchoDecoder:
 
 
 class EchoFlashInfer:
-    """What the runner calls of FlashInfer, for the echo model; see `runner.flashinfer_api.FlashInfer`."""
+    """What the runner calls of FlashInfer, for the echo model; see `runner.cuda.flashinfer_api.FlashInfer`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

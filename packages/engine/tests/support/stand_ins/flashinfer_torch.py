@@ -1,4 +1,4 @@
-"""FlashInfer in plain torch, slow and on any device: `runner.flashinfer_api.FlashInfer` with the module's own names.
+"""FlashInfer in plain torch, slow and on any device: `runner.cuda.flashinfer_api.FlashInfer` with the module's own names.
 
 It computes one request at a time, and is as strict as the module about what must lie on the host. Sums are in float64,
 so that they do not depend on how torch orders them; but attention rounds the sums of pieces to float32, and like the

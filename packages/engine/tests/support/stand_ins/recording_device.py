@@ -1,4 +1,4 @@
-"""A device on the CPU that writes down every call that waits: `runner.device.Device` without a GPU."""
+"""A device on the CPU that writes down every call that waits: `runner.cuda.device.Device` without a GPU."""
 
 # pyright: basic
 # torch's dispatch modes have no types.
