@@ -1,8 +1,9 @@
-"""FlashInfer in plain torch, slow and on any device: `runner.cuda.flashinfer_api.FlashInfer` with the module's own names.
+"""FlashInfer's functions in plain torch, under FlashInfer's names: slow, but runs on any device.
 
-It computes one request at a time, and is as strict as the module about what must lie on the host. Sums are in float64,
-so that they do not depend on how torch orders them; but attention rounds the sums of pieces to float32, and like the
-module chooses the pieces by the whole step, unless it is planned so that it cannot.
+`runner.cuda.flashinfer_api.FlashInfer` lists them. One request is computed at a time. As in FlashInfer, arrays that the
+host reads must be on the host. Sums are in float64, so that they do not depend on the order in which torch adds. The sums
+of pieces of the attention are rounded to float32, though, and the pieces depend on the whole step, as in FlashInfer,
+unless the plan rules that out.
 
 Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
 """
