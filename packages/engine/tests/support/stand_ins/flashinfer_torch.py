@@ -1,8 +1,8 @@
 """FlashInfer's functions in plain torch, under FlashInfer's names: slow, but runs on any device.
 
 `runner.cuda.flashinfer_api.FlashInfer` lists them. One request is computed at a time. As in FlashInfer, arrays that the
-host reads must be on the host. Sums are in float64, so that they do not depend on the order in which torch adds. The sums
-of pieces of the attention are rounded to float32, though, and the pieces depend on the whole step, as in FlashInfer,
+host reads must be on the host. Sums are in float64, so that they do not depend on the order in which torch adds; but
+the sums of pieces of the attention are rounded to float32, and as in FlashInfer the pieces depend on the whole step,
 unless the plan rules that out.
 
 Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
