@@ -1,4 +1,4 @@
-"""The tools that pack for a GPU host: what it has, what it lacks, and which compiled kernels it can run."""
+"""The pack for a GPU host contains what the host lacks, and unpacks the kernels that its GPU can run."""
 
 # pyright: basic, reportMissingImports=false
 # tools are scripts, which are imported by path.

@@ -141,7 +141,7 @@ def test_a_tag_that_does_not_fit_releases_nothing(
     out = tmp_path / "release"
     assert release.main([tag, "--dist", str(dist), "--out", str(out)]) == 1
     assert not out.exists()
-    assert tag in capsys.readouterr().err or tag == "server-v0.1.0"  # of which there are no archives
+    assert tag in capsys.readouterr().err or tag == "server-v0.1.0"  # the fixture has no archives of it
 
 
 @pytest.mark.parametrize(

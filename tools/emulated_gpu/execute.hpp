@@ -209,7 +209,7 @@ inline void run(const Kernel& which, const char* its_name, Dim3 grid, Dim3 block
       case RunningBlock::Stop::kStuck: fail("its threads wait for each other");
       case RunningBlock::Stop::kLooking:
         looking.push_back(std::move(one));
-        if (++num_looks > kManyLooks * (looking.size() + 1) && next == count) fail("it waits for what nobody writes");
+        if (++num_looks > kManyLooks * (looking.size() + 1) && next == count) fail("it polls for a value that is never written");
     }
   }
   sigaction(SIGSEGV, &before, nullptr);
