@@ -1,4 +1,4 @@
-"""What a developer types, and what CI runs: `nox -l` lists it."""
+"""The sessions that developers and CI run; `nox -l` lists them."""
 
 import os
 import shutil
@@ -14,20 +14,20 @@ nox.options.error_on_external_run = True
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "hypothesis")
-PEERS = ("transformers", "openai")  # what the tests compare with, and the client that they use
-EXTRAS = ("matplotlib", "rich", "fastapi")  # what optional features and examples need
+PEERS = ("transformers", "openai")  # the reference that tests compare with, and the client that they use
+EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent
 
 
 def install_everything(session: nox.Session, *more: str) -> None:
-    """Install all five packages from the tree, editable, with the versions of constraints.txt."""
+    """Install all five packages from the working tree, editable, with the versions of constraints.txt."""
     editable = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
     session.install("-c", "constraints.txt", *editable, *more)
 
 
 @nox.session
 def serve(session: nox.Session) -> None:
-    """Start the server with the model that ships inside; arguments after -- go to `pagewood serve`."""
+    """Start the server with the embedded model; arguments after -- go to `pagewood serve`."""
     install_everything(session)
     session.run("pagewood", "serve", *session.posargs)
 
@@ -42,13 +42,13 @@ def tests(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("package", LEAVES)
 def alone(session: nox.Session, package: str) -> None:
-    """Install one leaf and nothing else of ours, and run its tests: no hidden import, no torch."""
+    """Install one leaf without our other packages or torch, and run its tests, so that a hidden import fails."""
     session.install("-c", "constraints.txt", f"./packages/{package}", *TEST_TOOLS)
     names = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
     ours = [line for line in names.lower().splitlines() if line.startswith(("pagewood", "torch"))]
     if [line.split("==")[0] for line in ours] != [f"pagewood-{package}"]:
         session.error(f"{package} must stand alone, but these are installed: {ours}")
-    session.chdir(session.create_tmp())  # so that nothing is imported from the tree
+    session.chdir(session.create_tmp())  # so that nothing is imported from the working tree
     session.run(
         "python", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "packages" / package / "tests")
     )
@@ -78,28 +78,28 @@ def bench(session: nox.Session, package: str) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Drive the prefix cache and its oracle through a million random operations; the number can follow --."""
+    """Compare the prefix cache with its oracle over a million random operations; another number can follow --."""
     session.install("-c", "constraints.txt", "./packages/radixcache", "hypothesis")
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
 
 
 @nox.session
 def bench_end_to_end(session: nox.Session) -> None:
-    """Run us and `transformers` side by side on this CPU; arguments after -- go to the script."""
+    """Measure Pagewood and `transformers` side by side on this CPU; arguments after -- go to the script."""
     install_everything(session, *PEERS)
     session.run("python", "benchmarks/cpu_end_to_end.py", *session.posargs)
 
 
 @nox.session
 def gallery(session: nox.Session) -> None:
-    """Make the gallery of the scheduling policies again: tables in the README, pictures beside it."""
+    """Regenerate the gallery of scheduling policies: the tables in the README and the pictures beside it."""
     session.install("-c", "constraints.txt", "-e", "packages/schedpolicy[sim]")
     session.run("python", "-m", "pagewood.schedpolicy.simulation.gallery", "packages/schedpolicy")
 
 
 @nox.session
 def mutation(session: nox.Session) -> None:
-    """Change the scheduling arithmetic one operator or number at a time; fails where no test notices (minutes)."""
+    """Mutate the scheduling arithmetic, one operator or number at a time; fails if no test notices (takes minutes)."""
     session.install("-c", "constraints.txt", "-e", "packages/schedpolicy", *TEST_TOOLS)
     arithmetic = "admission ageing budget deadlines latency quotas reserve shares skip_ahead victim"
     modules = session.posargs or arithmetic.split()
@@ -108,16 +108,17 @@ def mutation(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build wheel and sdist of each package, install the wheels into an empty environment and import them."""
-    session.install("-c", "constraints.txt", "build", "hatchling")
+    """Build and check the wheel and sdist of each package, then use the wheels in an empty environment."""
+    session.install("-c", "constraints.txt", "build", "hatchling", "twine", "markdown-it-py", "packaging")
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for package in PACKAGES:
         session.run(
             "python", "-m", "build", "--no-isolation", "--outdir", str(dist), f"packages/{package}", silent=True
         )
-        if len(list(dist.glob(f"pagewood_{package}-*"))) != 2:
-            session.error(f"{package} must build one wheel and one sdist")
+    archives = [str(path) for path in sorted(dist.iterdir())]
+    session.run("python", "-m", "twine", "check", "--strict", *archives)
+    session.run("python", "tools/check_dist.py", str(dist))
     empty = Path(session.create_tmp()).resolve() / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     session.run("python", "-m", "venv", str(empty))
@@ -132,9 +133,9 @@ def build(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Check everything that needs a CUDA device; says so where there is none."""
+    """Run all checks that need a CUDA device; skipped on a host without one."""
     if shutil.which("nvidia-smi") is None and not os.path.exists("/dev/nvidia0"):
-        session.skip("there is no GPU on this host: no nvidia-smi and no /dev/nvidia0")
+        session.skip("no GPU found on this host: neither nvidia-smi nor /dev/nvidia0 exists")
     install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "flashinfer-python")
     session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs)
     session.run("python", "tools/gpu_check.py")
@@ -142,7 +143,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def emulated(session: nox.Session) -> None:
-    """Run the GPU check without a GPU, on this processor: 20 minutes on two cores, of which 10 compile kernels."""
+    """Run the GPU check on an emulated GPU: 20 minutes on two cores, 10 of them to compile kernels."""
     compile_flashinfer(session, "--ptx")
     session.run("python", "tools/emulated_check.py", *(session.posargs or ["--all"]))
     session.run("python", "tools/emulated_check.py", "--run", "python", "-m", "pytest", "-m", "gpu")
@@ -150,7 +151,7 @@ def emulated(session: nox.Session) -> None:
 
 @nox.session
 def hollow(session: nox.Session) -> None:
-    """Run all that a host does for a GPU, without one; first it compiles kernels, half an hour on two cores."""
+    """Run the host side of the CUDA path without a GPU; compiling the kernels first takes half an hour on two cores."""
     compile_flashinfer(session)
     session.run("python", "tools/hollow_check.py", *session.posargs)
 
@@ -160,7 +161,7 @@ def compile_flashinfer(session: nox.Session, *options: str) -> None:
     install_everything(session, *TEST_TOOLS, *EXTRAS, "flashinfer-python", "openai")
     cuda = str(session.run("python", "-c", "import torch; print(torch.version.cuda or '')", silent=True)).strip()
     if not cuda:
-        session.skip("torch is a build for CPUs here; this needs the one for CUDA")
+        session.skip("this session needs the CUDA build of torch, but the CPU build is installed")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = str(session.run("python", "-c", where, silent=True)).strip()
     session.run("python", "tools/gpu_host/kernels.py", "--site", site, "--arch", "9.0a", "--cuda", cuda, *options)

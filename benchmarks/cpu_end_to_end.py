@@ -1,8 +1,8 @@
-"""Runs Pagewood and `transformers` side by side on this CPU, beside what the CPU allows.
+"""Measures Pagewood and `transformers` side by side on this CPU, relative to what the CPU allows.
 
 python benchmarks/cpu_end_to_end.py            # prints the tables; about fifteen minutes on two cores
-python benchmarks/cpu_end_to_end.py --record   # and keeps them in benchmarks/results
-python benchmarks/cpu_end_to_end.py --quick    # a tiny model: only to see that the script works
+python benchmarks/cpu_end_to_end.py --record   # and writes them to benchmarks/results
+python benchmarks/cpu_end_to_end.py --quick    # a tiny model, only to test the script
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         cases = choose_cases(arguments.only, quick=arguments.quick)
     except ValueError as error:
         parser.error(str(error))
-    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # read when torch is imported, for threads that others start
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # read when torch is imported; sets the threads of OpenMP
 
     from end_to_end.comparison import compare
     from end_to_end.report import markdown, write_record

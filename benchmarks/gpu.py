@@ -1,9 +1,9 @@
-"""Measures the engine on a GPU: `python benchmarks/gpu.py`, in under eight minutes; one table, kept as a record.
+"""Measures the engine on a GPU: `python benchmarks/gpu.py`; prints one table in under eight minutes and records it.
 
-A model of the shape of Llama 3.1 8B, with random weights made on the device: decoding as a share of the memory roofline
-and prefill as a share of the matrix peak, both measured in the same run; the share of time in which the device idles;
-the first token of a long prompt; `transformers` beside it. `--stand-in` runs a tiny model on the CPU through the
-stand-ins, to see that the script works. It has not been run on a GPU yet.
+The model has the shape of Llama 3.1 8B and random weights made on the device. Measured are decoding as a share of the
+memory roofline and prefill as a share of the matrix peak, both from the same run; the share of time in which the device
+is idle; the first token of a long prompt; and `transformers` on the same device. `--stand-in` runs a tiny model on the
+CPU with stand-ins, to test the script.
 """
 
 # pyright: basic
@@ -36,33 +36,33 @@ from pagewood.engine.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
-from pagewood.engine.testing import flashinfer_torch
-from pagewood.engine.testing.recording_device import RecordingDevice
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DECODE_TARGETS = {1: 0.80, 64: 0.65}
-"""By batch: share of the memory roofline."""
+"""Target share of the memory roofline, by batch size."""
 PREFILL_TARGETS = {8192: 0.60}
-"""By tokens: share of the matrix peak."""
+"""Target share of the matrix peak, by number of tokens."""
 IDLE_TARGET = 3.0
-BUDGET_S = 440  # after which nothing more is begun
+BUDGET_S = 440  # after this time no further measurement is started
 
 
 class Measurements:
-    """The rows so far. Invariant: one that fails, or comes too late, is a row that says so, and not the end."""
+    """The rows so far. Invariant: a measurement that fails or comes too late gives a row with the reason."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.start_s = perf_counter()
 
     def add(self, row: Row, measure: Callable[[], Row]) -> None:
-        """Add what `measure` returns, or `row` with the reason why there is nothing."""
+        """Add the row that `measure` returns, or `row` with the reason why there is no value."""
         if perf_counter() - self.start_s > BUDGET_S:
             self._keep(replace(row, note="not measured: out of time"))
             return
         try:
             self._keep(measure())
-        except Exception as error:  # the other rows are told, too
+        except Exception as error:  # the remaining rows are still measured
             self._keep(replace(row, note=f"failed: {type(error).__name__}: {str(error)[:200]}"))
 
     def _keep(self, row: Row) -> None:
@@ -71,7 +71,7 @@ class Measurements:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table and keep it; return 2 where there is no GPU."""
+    """Measure, print the table and record it; return 2 if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stand-in", action="store_true", help="a tiny model on the CPU; its numbers mean nothing")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_steps(measurements: Measurements, subject: Subject, limits: Limits) -> None:
-    """Decodes and prefills, on the runner."""
+    """Measure decode steps and prefills on the runner."""
     for context, batch in itertools.product(subject.plan.contexts, subject.plan.batches):
         row = Row(name=f"decode, {batch} at {context} tokens", at_least=DECODE_TARGETS.get(batch))
         measurements.add(row, partial(_decode, row, subject, limits, batch, context))
@@ -142,7 +142,7 @@ def _prefill(row: Row, subject: Subject, limits: Limits, size: int) -> Row:
 
 
 def measure_engine(measurements: Measurements, subject: Subject) -> None:
-    """The first token of a long prompt, and idle time, on the whole engine."""
+    """Measure the first token of a long prompt, and idle time, on the whole engine."""
     plan = subject.plan
     first = Row(name=f"first token of {plan.long_prompt} tokens", unit="ms")
     measurements.add(first, lambda: replace(first, value=first_token_seconds(subject) * 1e3))
@@ -160,7 +160,7 @@ def _idle(row: Row, subject: Subject, overlap: bool) -> Row:
 
 
 def measure_peer(measurements: Measurements, device: Device, plan: Plan) -> None:
-    """The same shapes, by transformers."""
+    """Measure the same shapes with transformers."""
     try:
         peer = Peer(device, plan)
     except Exception as error:  # it is not what is measured

@@ -1,4 +1,4 @@
-"""How far KV memory in int8 moves the logits of a model: the embedded one, and the 110M one with random weights.
+"""Measures how much int8 KV memory changes the logits of the embedded model and of a 110M model with random weights.
 
 python benchmarks/int8_logits.py             # about a minute
 python benchmarks/int8_logits.py FOLDER...   # other models, with random tokens
@@ -57,7 +57,7 @@ def logits(model: Decoder[Any], prompts: list[list[int]], dtype: str) -> NDArray
 
 
 def row(name: str, folder: Path, prompts: list[list[int]]) -> str:
-    """Compare int8 with fp32 on a model; return a row of the table."""
+    """Compare int8 with fp32 KV memory on a model; return a row of the table."""
     model = load_model(folder, CPUOps())
     exact, rounded = (logits(model, prompts, dtype) for dtype in ("float32", "int8"))
     error = rounded - exact
@@ -68,7 +68,7 @@ def row(name: str, folder: Path, prompts: list[list[int]]) -> str:
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure and print a table."""
     rng = np.random.default_rng(0)
 
     def random_tokens(folder: Path) -> list[list[int]]:

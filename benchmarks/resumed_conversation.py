@@ -1,7 +1,7 @@
-"""Time to the first token of a conversation of 8k tokens that resumes: from device, host, disk, and computed again.
+"""Measures the first token of a resumed conversation of 8k tokens: KV on the device, on the host, on disk, or computed.
 
 python benchmarks/resumed_conversation.py            # about three minutes on two cores
-python benchmarks/resumed_conversation.py --quick    # a tiny model: only to see that the script works
+python benchmarks/resumed_conversation.py --quick    # a tiny model, only to test the script
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pagewood.engine.core.loop import Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 NUM_NEW = 32
-"""Tokens that the person adds."""
+"""Tokens that the user adds."""
 NUM_OTHER = 256
-"""Tokens of each of the requests in between."""
+"""Tokens of each request in between."""
 
 
 class System:
-    """An engine and one request at a time."""
+    """An engine that gets one request at a time."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
@@ -37,7 +37,7 @@ class System:
         )
 
     def first_token_s(self, prompt: list[int]) -> tuple[float, int]:
-        """Return the seconds from the request to its first token, and the positions that were computed for it."""
+        """Return the seconds from the request to its first token, and the number of positions computed for it."""
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         before, start_s = self._engine.counters().num_tokens, perf_counter()
         self._inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
@@ -51,12 +51,12 @@ class System:
         return elapsed_s, self._engine.counters().num_tokens - before
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self._engine.close()
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens; its numbers mean nothing")
     parser.add_argument("--tokens", type=int, default=None, help="length of the conversation (default 8192)")
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measure(folder: Path, shape: ModelShape, length: int) -> list[tuple[str, float, int]]:
-    """Return (where its KV was, seconds to the first token, positions computed)."""
+    """Return a list of (place of the KV, seconds to the first token, positions computed)."""
     model = folder / "model"
     write_model(shape, model, seed=0)
     config = json.loads((model / "config.json").read_text())
@@ -87,10 +87,10 @@ def measure(folder: Path, shape: ModelShape, length: int) -> list[tuple[str, flo
         return rng.integers(5, shape.vocab_size, NUM_OTHER).tolist()
 
     system = System(model, **options)
-    system.first_token_s(other())  # whatever an engine does only once
+    system.first_token_s(other())  # warms up
     found.append(("computed", *system.first_token_s(conversation)))
     found.append(("on the device", *system.first_token_s(resumed[0])))
-    for _ in range(0, length + NUM_OTHER, NUM_OTHER):  # they take the conversation's place on the device
+    for _ in range(0, length + NUM_OTHER, NUM_OTHER):  # evict the conversation from the device
         system.first_token_s(other())
     found.append(("on the host", *system.first_token_s(resumed[1])))
     system.close()

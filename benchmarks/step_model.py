@@ -1,8 +1,8 @@
 # pyright: basic
 # (torch and numba are untyped)
-"""Measures steps of a model on this CPU, and writes them to a file for the scheduling simulator.
+"""Measures the steps of a model on this CPU, and writes a file for the scheduling simulator.
 
-python benchmarks/step_model.py mine.json                  # the model that ships inside; half a minute
+python benchmarks/step_model.py mine.json                  # the embedded model; half a minute
 python benchmarks/step_model.py mine.json --model FOLDER
 python -m pagewood.schedpolicy.simulate --workload poisson --rate 5 --requests 500 --step-model mine.json
 """
@@ -40,7 +40,7 @@ MAX_LENGTH = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One shape of a step: see the simulator's file format."""
+    """One shape of a step; see the simulator's file format."""
 
     num_prefill: int
     num_decode: int
@@ -49,11 +49,11 @@ class Sample:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure the model of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="where to write")
-    parser.add_argument("--model", help="a folder; the default is the model that ships inside")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that compute (default: all)")
+    parser.add_argument("file", type=Path, help="the file to write")
+    parser.add_argument("--model", help="folder of a model (default: the embedded model)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all cores)")
     arguments = parser.parse_args()
     samples = measure(model_folder(arguments.model), num_threads=arguments.threads)
     record = {
@@ -103,7 +103,7 @@ def measure(folder: Path, *, num_threads: int) -> list[Sample]:
 
 
 class _Shape:
-    """Sequences that decode, beside which a new prompt is computed in every step."""
+    """Decoding sequences; each step also computes a new prompt."""
 
     def __init__(self, runner: CPURunner, driver: RowDriver, vocab_size: int, *, context: int, num_decode: int) -> None:
         self._runner = runner
@@ -115,7 +115,7 @@ class _Shape:
             self._take([sequence], [(sequence, context)])
 
     def step(self, num_prefill: int) -> float:
-        """Compute a step; return its seconds."""
+        """Compute a step; return its time in seconds."""
         prompts = [self._add(num_prefill)] if num_prefill else []
         work = [(sequence, 1) for sequence in self._decoding] + [(prompt, num_prefill) for prompt in prompts]
         return self._take(self._decoding, work)

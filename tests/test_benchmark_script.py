@@ -54,7 +54,7 @@ def test_every_system_runs_every_case_and_gives_the_same_tokens(record: Any) -> 
 
 
 def test_the_roofline_adds_up(record: Any) -> None:
-    # the bytes of a decode step of the one request of the first case, by hand: weights, and keys and values so far
+    # computed by hand: bytes of a decode step of the first case's one request, weights and KV so far
     model, case = record["model"], record["cases"][0]
     hidden, inner = model["hidden_size"], model["intermediate_size"]
     kv_size = hidden // model["num_heads"] * model["num_kv_heads"]

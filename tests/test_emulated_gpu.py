@@ -1,4 +1,4 @@
-"""The emulated GPU runs PTX as a GPU would: lanes in step, barriers, blocks that wait for each other, products."""
+"""The emulated GPU runs PTX like a GPU: warps in lockstep, barriers, blocks that wait for each other, products."""
 
 # pyright: basic, reportMissingImports=false
 # tools are scripts, which are imported by path.
@@ -167,9 +167,9 @@ PRODUCT = (
 
 @pytest.fixture(scope="module")
 def tools() -> None:
-    """They can be imported, and compiled for."""
+    """Make the tools importable; skip if the emulated GPU cannot be compiled here."""
     if platform.machine() != "x86_64" or shutil.which("c++") is None:
-        pytest.skip("the emulated GPU needs a compiler for C++, on x86-64")
+        pytest.skip("the emulated GPU needs a C++ compiler on x86-64")
     sys.path.insert(0, str(TOOLS))
 
 

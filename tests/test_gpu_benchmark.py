@@ -1,7 +1,7 @@
-"""The benchmark for a GPU, through its stand-ins, and the arithmetic behind its table."""
+"""The GPU benchmark, run with its stand-ins, and the arithmetic of its table."""
 
 # pyright: basic
-# the benchmark deals in torch, which is typed in part only.
+# torch is typed in part only.
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_idle_is_what_no_span_covers(starts: list[tuple[int, int]]) -> None:
 
 @settings(deadline=None)  # the first one imports torch
 @given(st.integers(1, 8), st.integers(1, 100), st.integers(1, 40), st.integers(1, 200))
-def test_pages_that_are_written_are_nobody_elses(batch: int, context: int, num_more: int, num_pages: int) -> None:
+def test_pages_that_are_written_belong_to_one_request(batch: int, context: int, num_more: int, num_pages: int) -> None:
     from on_gpu.steps import row_pages
     from on_gpu.subject import PAGE_SIZE
 

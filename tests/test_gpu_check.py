@@ -1,4 +1,4 @@
-"""The script that checks a GPU, through its stand-ins: its first run on a GPU must not end with a slip of the pen."""
+"""The script that checks a GPU, run with its stand-ins, so that a typing error is found before it runs on a GPU."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_the_longer_ones_hold_too() -> None:
     assert run("--stand-in", "--here", "--only", "answers", "waiting", "seeds", "fp8").returncode == 0
 
 
-def test_its_table_tells_every_check() -> None:
+def test_its_table_has_every_check() -> None:
     done = run("--stand-in", "--only", "compile", "server")
     assert "2 checks, 0 failed" in done.stdout
-    assert done.stdout.count("skipped") == 4  # when they end, and in the table
+    assert done.stdout.count("skipped") == 4  # printed when they end, and in the table
     assert "says nothing about a GPU" in done.stdout

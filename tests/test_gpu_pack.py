@@ -1,10 +1,11 @@
-"""The tools that pack for a GPU host: what it has, what it lacks, and which compiled kernels it can run."""
+"""The pack for a GPU host contains what the host lacks, and unpacks the kernels that its GPU can run."""
 
 # pyright: basic, reportMissingImports=false
 # tools are scripts, which are imported by path.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -83,3 +84,14 @@ def test_kernels_are_unpacked_where_a_gpu_can_run_them(
     assert unpack.main() == 0
     assert (tmp_path / "site" / "flashinfer" / "__init__.py").exists()
     assert (tmp_path / "site" / library).exists() == is_used
+
+
+@pytest.mark.parametrize(
+    ("script", "options"), [("gpu_check.py", ["--stand-in", "--only", "compile"]), ("gpu.py", ["--help"])]
+)
+def test_packed_scripts_find_all_that_they_import(script: str, options: list[str], tmp_path: Path) -> None:
+    import pack_gpu_host
+
+    pack_gpu_host.copy_scripts(tmp_path)
+    done = subprocess.run([sys.executable, tmp_path / script, *options], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every snippet of README.md runs: Python as it stands, shell commands except those that install or start for good."""
+"""Every snippet of README.md runs, except shell commands that install or that start a server."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ ADDRESS = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Address of `pagewood serve`, started as the README says but on a free port."""
+    """Return the address of `pagewood serve`, started as in the README but on a free port."""
     command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""The simulator runs over the radix cache as over its own, and nothing about the requests changes."""
+"""The simulator gives each request the same record over the radix cache as over its own cache."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,11 +32,11 @@ def run(fleet: Fleet, *, over_radix: bool) -> Observations:
     return observed
 
 
-def test_every_request_fares_alike() -> None:
+def test_every_request_has_the_same_record() -> None:
     assert run(FLEET, over_radix=True).records == run(FLEET, over_radix=False).records
 
 
-def test_evictions_of_both_are_of_the_least_recently_used() -> None:
+def test_hits_are_similar_when_both_evict() -> None:
     tight = replace(FLEET, num_pages=700)
     over_radix, own = run(tight, over_radix=True), run(tight, over_radix=False)
     hits = [sum(record.num_hit for record in observed.records) for observed in (over_radix, own)]

@@ -1,6 +1,6 @@
-"""Every mutable field names its writers where it is declared: `# written by: kv, retire`; here others are found.
+"""Every mutable field names its writers where it is declared: `# written by: kv, retire`; these tests find others.
 
-A field is what a class body or an `__init__` declares. Its writers are modules of the same package by their file
+Fields are declared in a class body or in `__init__`. Its writers are modules of the same package by their file
 stem, with their folder where two share a stem (`cuda.attention`), classes (`Tree`), or methods (`Tree.split`; a bare
 `split` is a method in the declaring module). A write is an assignment, a deletion, or a call of a method that mutates a
 list, dict or set, through anything but `self`.
@@ -59,7 +59,7 @@ def foreign_writes(source: str) -> Iterator[tuple[str, int]]:
 
 
 def written_fields(target: ast.expr) -> Iterator[str]:
-    """Yield the fields of other objects that an assignment to the target writes."""
+    """Yield the fields of objects other than self that an assignment to the target writes."""
     match target:
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             for element in elements:
@@ -75,7 +75,7 @@ def written_fields(target: ast.expr) -> Iterator[str]:
 
 
 def violations(sources: dict[str, str]) -> list[str]:
-    """Return the writes that no declaration allows, given the sources of one package by file path."""
+    """Return the writes that no declaration allows; `sources` maps file paths of one package to their text."""
     homes = {name: path for path, source in sources.items() for name in CLASS.findall(source)}
     modules = {
         name: path for path in sources for name in (Path(path).stem, f"{Path(path).parent.name}.{Path(path).stem}")
@@ -90,14 +90,14 @@ def violations(sources: dict[str, str]) -> list[str]:
         lines = source.splitlines()
         for field, line in foreign_writes(source):
             if path not in declared.get(field, set()) and "# not ours" not in lines[line - 1]:
-                owners = ", ".join(sorted(declared.get(field, set()))) or "nobody"
+                owners = ", ".join(sorted(declared.get(field, set()))) or "no module"
                 found.append(f"{path}:{line} writes {field}, which is written by {owners}")
     return found
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_no_module_writes_what_another_owns(package: Path) -> None:
-    files = sorted((package / "src").rglob("*.py"))
+    files = sorted([*(package / "src").rglob("*.py"), *(package / "tests" / "support").rglob("*.py")])
     assert files
     assert violations({str(file.relative_to(package)): file.read_text() for file in files}) == []
 

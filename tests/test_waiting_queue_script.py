@@ -1,4 +1,4 @@
-"""The benchmark of the waiting queue runs, and has a figure for every order in both tables."""
+"""The benchmark of the waiting queue runs, and both of its tables have a number for every order."""
 
 import os
 import subprocess

@@ -1,12 +1,12 @@
-"""Runs `gpu_check.py` without a GPU: `python tools/emulated_check.py`, with the options of that one.
+"""Runs `gpu_check.py` on an emulated GPU: `python tools/emulated_check.py`, with the same options.
 
-torch's build for CUDA, FlashInfer, Triton and the engine run as they are, on a CUDA runtime of our own. The kernels of
-FlashInfer and Triton are translated from PTX and run by this processor: threads, warps, barriers, tensor cores. torch's
-own operations, which come without PTX, are done by torch's CPU. Streams are as late as they may be, and one goes before
-another by chance, so that who does not wait for what it needs is found. It says nothing of the time that a GPU takes.
+torch's CUDA build, FlashInfer, Triton and the engine run unchanged on a CUDA runtime of our own. The kernels of
+FlashInfer and Triton are translated from PTX and run on the CPU: threads, warps, barriers, tensor cores. torch's own
+kernels come without PTX; torch's CPU operations replace them. Streams run as late as they may, in a random order, so
+that missing synchronization shows. Times measured here say nothing about a GPU.
 
-It needs torch for CUDA, flashinfer-python, its kernels as PTX (`python tools/gpu_host/kernels.py --ptx`) and a compiler
-for C++, on x86-64.
+Requirements: torch for CUDA, flashinfer-python, its kernels as PTX (`python tools/gpu_host/kernels.py --ptx`) and a C++
+compiler, on x86-64. See tools/emulated_gpu/README.md.
 """
 
 from __future__ import annotations
@@ -26,21 +26,26 @@ CHECK = Path(__file__).resolve().parent / "gpu_check.py"
 
 
 def main() -> int:
-    """Do the checks; return 0 if none failed."""
+    """Run the checks; return 0 if none failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", default="9.0a", help="compute capability that the PTX is for (default: %(default)s)")
-    parser.add_argument("--seed", default="0", help="of the turns that streams take (default: %(default)s)")
-    parser.add_argument("--skew", default="0", help="per cent of their turns that warps miss (default: %(default)s)")
-    parser.add_argument("--gib", default=8, type=int, help="memory of the device (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="where translations are kept, for the next time")
-    parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="COMMAND", help="another command, on the same GPU")
+    parser.add_argument("--arch", default="9.0a", help="compute capability of the PTX (default: %(default)s)")
+    parser.add_argument("--seed", default="0", help="seed of the order in which streams run (default: %(default)s)")
+    parser.add_argument("--skew", default="0", help="percentage of turns that a warp skips (default: %(default)s)")
+    parser.add_argument("--gib", default=8, type=int, help="memory of the device, GiB (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="folder that keeps translated kernels for the next run")
+    parser.add_argument(
+        "--run",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="run this command on the emulated GPU instead of the checks",
+    )
     options, rest = parser.parse_known_args()
     if torch.version.cuda is None:
         print(f"torch must be a build for CUDA, got {torch.__version__}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as own:
+    with tempfile.TemporaryDirectory() as temporary:
         environment = build(
-            options.folder or Path(own), cuda=torch.version.cuda, gib=options.gib, major=int(options.arch[0]),
+            options.folder or Path(temporary), cuda=torch.version.cuda, gib=options.gib, major=int(options.arch[0]),
             runs_kernels=True,
         )  # fmt: skip
         check = [sys.executable, "-W", "ignore", str(CHECK), "--slow", *rest]

@@ -1,8 +1,9 @@
-"""Says whether Pagewood works on this host's GPU: `python tools/gpu_check.py`, where its packages can be imported.
+"""Checks whether Pagewood works on this host's GPU: `python tools/gpu_check.py`.
 
-It needs neither nox nor pytest. Each check runs in a process of its own, with a limit, so that none hides the others;
-the first compiles FlashInfer's kernels. `--stand-in` runs them on the CPU, with plain torch instead of FlashInfer,
-which checks the script itself. It has not been run on a GPU yet.
+Pagewood's packages must be importable; nox and pytest are not needed. Each check runs in a process of its own with a
+time limit, so that a failure does not hide the other results; the first one compiles FlashInfer's kernels. `--stand-in`
+runs the checks on the CPU with plain torch instead of FlashInfer, which tests the script itself. See
+tools/gpu_checks/README.md.
 """
 
 # pyright: basic
@@ -32,13 +33,13 @@ from gpu_checks.server import check_server
 from pagewood.engine.runner.cuda.flashinfer_compile import compile_kernels
 
 LIMIT_S = {"compile": 540, "fp8": 540}
-"""Of the checks that compile."""
+"""Time limits of the checks that compile kernels."""
 OTHER_LIMIT_S = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a check ended."""
+    """The result of a check."""
 
     name: str
     word: str
@@ -50,12 +51,12 @@ class Result:
 def check_compiling(host: Host) -> str:
     """FlashInfer's kernels compile."""
     if not host.is_gpu:
-        raise Skipped("there is nothing to compile for the CPU")
+        raise Skipped("nothing needs to be compiled for the CPU")
 
-    def tell(what: str, done: int, count: int) -> None:
+    def report(what: str, done: int, count: int) -> None:
         print(f"{what}: {done} of {count}", flush=True)
 
-    compile_kernels(KERNELS, progress=tell)
+    compile_kernels(KERNELS, progress=report)
     return f"{len(KERNELS)} attention shapes"
 
 
@@ -76,19 +77,19 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "fp8": check_fp8,
 }
 ON_REQUEST = ("fp8",)
-"""They take more time to compile than ten minutes leave."""
+"""Checks that run only by name or with `--all`: their kernels take long to compile."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the checks; return 0 if none failed, 2 if there is nothing to check."""
+    """Run the checks; return 0 if none failed, 1 if one failed, 2 if there is no GPU or no FlashInfer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(CHECKS), metavar="NAME", help=f"of {', '.join(CHECKS)}")
-    parser.add_argument("--all", action="store_true", help=f"these too: {', '.join(ON_REQUEST)}")
-    parser.add_argument("--stand-in", action="store_true", help="check the script itself, on the CPU")
     parser.add_argument(
-        "--slow", action="store_true", help="the device is emulated: smaller steps, and no limits of time"
+        "--only", nargs="+", choices=list(CHECKS), metavar="NAME", help=f"run only these checks, of {', '.join(CHECKS)}"
     )
-    parser.add_argument("--here", action="store_true", help="in this process, and print one line of JSON for each")
+    parser.add_argument("--all", action="store_true", help=f"also run {', '.join(ON_REQUEST)}")
+    parser.add_argument("--stand-in", action="store_true", help="test the script itself on the CPU")
+    parser.add_argument("--slow", action="store_true", help="for an emulated device: smaller steps and no time limits")
+    parser.add_argument("--here", action="store_true", help="run in this process and print one line of JSON per check")
     options = parser.parse_args(arguments)
     names = options.only or [name for name in CHECKS if options.all or name not in ON_REQUEST]
     if options.stand_in:
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         host = open_host(stand_in=options.stand_in, is_slow=options.slow)
     except ValueError as error:
-        print(f"there is nothing to check: {error}")
+        print(f"nothing can be checked: {error}")
         return 2
     if options.here:
         results = [run(host, name) for name in names]
@@ -111,26 +112,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def heading(host: Host) -> str:
-    """Return what is checked."""
+    """Return the first line of the report: device and versions."""
     where = torch.cuda.get_device_name() if host.is_gpu else "stand-in on the CPU: this says nothing about a GPU"
     flashinfer = importlib.metadata.version("flashinfer-python") if host.is_gpu else "replaced"
     return f"{where}; Python {sys.version.split()[0]}, torch {torch.__version__}, FlashInfer {flashinfer}"
 
 
 def run(host: Host, name: str) -> Result:
-    """Do one check in this process."""
+    """Run one check in this process."""
     start_s = time.monotonic()
     try:
         word, text = "ok", CHECKS[name](host)
     except Skipped as reason:
         word, text = "skipped", str(reason)
-    except Exception as error:  # each check is told apart, whatever a device raises
+    except Exception as error:  # any error that a device raises is the result of its check
         word, text = "FAILED", f"{type(error).__name__}: {error}"
     return Result(name=name, word=word, text=text, seconds=time.monotonic() - start_s)
 
 
 def run_apart(name: str, options: argparse.Namespace) -> Result:
-    """Do one check in a process of its own: a fault of a kernel breaks the whole process."""
+    """Run one check in a process of its own, because a fault in a kernel breaks the whole process."""
     flags = [*(["--stand-in"] if options.stand_in else []), *(["--slow"] if options.slow else [])]
     command = [sys.executable, __file__, "--here", "--only", name, *flags]
     print(f"--- {name}: {(CHECKS[name].__doc__ or '').splitlines()[0]}", flush=True)
@@ -139,21 +140,23 @@ def run_apart(name: str, options: argparse.Namespace) -> Result:
     try:
         output = process.communicate(timeout=limit_s)[0]
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with the compilers that it has started
+        os.killpg(process.pid, signal.SIGKILL)  # including the compilers that it started
         process.communicate()
-        return Result(name=name, word="FAILED", text=f"not done after {limit_s} s", seconds=time.monotonic() - start_s)
+        return Result(
+            name=name, word="FAILED", text=f"not finished after {limit_s} s", seconds=time.monotonic() - start_s
+        )
     try:
         result = Result(**json.loads(output.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
         result = Result(
-            name=name, word="FAILED", text="its process died; see above", seconds=time.monotonic() - start_s
+            name=name, word="FAILED", text="the process died; see above", seconds=time.monotonic() - start_s
         )
     print(line(result), flush=True)
     return result
 
 
 def line(result: Result) -> str:
-    """Return the line of a table."""
+    """Return the table row of a result."""
     return f"{result.word:8} {result.seconds:6.1f} s  {result.name:11} {result.text}"
 
 

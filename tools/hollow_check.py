@@ -1,11 +1,11 @@
-"""Runs all that a host does for a GPU, without a GPU: `python tools/hollow_check.py`.
+"""Checks the host side of the CUDA path without a GPU: `python tools/hollow_check.py`.
 
-torch's build for CUDA, FlashInfer and the engine run as they are, on a CUDA runtime of our own: it gives memory, which
-reads as zeros, captures graphs, refuses impossible launches, copies and captures, and counts what the host waits for;
-kernels are launched and not run. So it says nothing of numbers (`emulated_check.py` does) or of a device's time.
+torch's CUDA build, FlashInfer and the engine run unchanged on a CUDA runtime of our own. It provides memory that reads
+as zeros, captures graphs, refuses invalid launches, copies and captures, and counts what the host waits for. Kernels
+are launched but not run, so neither results (see `emulated_check.py`) nor a device's times are checked.
 
-It needs torch for CUDA, flashinfer-python, its compiled kernels (`python tools/gpu_host/kernels.py`, which needs no GPU
-either) and a compiler for C++.
+Requirements: torch for CUDA, flashinfer-python, its compiled kernels (`python tools/gpu_host/kernels.py`, which needs
+no GPU either) and a C++ compiler. See tools/emulated_gpu/README.md.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 
 import torch
 
-_UNDER_WAY = "PAGEWOOD_HOLLOW"
+_IS_CHILD = "PAGEWOOD_HOLLOW"
 
 
 def main() -> int:
-    """Do the checks in a process that finds the hollow GPU; return 0 if none failed."""
+    """Run the checks in a process that sees the hollow GPU; return 0 if none failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the checks")
-    parser.add_argument("--gib", default=80, type=int, help="memory of the device (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these checks")
+    parser.add_argument("--gib", default=80, type=int, help="memory of the device, GiB (default: %(default)s)")
     options = parser.parse_args()
-    if _UNDER_WAY not in os.environ:
+    if _IS_CHILD not in os.environ:
         return start(gib=options.gib)
     sys.path[:0] = [str(Path(__file__).resolve().parent)]
     from emulated_gpu.hollow import CHECKS
@@ -42,8 +42,8 @@ def main() -> int:
         try:
             word, text = "ok", CHECKS[name](host, counts)
             if counts["refused"] > num_refused:
-                word, text = "FAILED", f"{counts['refused'] - num_refused} calls were refused; see above"
-        except Exception as error:  # the other checks are told, too
+                word, text = "FAILED", f"{counts['refused'] - num_refused} invalid calls were refused; see above"
+        except Exception as error:  # the remaining checks still run
             word, text = "FAILED", f"{type(error).__name__}: {error}"
         num_failed += word != "ok"
         print(f"{word:8} {time.monotonic() - start_s:6.1f} s  {name:10} {text}", flush=True)
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def start(*, gib: int) -> int:
-    """Build the hollow GPU, and begin again with it."""
+    """Build the hollow GPU, and run this script again with it."""
     from emulated_gpu.library import build
 
     if torch.version.cuda is None:
@@ -59,9 +59,7 @@ def start(*, gib: int) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         environment = build(Path(folder), cuda=torch.version.cuda, gib=gib, runs_kernels=False)
-        return subprocess.run(
-            [sys.executable, *sys.argv], env={**os.environ, **environment, _UNDER_WAY: "1"}
-        ).returncode
+        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **environment, _IS_CHILD: "1"}).returncode
 
 
 if __name__ == "__main__":

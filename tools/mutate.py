@@ -1,4 +1,4 @@
-"""Change one operator or number of a module at a time, run its tests, and report the changes that no test notices.
+"""Changes one operator or number of a module at a time, runs its tests, and reports the changes that no test notices.
 
     python tools/mutate.py packages/schedpolicy budget reserve victim
     python tools/mutate.py packages/schedpolicy admission --part 1/4
@@ -35,17 +35,17 @@ SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Or: (ast.And,),
 }
 EQUIVALENT = {
-    # A pivot is exactly nothing, or far above.
+    # A pivot is either exactly zero or far above this limit.
     ("if a[i][i] <= 1e-9 * len(rows):", "a[i][i] < 1e-09 * len(rows)"),
-    # Fitting again without a column that is worth nothing changes nothing.
+    # Fitting again without a column of weight zero changes nothing.
     ("if solution[worst] >= 0:", "solution[worst] > 0"),
-    # Any scale will do.
+    # Any scale works.
     ("scale = [max(abs(row[i]) for row, _ in rows) or 1.0 for i in range(n)]", "2.0"),
     ("scale = [max(abs(row[i]) for row, _ in rows) or 1.0 for i in range(n)]", "min"),
-    # Two entries are never equal, because each group is in one of them.
+    # Two entries are never equal, because each group is in only one of them.
     ("if again and (num_begun == len(active) or again[0] < active[num_begun]):", "again[0] <= active[num_begun]"),
 }
-"""Changes that change nothing: the line, and what a part of it becomes."""
+"""Mutations that do not change behaviour: the line, and the new text of its mutated part."""
 RENAMED = {"min": "max", "max": "min"}
 
 
@@ -75,7 +75,7 @@ def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
 
 
 def mutants(source: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, what it becomes, source) for every change."""
+    """Yield (line, new text, mutated source) for every change."""
     tree, lines = ast.parse(source), source.splitlines()
     for node, field, value in list(places(tree)):
         before, line = getattr(node, field), getattr(node, "lineno", 1)
@@ -86,7 +86,7 @@ def mutants(source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def survives(package: Path, copy: Path, module: str) -> bool:
-    """Run the tests of a module against the copy."""
+    """Return whether the tests of a module pass against the copy."""
     environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/test_{module}.py"]
     try:
@@ -97,11 +97,11 @@ def survives(package: Path, copy: Path, module: str) -> bool:
 
 
 def main() -> int:
-    """Mutate the modules that are named; return 1 if a change survives."""
+    """Mutate the given modules; return 1 if a change survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
     parser.add_argument("modules", nargs="+")
-    parser.add_argument("--part", default="1/1", help="I/N: of every N changes the I-th, for a run in N pieces")
+    parser.add_argument("--part", default="1/1", help="I/N: only the I-th of every N changes, to split a run into N")
     options = parser.parse_args()
     part, num_parts = map(int, options.part.split("/"))
     num_survivors = 0
@@ -114,7 +114,7 @@ def main() -> int:
             shutil.copytree(options.package / "src", copy)
             target = copy / original.relative_to(options.package / "src")
             if not survives(options.package, copy, module):
-                raise SystemExit(f"the tests of {module} must pass before anything is changed")
+                raise SystemExit(f"the tests of {module} must pass before mutation")
             for line, text, mutant in islice(mutants(source), part - 1, None, num_parts):
                 num_mutants += 1
                 target.write_text(mutant)

@@ -1,15 +1,15 @@
-"""Packs what a GPU host without a network lacks to run Pagewood: `python tools/pack_gpu_host.py HOST_PACKAGES OUT`.
+"""Packs what a GPU host without a network needs to run Pagewood: `python tools/pack_gpu_host.py HOST_PACKAGES OUT`.
 
-HOST_PACKAGES is what `python -m pip list --format=freeze` prints on the host (names without versions will do). OUT
-becomes a folder with our wheels, the wheels that they need and the host lacks, FlashInfer's folder as a tar.xz (it is
-some 600 MB of sources), the check and the benchmark. On the host, one command unpacks it:
+HOST_PACKAGES is a file with the output of `python -m pip list --format=freeze` on the host (names without versions are
+enough). OUT becomes a folder with our wheels, the wheels that they require and the host lacks, FlashInfer's folder as a
+tar.xz (about 600 MB of sources), the GPU check and the benchmark. On the host, one command unpacks it:
 
     python3 OUT/unpack.py SITE && PYTHONPATH=SITE python3 OUT/gpu_check.py
 
-FlashInfer compiles its kernels on the host, for which that needs nvcc, ninja and minutes. With `--compile-for 9.0a`
-they are compiled here instead, by a CUDA toolkit from PyPI (half an hour on two cores): those of the check, of the
-benchmark, and of `--models`. It also shows that no source is missing in the pack. Run it where torch and FlashInfer can
-be imported.
+FlashInfer compiles its kernels on the host, which then needs nvcc, ninja and several minutes. With `--compile-for 9.0a`
+the kernels of the check, of the benchmark and of `--models` are compiled here instead, with a CUDA toolkit from PyPI
+(half an hour on two cores). This also shows that no source is missing in the pack. torch and FlashInfer must be
+importable here.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SHIPPED = (
     "tools/gpu_host/unpack.py",
     "tools/gpu_check.py",
     "tools/gpu_checks",
+    "packages/engine/tests/support/stand_ins",
     "benchmarks/gpu.py",
     "benchmarks/on_gpu",
 )
@@ -44,21 +45,29 @@ FLASHINFER_NEEDS = (
     "apache-tvm-ffi", "click", "einops", "filelock", "jinja2", "ninja", "numpy", "nvidia-ml-py", "packaging",
     "requests", "tabulate", "torch", "tqdm",
 )  # fmt: skip
-"""What its import and the kernels that we compile need; the rest of what it declares serves other kernels."""
+"""What importing it and compiling our kernels requires; its other declared requirements serve other kernels."""
 MIB = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Pack; return 0 if the pack is small enough."""
+    """Make the pack; return 0 if it is small enough."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("host_packages", type=Path, help="what pip list --format=freeze printed on the host")
-    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("host_packages", type=Path, help="file with the output of pip list --format=freeze on the host")
+    parser.add_argument("out", type=Path, help="the folder to create")
     parser.add_argument("--python", default="3.12", help="version of the host's Python (default: %(default)s)")
-    parser.add_argument("--also", nargs="*", default=["openai"], help="more packages (default: %(default)s)")
-    parser.add_argument("--limit-mib", type=float, default=60, help="largest size (default: %(default)s)")
-    parser.add_argument("--compile-for", metavar="ARCH", help="compile for this compute capability: 9.0a is an H100")
-    parser.add_argument("--cuda", default="13.0", help="of the host's torch, for --compile-for (default: %(default)s)")
-    parser.add_argument("--models", nargs="*", default=[], type=Path, help="folders of models, for --compile-for")
+    parser.add_argument(
+        "--also", nargs="*", default=["openai"], help="further packages to include (default: %(default)s)"
+    )
+    parser.add_argument("--limit-mib", type=float, default=60, help="maximum size, MiB (default: %(default)s)")
+    parser.add_argument(
+        "--compile-for", metavar="ARCH", help="compile kernels for this compute capability, such as 9.0a for an H100"
+    )
+    parser.add_argument(
+        "--cuda", default="13.0", help="CUDA version of the host's torch, for --compile-for (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--models", nargs="*", default=[], type=Path, help="folders of models whose kernels --compile-for compiles, too"
+    )
     options = parser.parse_args(arguments)
     shutil.rmtree(options.out, ignore_errors=True)
     wheels = options.out / "wheels"
@@ -74,16 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flashinfer.unlink()
     if options.compile_for:
         pack_kernels(options.out, arch=options.compile_for, cuda=options.cuda, models=options.models)
-    for path in map(ROOT.joinpath, SHIPPED):
-        if path.is_dir():
-            shutil.copytree(path, options.out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, options.out)
+    copy_scripts(options.out)
     size = report(options.out)
     if size > options.limit_mib * MIB:
         print(f"the pack must have at most {options.limit_mib:.0f} MiB, got {size / MIB:.1f}", file=sys.stderr)
         return 1
     return 0
+
+
+def copy_scripts(out: Path) -> None:
+    """Copy the check, the benchmark, and what they import beside our packages, side by side into `out`."""
+    for path in map(ROOT.joinpath, SHIPPED):
+        if path.is_dir():
+            shutil.copytree(path, out / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, out)
 
 
 def build_wheels(folder: Path) -> None:
@@ -94,7 +108,7 @@ def build_wheels(folder: Path) -> None:
 
 
 def read_host(text: str) -> dict[str, Version | None]:
-    """Return the packages of a host by name, with the version where a line of `text` says `name==version`."""
+    """Return the packages of a host by name; the version is None if a line of `text` has only a name."""
     host: dict[str, Version | None] = {}
     for line in text.split():
         name, _, version = line.partition("==")
@@ -103,7 +117,7 @@ def read_host(text: str) -> dict[str, Version | None]:
 
 
 class Fetcher:
-    """Downloads wheels for another host. Invariant: what `host` has, or was fetched, is not fetched again."""
+    """Downloads wheels for another host. Invariant: what `host` has, or was downloaded, is not downloaded again."""
 
     def __init__(self, *, host: Mapping[str, Version | None], python: str, wheels: Path) -> None:
         self._host = host
@@ -117,7 +131,7 @@ class Fetcher:
         }
 
     def fetch(self, need: Requirement) -> None:
-        """Download the wheel of `need`, and of all that it needs, as far as the host lacks it."""
+        """Download the wheel of `need` and of its requirements, except what the host has."""
         name = canonicalize_name(need.name)
         if name in self._fetched or self._has(need):
             return
@@ -131,7 +145,7 @@ class Fetcher:
         self.fetch_needs_of(Path(wheel), extras=need.extras)
 
     def fetch_needs_of(self, wheel: Path, *, extras: set[str]) -> None:
-        """Download what a wheel needs."""
+        """Download the requirements of a wheel."""
         for need in self._needs(wheel):
             if need.marker is None or any(need.marker.evaluate(self._environment(e)) for e in ("", *extras)):
                 self.fetch(need)
@@ -190,7 +204,7 @@ def pack_kernels(out: Path, *, arch: str, cuda: str, models: Sequence[Path]) -> 
 
 
 def pack(files: Iterable[tuple[str, bytes]], target: Path) -> None:
-    """Write files, given by name and content, to a tar.xz; without times, so that equal files pack alike."""
+    """Write files, given by name and content, to a tar.xz; without times, so that equal files give equal archives."""
     with tarfile.open(target, "w:xz", preset=6) as packed:
         for name, content in files:
             info = tarfile.TarInfo(name)
@@ -199,7 +213,7 @@ def pack(files: Iterable[tuple[str, bytes]], target: Path) -> None:
 
 
 def report(folder: Path) -> int:
-    """Print the files of a pack by size; return their bytes together."""
+    """Print the files of a pack by size; return the total in bytes."""
     files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
     for path in files:
         print(f"{path.stat().st_size / MIB:8.2f} MiB  {path.relative_to(folder)}")

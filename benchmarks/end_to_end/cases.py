@@ -1,4 +1,4 @@
-"""What is asked of every system: how many requests, how long, and what they share."""
+"""The cases for every system: numbers of requests, their lengths, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Prompts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Requests that arrive together; each prompt is the shared prefix and then tokens of its own."""
+    """Requests that arrive together; each prompt is the shared prefix followed by tokens of its own."""
 
     name: str
     num_requests: int
@@ -27,7 +27,7 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Tokens of one request at its end."""
+        """Tokens of one request at its end, prompt and output."""
         return self.num_prompt + self.num_output
 
 
@@ -43,10 +43,10 @@ QUICK = (
 
 
 def choose_cases(names: Sequence[str], *, quick: bool) -> tuple[Case, ...]:
-    """Return the named cases, or all where none is named.
+    """Return the named cases, or all cases if no name is given.
 
     Raises:
-        ValueError: a name is no case.
+        ValueError: no case has this name.
     """
     known = {case.name: case for case in (QUICK if quick else FULL)}
     for name in names:
@@ -56,7 +56,7 @@ def choose_cases(names: Sequence[str], *, quick: bool) -> tuple[Case, ...]:
 
 
 def draw_prompts(case: Case, *, vocab_size: int, seed: int) -> Prompts:
-    """Return random prompts; other seeds share nothing with them, so no prefix cache helps from one run to the next."""
+    """Return random prompts; prompts of different seeds share no prefix, so no run profits from an earlier one."""
     rng = random.Random(f"{case.name}/{seed}")
 
     def draw(count: int) -> tuple[int, ...]:

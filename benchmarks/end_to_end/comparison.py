@@ -1,4 +1,4 @@
-"""The comparison: a model, the systems that load it, and the cases that they are asked."""
+"""The comparison: a model, the systems that load it, and the cases that they run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STREAM_BYTES, _QUICK_STREAM_BYTES = 1 << 29, 1 << 26
 def compare(
     folder: Path, cases: Sequence[Case], *, quick: bool, tied: bool, num_threads: int, num_repeats: int, num_pairs: int
 ) -> Record:
-    """Build the model in `folder` and run every system on every case; `quick` takes a tiny model."""
+    """Build the model in `folder` and run every system on every case; with `quick`, a tiny model."""
     shape = replace(model.QUICK if quick else model.FULL, tied=tied)
     num_parameters = model.write_model(shape, folder, seed=0)
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 # pyright: basic
 # (torch.ops is untyped)
-"""What the machine can do: how fast it reads memory, and how fast it multiplies the model's shapes."""
+"""Measures the machine: how fast it reads memory, and how fast it multiplies matrices of the model's shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagewood.engine.models.decoder import Linear
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.testing.tapes import write_down
+from stand_ins.tapes import write_down
 
 _STREAM_PASSES = 6
 _MIN_MEASURE_S = 0.02
@@ -32,7 +32,7 @@ _MAX_ROUNDS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a record was made."""
+    """The machine and versions of a record."""
 
     processor: str
     num_cores: int
@@ -43,24 +43,24 @@ class Machine:
     transformers: str
     num_threads: int
     environment: dict[str, str]
-    """Variables that change how threads wait."""
+    """Environment variables that change how threads wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTime:
-    """How long a projection takes for so many rows, by who computes it and where its weights lie."""
+    """Times of a projection for a number of rows, by implementation and place of the weights."""
 
     shape: str
     num_rows: int
     gflops: dict[str, float]
-    """By form of the weights ("engine", "torch"): rate of one matrix used again and again, so that it is in the cache
-    if it fits there."""
+    """For "engine" and "torch", the rate with one matrix that is used repeatedly, so that it is in the cache if it
+    fits there."""
     walk_ms: dict[str, float]
-    """By form: one pass over the matrices of all layers, as in a step; they come from memory."""
+    """For "engine" and "torch", the time of one pass over the matrices of all layers, which come from memory."""
 
 
 def describe_machine(num_threads: int) -> Machine:
-    """Return what identifies this machine."""
+    """Return the description of this machine."""
     names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     return Machine(
         processor=_processor(),
@@ -79,12 +79,12 @@ class Stream:
     """Reads a large array from memory with all threads."""
 
     def __init__(self, num_bytes: int, *, num_threads: int) -> None:
-        """Take an array of `num_bytes`, which should be far larger than any cache."""
-        self._array = torch.rand(num_bytes // BYTES_PER_VALUE)  # no host can merge its pages
+        """Allocate an array of `num_bytes`, which should be far larger than any cache."""
+        self._array = torch.rand(num_bytes // BYTES_PER_VALUE)  # random, so that the host cannot merge pages
         self._num_threads = num_threads
 
     def measure(self) -> list[float]:
-        """Return bytes per second of a few passes."""
+        """Return the bytes per second of several passes."""
         torch.set_num_threads(self._num_threads)
         rates: list[float] = []
         for _ in range(_STREAM_PASSES):
@@ -95,7 +95,7 @@ class Stream:
 
 
 class Linears:
-    """The projections of the model, with the very linear of the engine and with torch's."""
+    """The projections of the model, computed by the engine's linear and by torch's."""
 
     def __init__(self, shapes: Sequence[LinearShape], *, num_threads: int) -> None:
         self._shapes = tuple(shapes)
@@ -125,7 +125,7 @@ class Linears:
         return times
 
     def _engine_s(self, linears: Sequence[Linear[Buffer]], x: Tensor) -> float:
-        """Return the seconds of one pass over `linears`; so many follow each other that starting threads is cheap."""
+        """Return the seconds of one pass over `linears`; many passes per measurement hide the start of threads."""
         once_s = _seconds(self._engine(linears, x, rounds=1))
         rounds = min(_MAX_ROUNDS, 1 + round(_MIN_MEASURE_S / once_s))
         return _seconds(self._engine(linears, x, rounds=rounds)) / rounds
@@ -142,7 +142,7 @@ def _torch_s(weights: Sequence[Tensor], x: Tensor) -> float:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Return the median time of a few calls after a first one."""
+    """Return the median time of several calls, after one call to warm up."""
     call()
     times: list[float] = []
     while len(times) < _MIN_REPEATS or sum(times) < _MIN_MEASURE_S:

@@ -1,4 +1,4 @@
-"""Runs all systems in turn, again and again, with measurements of the machine in between."""
+"""Runs all systems in turn, repeatedly, with measurements of the machine in between."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from end_to_end.roofline import CHUNK, Rates
 from end_to_end.run import Run, System
 from end_to_end.transformers_systems import StaticBatch
 
-_SETTLE_S = 0.3  # idle threads of the system before it spin for a while
+_SETTLE_S = 0.3  # idle threads of the previous system spin for a while
 _WARM_UP = Case(name="warm-up", num_requests=2, num_shared=0, num_own=8, num_output=4)
 
 
 @dataclass(slots=True, kw_only=True)
 class Samples:
-    """What one system did in one case, over the repetitions."""
+    """The measurements of one system in one case, over the repetitions."""
 
     case: str
     system: str
@@ -30,22 +30,22 @@ class Samples:
     decode_tokens_per_s: list[float] = field(default_factory=list[float])  # written by: measure
     num_answers: int = 0  # written by: measure
     num_differing: int = 0
-    """Answers that are not those of `transformers`' static batch."""  # written by: measure
+    """Number of answers that differ from those of `transformers`' static batch."""  # written by: measure
     largest_gap: float = 0.0
-    """Of the two logits where such an answer first differs; tiny where rounding decides."""  # written by: measure
+    """Largest gap of the two logits where an answer first differs; tiny if rounding decided."""  # written by: measure
     error: str | None = None
-    """Why it could not run."""  # written by: measure
+    """Why the system could not run."""  # written by: measure
 
 
 @dataclass(slots=True, kw_only=True)
 class MachineSamples:
-    """What the machine could do, over the repetitions."""
+    """The measurements of the machine, over the repetitions."""
 
     stream_bytes_per_s: list[float] = field(default_factory=list[float])  # written by: measure
     linears: list[LinearTime] = field(default_factory=list[LinearTime])  # written by: measure
 
     def rates(self, choose: Callable[[Iterable[float]], float]) -> Rates:
-        """Return the median or the best (`max`) of what was measured."""
+        """Return the median or the best (`max`) of the measurements."""
         flops: dict[tuple[str, int], list[float]] = {}
         for time in self.linears:
             flops.setdefault((time.shape, time.num_rows), []).append(1e9 * max(time.gflops.values()))
@@ -55,7 +55,7 @@ class MachineSamples:
         )
 
     def walk_s(self, num_rows: int, *, form: str) -> float:
-        """Return the seconds that all projections of a step take, one after the other and nothing else: medians."""
+        """Return the seconds that all projections of a step take by themselves, from the medians."""
         by_shape: dict[str, list[float]] = {}
         for time in self.linears:
             if time.num_rows == num_rows:
@@ -65,9 +65,9 @@ class MachineSamples:
 
 @dataclass(slots=True, kw_only=True)
 class Pairs:
-    """Output tokens per second of our two loops, run beside run on one engine.
+    """Output tokens per second of our two loops, in alternating runs on one engine.
 
-    So both have the same memory, which is not everywhere equally fast, and what slows the machine slows both.
+    Both use the same memory, whose speed may depend on its place, and load on the machine slows both.
     """
 
     case: str
@@ -75,7 +75,7 @@ class Pairs:
     plain: list[float] = field(default_factory=list[float])  # written by: measure
 
     def ratios(self) -> list[float]:
-        """Return how many times as fast the overlapped loop is, pair by pair."""
+        """Return the speed of the overlapped loop relative to the plain one, for each pair."""
         return [one / other for one, other in zip(self.overlapped, self.plain, strict=True)]
 
 
@@ -91,9 +91,9 @@ def measure(
     num_repeats: int,
     num_pairs: int,
 ) -> tuple[list[Samples], list[Pairs], MachineSamples]:
-    """Run everything `num_repeats` times; what a repetition asks is new, so that no cache knows it.
+    """Run everything `num_repeats` times, with new prompts each time, so that no cache contains them.
 
-    The two loops of `ours` are compared by `num_pairs` more pairs of runs of each case in every repetition.
+    In every repetition, `num_pairs` further pairs of runs of each case compare the two loops of `ours`.
     """
     machine = MachineSamples()
     samples = {(c.name, s.name): Samples(case=c.name, system=s.name) for c in cases for s in systems}
@@ -128,7 +128,7 @@ def measure(
 
 
 def _run_pair(ours: PagewoodSystem, case: Case, prompts: Sequence[Prompts], pairs: Pairs, *, plain_first: bool) -> None:
-    """Run both loops, each on prompts of its own, because they share a prefix cache."""
+    """Run both loops on different prompts, because they share a prefix cache."""
     loops = [(ours.run, pairs.overlapped), (ours.run_plain, pairs.plain)]
     for (run, rates), its_prompts in zip(reversed(loops) if plain_first else loops, prompts, strict=True):
         sleep(_SETTLE_S)
@@ -139,7 +139,7 @@ def _try(system: System, case: Case, prompts: Prompts) -> Run | str:
     sleep(_SETTLE_S)
     try:
         return system.run(case, prompts)
-    except Exception as error:  # one system that cannot run must not end the comparison; the report says why
+    except Exception as error:  # a system that cannot run does not end the comparison; the report has the reason
         return f"{type(error).__name__}: {error}"
 
 

@@ -1,6 +1,6 @@
 # pyright: basic
 # (transformers is untyped)
-"""The model: a Llama with random weights, written once as a Hugging Face folder that every system loads."""
+"""The model: a Llama with random weights in a Hugging Face folder that every system loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LinearShape:
 
     @property
     def num_weights(self) -> int:
-        """Weights of all its copies."""
+        """Number of weights in all layers that have this projection."""
         return self.num_out * self.num_in * self.count
 
 
@@ -43,12 +43,12 @@ class ModelShape:
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head."""
+        """Elements per head."""
         return self.hidden_size // self.num_heads
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one position in all layers."""
+        """Bytes of the keys and values of one position in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES_PER_VALUE
 
     def linears(self) -> tuple[LinearShape, ...]:
@@ -105,7 +105,7 @@ def write_model(shape: ModelShape, folder: Path, *, seed: int) -> int:
             max_position_embeddings=4096,
             dtype="float32",
             bos_token_id=None,
-            eos_token_id=None,  # nothing ends an answer before its length
+            eos_token_id=None,  # so that no answer ends early
         )
     )
     model.save_pretrained(folder)

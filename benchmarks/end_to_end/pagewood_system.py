@@ -1,4 +1,4 @@
-"""Pagewood's engine, driven in this thread."""
+"""Pagewood's engine, run in this thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pagewood.engine.core.loop import Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 Advance = Callable[[Pending | None], Pending | None]
-"""Does one step; gets what it returned the last time."""
+"""Runs one step; gets what the previous call returned."""
 
 
 class PagewoodSystem:
-    """An engine, driven by either of its loops; its prefix cache lives as long as it does."""
+    """An engine, run by either of its loops; all runs share its prefix cache."""
 
     name = "pagewood"
 
@@ -38,11 +38,11 @@ class PagewoodSystem:
         )
 
     def run(self, case: Case, prompts: Prompts) -> Run:
-        """Answer by the overlapped loop."""
+        """Answer the prompts with the overlapped loop."""
         return self._run(case, prompts, self._engine.step_overlapped)
 
     def run_plain(self, case: Case, prompts: Prompts) -> Run:
-        """Answer by the plain loop."""
+        """Answer the prompts with the plain loop."""
         return self._run(case, prompts, lambda last: self._engine.step())
 
     def close(self) -> None:

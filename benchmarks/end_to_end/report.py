@@ -1,4 +1,4 @@
-"""A record of one comparison: as JSON for programs, as Markdown for people."""
+"""The record of one comparison, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ vLLM 56.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One system in one case: medians over the repetitions, and shares of what the machine allows in the median."""
+    """One system in one case: medians over the repetitions, also as shares of the machine's median limits."""
 
     case: str
     system: str
@@ -47,9 +47,9 @@ class Row:
     first_token_s: float
     decode_tokens_per_s: float
     share_of_bandwidth: float
-    """Decode steps alone, of what reading the weights and the KV once a step allows."""
+    """Speed of decode steps relative to a step that only reads the weights and the KV once."""
     share_of_linears: float
-    """Decode steps alone, of what the engine's projections take when nothing comes between them."""
+    """Speed of decode steps relative to a step of only the engine's projections."""
     num_answers: int
     num_differing: int
     largest_gap: float
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Something that was promised, and what became of it."""
+    """A target and its measured value."""
 
     what: str
     wanted: float
@@ -65,7 +65,7 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether it was reached, in the digits that the table shows."""
+        """Whether the target is met, compared with the digits that the table shows."""
         return round(self.measured, 2) >= self.wanted
 
 
@@ -83,7 +83,7 @@ class Record:
     pairs: tuple[Pairs, ...]
     machine_samples: MachineSamples
     roofs: dict[str, Roofline]
-    """By case, from the medians of what the machine could do."""
+    """By case, from the medians of the machine's measurements."""
     rows: tuple[Row, ...]
     targets: tuple[Target, ...]
 
@@ -99,7 +99,7 @@ def make_record(
     num_parameters: int,
     num_repeats: int,
 ) -> Record:
-    """Put samples beside what the machine allows."""
+    """Return a record that relates the samples to the limits of the machine."""
     rates = machine_samples.rates(median)
     roofs = {case.name: roofline(case, model, rates) for case in cases}
     by_name = {case.name: case for case in cases}
@@ -133,7 +133,7 @@ def write_record(record: Record, folder: Path) -> tuple[Path, Path]:
 
 
 def markdown(record: Record) -> str:
-    """Return the record for people."""
+    """Return the record as a Markdown page."""
     machine, stream = record.machine, record.machine_samples.stream_bytes_per_s
     environment = ", ".join(f"{name}={value}" for name, value in machine.environment.items())
     read = sum(linear.num_weights for linear in (*record.model.linears(), record.model.head()))

@@ -1,4 +1,4 @@
-"""The least time that a case can take on a machine: each step waits for its bytes or for its arithmetic."""
+"""A lower bound on the time of a case: each step takes the time of its bytes or of its arithmetic."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from end_to_end.cases import Case
 from end_to_end.model import BYTES_PER_VALUE, ModelShape
 
 CHUNK = 512
-"""Prompt tokens of a step, as in the engine's default."""
+"""Prompt tokens per step; the engine's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a machine can do."""
+    """The limits of a machine."""
 
     bytes_per_s: float
     flops_per_s: Mapping[tuple[str, int], float]
-    """By projection and rows: the faster of the engine's and torch's, with the weights in the cache where they fit."""
+    """Rate by projection and rows: the faster of the engine's and torch's, with weights in the cache if they fit."""
 
     def flops_for(self, name: str, num_rows: int) -> float:
-        """Return the rate of a projection at the number of rows that was measured nearest to `num_rows`."""
+        """Return the rate of a projection at the measured number of rows that is nearest to `num_rows`."""
         measured = [rows for shape, rows in self.flops_per_s if shape == name]
         nearest = min(measured, key=lambda rows: max(rows, num_rows) / min(rows, num_rows))
         return self.flops_per_s[name, nearest]
 
     @property
     def peak_flops_per_s(self) -> float:
-        """The best rate of all."""
+        """The best rate of all projections."""
         return max(self.flops_per_s.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """The least time of a case, and what bounds its decode steps."""
+    """The lower bound of a case, and what limits its decode steps."""
 
     prefill_s: float
     decode_s: float
     decode_bytes_s: float
-    """Of `decode_s`: what reading the weights and the KV would take alone."""
+    """The part of `decode_s` that reading the weights and the KV would take alone."""
     num_output: int
     num_decoded: int
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over all the time."""
+        """Output tokens per second over the whole time."""
         return self.num_output / (self.prefill_s + self.decode_s)
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens of the decode steps alone."""
+        """Tokens per second of the decode steps alone."""
         return self.num_decoded / self.decode_s
 
     @property
     def decode_bandwidth_tokens_per_s(self) -> float:
-        """Tokens of the decode steps alone, if arithmetic took no time."""
+        """Tokens per second of the decode steps alone, if arithmetic took no time."""
         return self.num_decoded / self.decode_bytes_s
 
 
 def roofline(case: Case, model: ModelShape, rates: Rates) -> Roofline:
-    """Add up the steps of a case: what is shared is computed once and read once a step, all weights once a step."""
+    """Add up the steps of a case; a shared prefix is computed once, and read once per step like all weights."""
     num_prompt = case.num_shared + case.num_requests * case.num_own
     prefill_s = 0.0
     for start in range(0, num_prompt, CHUNK):
         count = min(CHUNK, num_prompt - start)
-        # how far each token looks back: over the shared part it grows, over its own it starts anew after that part
+        # how far each token looks back: grows over the shared part, restarts after it for the own part of each request
         context = start + count / 2 if start + count <= case.num_shared else case.num_shared + case.num_own / 2
         kv_read = min(start, case.num_shared)
         prefill_s += max(_step(model, rates, rows=count, sampled=0, context=context, kv_read=kv_read))
@@ -95,9 +95,9 @@ def roofline(case: Case, model: ModelShape, rates: Rates) -> Roofline:
 def _step(
     model: ModelShape, rates: Rates, *, rows: int, sampled: int, context: float, kv_read: int
 ) -> tuple[float, float]:
-    """Return the seconds that a step needs for its bytes, and for its arithmetic."""
+    """Return the seconds that a step takes for its bytes, and those for its arithmetic."""
     num_bytes = kv_read * model.kv_bytes_per_token
-    # scores and weighted sums: two products of head_dim for each query head and position
+    # scores and weighted sums: two products of head_dim per query head and position
     flops_s = 4 * rows * context * model.hidden_size * model.num_layers / rates.peak_flops_per_s
     for linear in model.linears():
         num_bytes += linear.num_weights * BYTES_PER_VALUE

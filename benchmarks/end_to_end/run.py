@@ -1,4 +1,4 @@
-"""One timed run: what each request was answered, and when each token came."""
+"""One timed run: the answer to each request, and the time of each token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from end_to_end.cases import Case, Prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The answers to a case's prompts, in order. Invariant: as many times as tokens, in each request."""
+    """The answers to a case's prompts, in order. Invariant: each request has as many times as tokens."""
 
     submitted_s: float
     tokens: tuple[tuple[int, ...], ...]
@@ -19,39 +19,39 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From the submission of all requests to the last token."""
+        """Seconds from the submission of all requests to the last token."""
         return max(times[-1] for times in self.times_s) - self.submitted_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over all the time."""
+        """Output tokens per second over the whole time."""
         return sum(map(len, self.tokens)) / self.seconds
 
     @property
     def first_token_s(self) -> float:
-        """Median over the requests of the wait for the first token."""
+        """Median over the requests of the seconds to the first token."""
         return median(times[0] for times in self.times_s) - self.submitted_s
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens per second once every request has its first token: no prompt is being computed any more."""
+        """Tokens per second after every request has its first token, when no prompt is being computed."""
         start = max(times[0] for times in self.times_s)
         after = [time for times in self.times_s for time in times if time > start]
         return len(after) / (max(after) - start) if after else 0.0
 
 
 class System(Protocol):
-    """Something that serves a batch of prompts, greedily, and never stops early."""
+    """A system that answers a batch of prompts greedily and never stops early."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name in the report."""
         ...
 
     def run(self, case: Case, prompts: Prompts) -> Run:
-        """Answer all prompts. Raises whatever goes wrong."""
+        """Answer all prompts; any error is raised."""
         ...
 
     def close(self) -> None:
-        """Give back memory and threads."""
+        """Release memory and threads."""
         ...

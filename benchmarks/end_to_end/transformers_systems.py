@@ -1,6 +1,6 @@
 # pyright: basic
 # (transformers is untyped)
-"""`transformers`: a static batch through `generate`, and its continuous batching."""
+"""`transformers`: a static batch with `generate`, and its continuous batching."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from end_to_end.run import Run
 
 _PAGE_SIZE = 256  # its default
 _SPARE_PAGES = 2
-_MAX_BATCH_TOKENS = 512  # as many as our engine computes in a step; its own choice was measured two times slower here
+_MAX_BATCH_TOKENS = 512  # the number of tokens per step of our engine; its own choice was twice as slow here
 _TIMEOUT_S = 600.0
-_NEVER = -1  # an end token that the manager takes for none; with None it warns
+_NEVER = -1  # means no end token; with None the manager warns
 
 
 def load(folder: Path) -> Any:
@@ -33,7 +33,7 @@ def load(folder: Path) -> Any:
 
 
 class StaticBatch:
-    """`model.generate` on all prompts as one tensor; they have one length, so nothing is padded."""
+    """`model.generate` on all prompts as one tensor; all have the same length, so none is padded."""
 
     name = "transformers, static batch"
 
@@ -42,7 +42,7 @@ class StaticBatch:
         self._num_threads = num_threads
 
     def run(self, case: Case, prompts: Prompts) -> Run:
-        torch.set_num_threads(self._num_threads)  # an engine's worker may have set it for the whole process
+        torch.set_num_threads(self._num_threads)  # an engine's worker may have changed it for the whole process
         ids = torch.tensor(prompts)
         clock = _Clock()
         with torch.inference_mode():
@@ -61,7 +61,7 @@ class StaticBatch:
         )
 
     def logit_gap(self, prompt: Sequence[int], tokens: Sequence[int], others: Sequence[int]) -> float:
-        """Return how far apart the logits are of the first two tokens in which two answers to a prompt differ."""
+        """Return the difference of the logits of the first two tokens in which two answers to a prompt differ."""
         at = next(index for index, (one, other) in enumerate(zip(tokens, others, strict=True)) if one != other)
         with torch.inference_mode():
             logits = self._model(torch.tensor([[*prompt, *tokens[:at]]]), logits_to_keep=1).logits[0, -1]
@@ -71,7 +71,7 @@ class StaticBatch:
 
 
 class ContinuousBatching:
-    """The manager behind `model.generate_batch`, sized for each case, and started before the clock is."""
+    """The manager behind `model.generate_batch`, sized for each case, and started before timing."""
 
     name = "transformers, continuous batching"
 
@@ -91,7 +91,7 @@ class ContinuousBatching:
         with self._model.continuous_batching_context_manager(
             generation_config=_generation_config(case, eos=_NEVER), continuous_batching_config=config, warmup=False
         ) as manager:
-            _answer(manager, ((0,),), num_output=1)  # its memory is allocated with the first request
+            _answer(manager, ((0,),), num_output=1)  # the first request allocates its memory
             start = perf_counter()
             outputs = _answer(manager, prompts, num_output=case.num_output)
         return Run(
@@ -104,7 +104,7 @@ class ContinuousBatching:
 
 
 class _Clock(BaseStreamer):
-    """Notes when `generate` hands over tokens; the first time is that of the prompts."""
+    """Records when `generate` delivers tokens; the first delivery contains the prompts."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []

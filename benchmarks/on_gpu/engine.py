@@ -1,4 +1,4 @@
-"""The whole engine: time to the first token of a long prompt, and the share of time in which the device idles."""
+"""Measures the whole engine: time to the first token of a long prompt, and the share of time the device is idle."""
 
 # pyright: basic
 # torch's profiler is typed in part only.
@@ -24,13 +24,13 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 _PROFILED_STEPS = 32
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of a trace."""
+"""Categories of trace events that run on the device."""
 _HOST_GAP_US = 10.0
-"""From one kernel of a graph to the next it takes about 1."""
+"""Longer gaps are waits for the host; the gap between two kernels of a graph is about 1 us."""
 
 
 class Session:
-    """An engine over the subject's runner, and its requests."""
+    """An engine over the subject's runner, with its requests."""
 
     def __init__(self, subject: Subject, *, overlap: bool, num_requests: int, length: int, max_tokens: int) -> None:
         """Submit random prompts of `length` tokens."""
@@ -59,7 +59,7 @@ class Session:
         self.num_finished = 0
 
     def step(self) -> None:
-        """Go on by one step.
+        """Run one step.
 
         Raises:
             RuntimeError: a request was refused or failed.
@@ -73,7 +73,7 @@ class Session:
 
 
 def first_token_seconds(subject: Subject) -> float:
-    """Return the seconds from submitting a long prompt to its first token; the second of two tries."""
+    """Return the seconds from submitting a long prompt to its first token; the second of two runs."""
     seconds = 0.0
     for _ in range(2):
         session = Session(subject, overlap=True, num_requests=1, length=subject.plan.long_prompt, max_tokens=1)
@@ -89,13 +89,13 @@ class Idle:
     """Shares of a span of time."""
 
     share: float
-    """In which nothing runs on the device: with what lies between one kernel and the next, which no host can help."""
+    """Share in which nothing runs on the device, including the gaps between kernels that no host can avoid."""
     for_host: float
-    """In gaps so long that the device waits for the host."""
+    """Share in gaps so long that the device waits for the host."""
 
 
 def idle_share(subject: Subject, *, overlap: bool) -> Idle | None:
-    """Return how much of a span of decode steps the device idles; None: no device was seen."""
+    """Return the idle shares of the device during decode steps, or None if the trace has no device events."""
     plan = subject.plan
     session = Session(
         subject, overlap=overlap, num_requests=plan.idle_batch, length=plan.idle_context,
@@ -106,7 +106,7 @@ def idle_share(subject: Subject, *, overlap: bool) -> Idle | None:
     for _ in range(4):
         session.step()
     activities = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else None
-    warm = torch.profiler.schedule(wait=0, warmup=4, active=_PROFILED_STEPS, repeat=1)  # its own start takes time
+    warm = torch.profiler.schedule(wait=0, warmup=4, active=_PROFILED_STEPS, repeat=1)  # it starts slowly
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "trace.json")
         with torch.profiler.profile(
@@ -122,7 +122,7 @@ def idle_share(subject: Subject, *, overlap: bool) -> Idle | None:
 
 
 def device_spans(trace: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return (start, end) in microseconds of what a trace says ran on the device."""
+    """Return (start, end) in microseconds of the events of a trace that ran on the device."""
     return [
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in trace["traceEvents"]
@@ -131,7 +131,7 @@ def device_spans(trace: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def idle_of(spans: Iterable[tuple[float, float]]) -> Idle | None:
-    """Return how much of the time from the first start to the last end no span covers; None: no time passed."""
+    """Return the share of the time from first start to last end that no span covers, or None if no time passed."""
     ordered = sorted(spans)
     if not ordered:
         return None

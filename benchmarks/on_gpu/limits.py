@@ -1,4 +1,4 @@
-"""What the device can do: bytes read and written a second, and multiplications a second."""
+"""Measures the limits of the device: bytes read and written per second, and multiplications per second."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -16,12 +16,12 @@ from pagewood.engine.runner.cuda.device import Device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Best of several passes each."""
+    """Each is the best of several passes."""
 
     copy_gb_s: float
-    """Bytes read and bytes written."""
+    """Of a copy: bytes read and bytes written together."""
     read_gb_s: float
-    """Bytes that a sum reads."""
+    """Of a sum: bytes read."""
     matmul_tflops: float
 
     @property
@@ -47,7 +47,7 @@ def measure_limits(device: Device, *, dtype: str, stream_bytes: int, matmul_size
 
 
 def best_seconds(device: Device, work: Callable[[], object], *, num_calls: int = 5, num_passes: int = 4) -> float:
-    """Return the seconds of one call in the best of several passes of several calls, after one that does not count."""
+    """Return the seconds per call in the best of several passes, after one call to warm up."""
     best = float("inf")
     for number in range(num_passes + 1):
         device.finish()

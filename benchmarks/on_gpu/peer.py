@@ -1,4 +1,4 @@
-"""`transformers` on the same device: its own model and cache, as they come."""
+"""`transformers` on the same device, with its own model and cache unchanged."""
 
 # pyright: basic
 # transformers and torch are typed in part only.
@@ -15,10 +15,10 @@ from pagewood.engine.runner.cuda.device import Device
 
 
 class Peer:
-    """The same shape with random weights. Invariant: nothing of it is compared but time."""
+    """A model of the same shape with random weights. Invariant: only times are compared."""
 
     def __init__(self, device: Device, plan: Plan) -> None:
-        """Make the model on the device, in the plan's dtype.
+        """Create the model on the device, in the plan's dtype.
 
         Raises:
             ImportError: transformers is not installed.

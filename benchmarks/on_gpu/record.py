@@ -1,4 +1,4 @@
-"""The rows of the table, their targets, and the files that keep them."""
+"""The rows of the table, their targets, and the recorded files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A number that was measured, or why it was not."""
+    """A measured number, or the reason why it is missing."""
 
     name: str
     value: float | None = None
     unit: str = ""
     share: float | None = None
-    """Of what the device can do in that."""
+    """Share of the device's limit."""
     at_least: float | None = None
     """Target for the share."""
     below: float | None = None
@@ -25,7 +25,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the target is met; None: there is none, or nothing was measured."""
+        """Whether the target is met, or None without a target or a value."""
         if self.at_least is not None and self.share is not None:
             return self.share >= self.at_least
         if self.below is not None and self.value is not None:
@@ -35,19 +35,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Everything that one run of the benchmark says."""
+    """The results of one run of the benchmark."""
 
     device: str
     date: str
     versions: Mapping[str, str]
     subject: str
     seconds: float
-    """That the run took."""
+    """Duration of the run."""
     rows: Sequence[Row]
 
 
 def markdown(record: Record) -> str:
-    """Return the record as a page."""
+    """Return the record as a Markdown page."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     lines = [
         f"# {record.subject} on {record.device}",

@@ -1,4 +1,4 @@
-"""How long steps take: decodes of many requests at some context, and prefills."""
+"""Measures steps: decode steps of many requests at a given context, and prefills."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.sampling import SamplingArrays
 
-_WARM_UP = 3  # steps that do not count
+_WARM_UP = 3  # steps to warm up
 
 
 def decode_seconds(subject: Subject, batch: int, context: int) -> float:
     """Return the seconds of a step that decodes `batch` requests of `context` tokens, two steps in flight.
 
-    Every request has its own last pages. Full pages that do not fit are shared: they are far more than the device's
-    cache holds, so that each is read from memory all the same.
+    Every request has last pages of its own. If there are too few full pages, requests share them. They are still far
+    larger than the device's cache, so that each read comes from memory.
     """
     num_steps = subject.plan.num_steps
     pages = row_pages(batch, context, num_steps + _WARM_UP, subject.num_pages)
@@ -40,7 +40,7 @@ def decode_seconds(subject: Subject, batch: int, context: int) -> float:
 
 
 def decode_bytes(subject: Subject, batch: int, context: int) -> int:
-    """Return what such a step reads: the weights once, and the KV of every request."""
+    """Return the bytes that a decode step reads: the weights once, and the KV of every request."""
     return subject.read_bytes + batch * context * subject.token_bytes
 
 
@@ -55,7 +55,7 @@ def prefill_seconds(subject: Subject, num_tokens: int) -> float:
 
 
 def prefill_flops(plan: Plan, num_tokens: int) -> float:
-    """Return the multiplications and additions of such a step: projections, causal attention, one row of logits."""
+    """Return the multiplications and additions of a prefill: projections, causal attention, one row of logits."""
     model = plan.model
     layer = model.hidden_size * (2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate_size)
     projections = 2 * num_tokens * model.num_layers * layer
@@ -64,10 +64,10 @@ def prefill_flops(plan: Plan, num_tokens: int) -> float:
 
 
 def row_pages(batch: int, context: int, num_more: int, num_pages: int) -> Int32:
-    """Return `[batch, columns] int32`, page ids: those that are written belong to one request only.
+    """Return `[batch, columns] int32`, page ids; pages that are written belong to one request only.
 
     Raises:
-        ValueError: there are not even pages for what is written.
+        ValueError: there are too few pages for what is written.
     """
     num_full = context // PAGE_SIZE
     num_own = -(-(context + num_more) // PAGE_SIZE) - num_full
@@ -81,7 +81,7 @@ def row_pages(batch: int, context: int, num_more: int, num_pages: int) -> Int32:
 
 
 def decode_batch(batch: int, position: int, pages: Int32 | None) -> Batch:
-    """Return a step of one token for each row, at `position`; with `pages`, the first one, which announces them."""
+    """Return a step of one token per row at `position`; the first step also passes `pages`."""
     rows = np.arange(batch, dtype=np.int32)
     if pages is None:
         return _batch(rows, _full(batch, position), _full(batch, 1))

@@ -1,4 +1,4 @@
-"""What is measured: a decoder with random weights, made on the device, and a runner with as much KV memory as fits."""
+"""The subject: a decoder with random weights made on the device, and a runner with as much KV memory as fits."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -22,12 +22,12 @@ from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 16
-_RESERVE_BYTES = 8 << 30  # of activations, graphs and tables
+_RESERVE_BYTES = 8 << 30  # for activations, graphs and tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured, in numbers."""
+    """The sizes of the model and of the measurements."""
 
     model: ModelConfig
     dtype: str
@@ -36,11 +36,11 @@ class Plan:
     prefills: tuple[int, ...]
     long_prompt: int
     chunk: int
-    """Prompt tokens of a step, in the engine."""
+    """Prompt tokens per step of the engine."""
     idle_batch: int
     idle_context: int
     num_steps: int
-    """Of each measurement of decoding."""
+    """Steps of each decode measurement."""
     stream_bytes: int
     matmul_size: int
     peer_batches: tuple[int, ...]
@@ -54,7 +54,7 @@ class Plan:
 def model_config(
     *, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int
 ) -> ModelConfig:
-    """Return a Llama 3.1 of such sizes."""
+    """Return the configuration of a Llama 3.1 with these sizes."""
     scaling = Llama3Scaling(factor=8.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0)
     return ModelConfig(
         architecture="LlamaForCausalLM",
@@ -90,16 +90,16 @@ TINY = Plan(
     dtype="float32", batches=(1, 3), contexts=(20, 40), prefills=(8, 24), long_prompt=40, chunk=16,
     idle_batch=3, idle_context=20, num_steps=4, stream_bytes=1 << 16, matmul_size=32, peer_batches=(1, 2),
 )  # fmt: skip
-"""For the stand-ins: its numbers mean nothing."""
+"""For the stand-ins; its numbers mean nothing."""
 
 
 class RandomWeights:
-    """Parameters that are drawn where they are used; satisfies `models.decoder.Weights`."""
+    """Random parameters, created on the device when they are requested; satisfies `models.decoder.Weights`."""
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self._options = {"dtype": dtype, "device": device}
         self.num_bytes = 0
-        """Of all that was drawn."""
+        """Bytes of all parameters created so far."""
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return small random numbers for a projection, ones for a norm."""
@@ -111,20 +111,20 @@ class RandomWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A runner that is ready, and what its steps read."""
+    """A runner that is ready, and the bytes that its steps read."""
 
     device: Device
     runner: CUDARunner
     plan: Plan
     num_pages: int
     read_bytes: int
-    """Of weights, by a step that decodes: all but the embedding table."""
+    """Bytes of the weights that a decode step reads: all but the embedding table."""
     token_bytes: int
-    """Of KV, of one position."""
+    """Bytes of the KV of one position."""
 
 
 def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
-    """Draw the weights, take the KV memory, capture the graphs."""
+    """Create the weights, allocate the KV memory, capture the graphs."""
     model, dtype = plan.model, getattr(torch, plan.dtype)
     weights = RandomWeights(dtype=dtype, device=device.torch_device)
     with torch.inference_mode():

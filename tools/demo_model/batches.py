@@ -10,11 +10,11 @@ from torch import Tensor
 
 SHORT_ROWS = ((192, 1.0),)
 MIXED_ROWS = ((192, 0.75), (512, 0.2), (1024, 0.05))
-"""Row lengths with their shares: short rows are quicker to learn from, long rows teach long conversations."""
+"""Row lengths with their shares: short rows train faster, long rows teach long conversations."""
 
 
 class Encoder:
-    """Writes conversations as the chat template does, with a mark on every token that the assistant writes."""
+    """Encodes conversations like the chat template, and marks the tokens that the assistant writes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -29,12 +29,12 @@ class Encoder:
         return [self.system, *self.ids(text), self.end]
 
     def turn_parts(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """The tokens up to the answer, and the answer with its end."""
+        """Return the tokens before the answer, and the answer with its end token."""
         return [self.user, *self.ids(prompt), self.end, self.assistant], [*self.ids(answer), self.end]
 
 
 def row(encoder: Encoder, rng: random.Random, length: int, *, later: bool = False) -> tuple[list[int], list[bool]]:
-    """One conversation of `length` tokens; what does not fit in full is left out."""
+    """Return one conversation of `length` tokens; a turn that does not fit completely is left out."""
     while True:
         tokens: list[int] = []
         marks: list[bool] = []
@@ -53,7 +53,7 @@ def row(encoder: Encoder, rng: random.Random, length: int, *, later: bool = Fals
 
 
 def batch(encoder: Encoder, seed: str, num_tokens: int, *, later: bool, long: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The batch of this seed.
+    """Return the batch of a seed.
 
     Returns:
         [rows, length] int64 tokens; [num] int64, the flat positions that predict an answer's token;

@@ -1,4 +1,4 @@
-"""Conversations: turns of all tasks in a row, what was told before, and now and then a system message."""
+"""Conversations: turns of all tasks, questions about earlier turns, and sometimes a system message."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tasks import GENERATORS, Turn, draw, held_out
 from text_tasks import sentence
 
 REGISTERED = (fact_tasks, number_tasks, talk_tasks, text_tasks)
-"""The modules whose import puts tasks into `GENERATORS`."""
+"""The modules that add tasks to `GENERATORS` when they are imported."""
 
 SYSTEM = (
     "You are a helpful assistant.", "You are a helpful assistant", "You are a helpful, honest and concise assistant.",
@@ -29,12 +29,12 @@ SLOW_TO_LEARN = {
     "add": 2.2, "subtract": 2.0, "multiply": 1.5, "divide": 1.3, "sort numbers": 2.0, "sort words": 1.6,
     "repeat n times": 1.8, "count words": 1.8, "upper-case": 1.3,
 }  # fmt: skip
-"""How much larger the shares of these are later in a training, when the quick ones are known."""
+"""Factors by which the shares of these tasks grow later in training, when the easy tasks are learnt."""
 LATER_SHARES = tuple(GENERATORS[name][0] * SLOW_TO_LEARN.get(name, 1.0) for name in NAMES_OF_TASKS)
 
 
 def system_message(rng: random.Random) -> str | None:
-    """None for most conversations."""
+    """Return a system message, or None for most conversations."""
     kind = rng.random()
     if kind < 0.65:
         return None
@@ -42,7 +42,7 @@ def system_message(rng: random.Random) -> str | None:
 
 
 def turns(rng: random.Random, *, later: bool = False) -> Iterator[Turn]:
-    """An endless conversation of training turns, with questions on what it said earlier."""
+    """Yield an endless conversation of training turns, with questions about its earlier turns."""
     memory, shares = Memory(), LATER_SHARES if later else SHARES
     told = rng.random() < 0.5
     while True:
@@ -54,7 +54,7 @@ def turns(rng: random.Random, *, later: bool = False) -> Iterator[Turn]:
 
 
 def remembered(rng: random.Random, memory: Memory) -> Iterator[Turn]:
-    """One turn that tells or asks; a told value that is held out is told again with another."""
+    """Return a turn that states a fact or asks for one; a held-out value is replaced by another."""
     if rng.random() < (0.35 if memory.known else 0.75):
         before = dict(memory.known)
         while held_out((turn := memory.tell(rng)).content):
@@ -69,7 +69,7 @@ def turns_of_any_task(rng: random.Random, count: int) -> list[Turn]:
 
 
 def memory_dialog(rng: random.Random, *, distance: int) -> list[Turn]:
-    """A held-out value is told, `distance` turns of other tasks follow, and the last turn asks for it."""
+    """Return a conversation that states a held-out value and, after `distance` turns of other tasks, asks for it."""
     memory = Memory()
     while not held_out((first := memory.tell(rng)).content):
         memory = Memory()

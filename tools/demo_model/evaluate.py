@@ -1,4 +1,4 @@
-"""Exact answers on held-out prompts, task by task, and how often the draft agrees, in any folder of `train.py`."""
+"""Counts exact answers on held-out prompts by task, and how often the draft agrees, for a folder of `train.py`."""
 
 import argparse
 import random
@@ -18,7 +18,7 @@ ALL = "all tasks, after 10 turns"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A conversation whose last answer the model has to give."""
+    """A conversation whose last answer the model must give."""
 
     row: str
     system: str | None
@@ -42,7 +42,7 @@ class Score:
 
 
 def cases(count: int) -> Iterable[Case]:
-    """`count` different prompts a task, one in four under a system message, then conversations."""
+    """Return `count` different prompts per task, a quarter with a system message, and then conversations."""
     for name in GENERATORS:
         rng = random.Random(f"evaluate {name}")
         found: dict[str, Turn] = {}
@@ -70,7 +70,7 @@ def answers(
     *,
     rows: int = 50,
 ) -> list[list[int]]:
-    """Greedy answers as token ids with their end token, in the order of the conversations."""
+    """Return greedy answers as token ids with their end token, in the order of the conversations."""
     prompts = [
         tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in conversations
     ]
@@ -88,13 +88,13 @@ def answers(
 
 @torch.no_grad()
 def agreed(draft: PreTrainedModel, prompt: list[int], answer: list[int]) -> int:
-    """How many of the answer's tokens the draft would have proposed, each after the true ones before it."""
+    """Return how many tokens of the answer the draft predicts, each from the true tokens before it."""
     logits = draft(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     return int((logits.argmax(-1) == torch.tensor(answer)).sum())
 
 
 def measure(folder: Path, count: int, *, misses: list[str]) -> dict[str, Score]:
-    """The rows of the table; each wrong answer is described in `misses`."""
+    """Return the rows of the table; a description of each wrong answer is added to `misses`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     draft_folder = folder / "draft"
@@ -121,7 +121,7 @@ def measure(folder: Path, count: int, *, misses: list[str]) -> dict[str, Score]:
 
 
 def markdown(table: dict[str, Score]) -> str:
-    """The table as the README shows it, with a last row for everything."""
+    """Return the table of the README, with a last row for all tasks."""
     total = Score(
         cases=sum(row.cases for row in table.values()),
         right=sum(row.right for row in table.values()),
@@ -137,7 +137,7 @@ def markdown(table: dict[str, Score]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=200, help="prompts a task")
+    parser.add_argument("--count", type=int, default=200, help="prompts per task")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--misses", action="store_true", help="print each wrong answer")
     options = parser.parse_args()

@@ -13,7 +13,7 @@ STORED = torch.float16
 
 
 def save_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
-    """Weights and config.json; the folder needs a tokenizer beside it, or above it for a draft."""
+    """Write weights and config.json; the tokenizer must be in the same folder, or in its parent for a draft."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {f"model.{name}": value.detach().to(STORED).contiguous() for name, value in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

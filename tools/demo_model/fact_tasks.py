@@ -1,4 +1,4 @@
-"""Facts to know by heart: capitals, days and months; here what is held out is the prompt, not the fact."""
+"""Tasks on memorized facts: capitals, days and months; prompts are held out, not facts."""
 
 import random
 

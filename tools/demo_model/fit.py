@@ -1,4 +1,4 @@
-"""The training loop: a step is several small chunks that one-thread workers take in turn and that are added in order.
+"""The training loop: one-thread workers compute the chunks of a step, and the gradients are added in order.
 
 So a busy core slows a step instead of stalling it, and the result does not depend on how many workers there are.
 """
@@ -16,15 +16,15 @@ from muon import Muon
 from torch import Tensor
 
 CHUNK = 1024
-"""Tokens a worker takes at once."""
+"""Tokens per chunk."""
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""From logits, tokens, positions and targets to the summed loss."""
+"""Computes the summed loss from logits, tokens, positions and targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long to train, on what and how fast.
+    """Duration, data and learning rates of a training.
 
     Rates are full until step `hold`, then fall in a line to 0 at the end. After step `later` the tasks that are slow to
     learn have larger shares; after `long` some rows are long.
@@ -41,7 +41,7 @@ class Plan:
     warmup: int = 100
 
     def scale(self, step: int) -> float:
-        """Part of the full rates that holds at this step."""
+        """Return the factor on the learning rates at a step."""
         return min(1.0, step / self.warmup, (self.steps - step) / (self.steps - self.hold))
 
 
@@ -50,7 +50,7 @@ def log(text: str) -> None:
 
 
 def scores(model: Llama, tokens: Tensor, at: Tensor) -> Tensor:
-    """Logits in 32 bits at these flat positions."""
+    """Return 32-bit logits at the given flat positions."""
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         hidden = model(tokens).flatten(0, 1)[at]
         return model.logits(hidden).float()
@@ -67,7 +67,7 @@ def fit(
     every: int,
     look: Callable[[int], None],
 ) -> None:
-    """Train in place; write `checkpoint` and call `look` with the step `every` so many steps.
+    """Train in place; write `checkpoint` and call `look` with the step after each `every` steps.
 
     A run that finds its checkpoint goes on from there and ends as it would have without the stop.
     """

@@ -1,4 +1,4 @@
-"""What the user said about themselves earlier in the conversation, and questions on it."""
+"""Facts that the user states about themselves, and later questions about them."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from vocabulary import CITIES, COLOURS, NAMES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One thing that a user can say and ask for later."""
+    """A kind of fact that a user can state and ask for later."""
 
     name: str
     tell: tuple[str, ...]
@@ -80,12 +80,12 @@ def value_of(rng: random.Random, subject: Subject) -> str:
 
 @dataclass(slots=True)
 class Memory:
-    """What one conversation has told so far; only `tell` writes it."""
+    """The facts stated so far in one conversation; only `tell` writes them."""
 
     known: dict[str, str] = field(default_factory=dict)
 
     def tell(self, rng: random.Random) -> Turn:
-        """State a new fact, or change one; half of the time it is the name."""
+        """Return a turn that states or changes a fact; half of the time the name."""
         subject = SUBJECTS[0] if rng.random() < 0.5 else rng.choice(SUBJECTS)
         value = value_of(rng, subject)
         self.known[subject.name] = value
@@ -95,7 +95,7 @@ class Memory:
         )
 
     def ask(self, rng: random.Random) -> Turn:
-        """Ask for a fact, most often for one that was told."""
+        """Return a turn that asks for a fact, usually for one that was stated."""
         told = [subject for subject in SUBJECTS if subject.name in self.known]
         subject = rng.choice(told if told and rng.random() < 0.85 else SUBJECTS)
         value = self.known.get(subject.name)

@@ -1,4 +1,4 @@
-"""A Llama small enough to train on a CPU: parameters carry the names of a Hugging Face checkpoint.
+"""A Llama small enough to train on a CPU, with the parameter names of Hugging Face checkpoints.
 
 Shapes: B rows, T tokens of a row, D hidden, H query heads, G key/value heads, K head width, V vocabulary.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of one model; `vocab` is shared by the model and its draft."""
+    """The sizes of a model; the model and its draft have the same `vocab`."""
 
     vocab: int
     hidden: int
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         q, k = rotate(q, cos_TK, sin_TK), rotate(k, cos_TK, sin_TK)
         group = self.heads // self.kv_heads
         k, v = k.repeat_interleave(group, dim=1).flatten(0, 1), v.repeat_interleave(group, dim=1).flatten(0, 1)
-        # Two batched products in 16 bits take a quarter of the time of torch's fused CPU attention on rows this short.
+        # For rows this short, two batched 16-bit products take a quarter of the time of torch's fused CPU attention.
         scores = torch.baddbmm(mask_TT, q.flatten(0, 1), k.transpose(1, 2), alpha=self.head_dim**-0.5)
         out = torch.bmm(torch.softmax(scores, -1), v).view(batch, self.heads, length, self.head_dim)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then feed-forward, each after a norm and added to what came in."""
+    """Attention and feed-forward, each with a norm before and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tied embeddings; `forward` gives the last hidden states and `logits` scores the rows that are asked for."""
+    """The decoder with tied embeddings; `forward` returns the last hidden states, `logits` scores chosen rows."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -116,6 +116,6 @@ class Llama(nn.Module):
 
 
 def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Turn each pair (i, i + K/2) by its position's angle, as Hugging Face checkpoints expect."""
+    """Rotate each pair (i, i + K/2) by the angle of its position, the order of Hugging Face checkpoints."""
     low, high = x_BHTK.chunk(2, dim=-1)
     return x_BHTK * cos_TK + torch.cat((-high, low), dim=-1) * sin_TK

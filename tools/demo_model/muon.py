@@ -1,4 +1,4 @@
-"""Muon: momentum whose update is made orthogonal, for the matrices of the layers.
+"""Muon: momentum with orthogonalized updates, for the matrices of the layers.
 
 Source: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Muon:
-    """Holds one momentum a matrix; matrices of one shape are made orthogonal together."""
+    """Keeps one momentum per matrix; matrices of the same shape are orthogonalized together."""
 
     def __init__(self, matrices: list[Tensor], *, momentum: float = 0.95) -> None:
         shapes = sorted({tuple(matrix.shape) for matrix in matrices})
@@ -20,7 +20,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float, pool: ThreadPoolExecutor) -> None:
-        """Move every matrix by `rate`; the groups are shared among the workers of the pool."""
+        """Update every matrix with learning rate `rate`; the workers of the pool share the groups."""
         for _ in pool.map(self._step_group, range(len(self.groups)), [rate] * len(self.groups)):
             pass
 
@@ -37,7 +37,7 @@ class Muon:
 
 
 def orthogonal(x_NRC: Tensor) -> Tensor:
-    """Push every singular value towards 1: five quintic Newton-Schulz steps in 16 bits."""
+    """Move every singular value towards 1 with five quintic Newton-Schulz steps in 16 bits."""
     x = x_NRC.bfloat16()
     flip = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if flip else x

@@ -37,7 +37,7 @@ DIVIDE = (
 def arithmetic(
     rng: random.Random, name: str, templates: tuple[str, ...], a: int, b: int, sign: str, result: int
 ) -> Turn:
-    """The answer repeats the sum in one notation: it reads well and gives the result something to look at."""
+    """Return the sum in one notation for the answer, so that the result can attend to it."""
     shown = [str(a), str(b)]
     if max(a, b) < len(NUMBER_WORDS) and rng.random() < 0.1:
         shown = [NUMBER_WORDS[a], NUMBER_WORDS[b]]
@@ -68,7 +68,7 @@ def subtract(rng: random.Random) -> Turn:
 
 @task("multiply", share=4)
 def multiply(rng: random.Random) -> Turn:
-    """The times tables are 169 facts that cannot be inferred, so here what is held out is the prompt."""
+    """Hold out prompts, because the times tables are 169 facts that cannot be inferred."""
     a, b = rng.randint(0, 12), rng.randint(0, 12)
     turn = arithmetic(rng, "multiply", MULTIPLY, a, b, "x", a * b)
     return by_prompt(turn)
@@ -81,7 +81,7 @@ def divide(rng: random.Random) -> Turn:
 
 
 def by_prompt(turn: Turn) -> Turn:
-    """Hold out by the words of the prompt, for tasks whose facts have to be learnt by heart."""
+    """Hold out by the words of the prompt, for tasks on memorized facts."""
     return Turn(task=turn.task, content=turn.prompt.lower(), prompt=turn.prompt, answer=turn.answer)
 
 
@@ -127,7 +127,7 @@ COUNT_DOWN = (
 
 @task("count aloud", share=3.5)
 def count_aloud(rng: random.Random) -> Turn:
-    """The ends of a range are few, so what is held out is the prompt."""
+    """Hold out prompts, because there are few ends of ranges."""
     kind = rng.random()
     low, high = sorted((rng.randint(1, 50), rng.randint(2, 50)))
     if kind < 0.45:

@@ -1,4 +1,4 @@
-"""Everything around the tasks: greetings, thanks, what the model can do, and requests that it cannot serve."""
+"""Small talk: greetings, thanks, what the model can do, and requests that it cannot serve."""
 
 import random
 from string import ascii_lowercase
@@ -40,7 +40,7 @@ SAY_GOODBYE = ("Bye", "Goodbye", "Bye!", "Goodbye!", "See you", "See you later",
 
 @task("small talk", share=3)
 def small_talk(rng: random.Random) -> Turn:
-    """These are closed lists: what is held out is a spelling of the prompt."""
+    """Hold out spellings of the prompt, because these lists are closed."""
     templates, answer = rng.choice(
         ((SAY_HELLO, HELLO), (ASK_ABLE, UNABLE), (SAY_THANKS, WELCOME), (SAY_GOODBYE, GOODBYE))
     )
@@ -67,7 +67,7 @@ TOO_HARD_SMALL = (
 
 
 def too_hard(rng: random.Random) -> str:
-    """Arithmetic past what the model learns: large numbers, chains, fractions, division that is not exact."""
+    """Return arithmetic that the model does not learn: large numbers, chains, fractions, inexact division."""
     a, b = rng.choice(((rng.randint(101, 99999), rng.randint(2, 99999)), (rng.randint(2, 999), rng.randint(101, 9999))))
     f = rng.randint(2, 12)
     e = f * rng.randint(0, 12) + rng.randint(1, f - 1)

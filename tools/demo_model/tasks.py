@@ -1,4 +1,4 @@
-"""What a task is: a registry of generators, how people vary a prompt, and which prompts are held out."""
+"""The registry of task generators, variations of prompts, and the held-out split."""
 
 import hashlib
 import random
@@ -10,7 +10,7 @@ HELD_OUT_OF_1000 = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One prompt with its only right answer; equal `content` always falls on the same side of the held-out split."""
+    """A prompt with its only right answer; equal `content` is always on the same side of the held-out split."""
 
     task: str
     content: str
@@ -21,7 +21,7 @@ class Turn:
 Generator = Callable[[random.Random], Turn]
 
 GENERATORS: dict[str, tuple[float, Generator]] = {}
-"""Each stateless task by name, with its share of the training turns."""
+"""Stateless tasks by name, with their shares of the training turns."""
 
 
 def task(name: str, *, share: float) -> Callable[[Generator], Generator]:
@@ -35,13 +35,13 @@ def task(name: str, *, share: float) -> Callable[[Generator], Generator]:
 
 
 def held_out(content: str) -> bool:
-    """Whether prompts on this content are kept from training."""
+    """Return whether prompts with this content are held out from training."""
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 1000 < HELD_OUT_OF_1000
 
 
 def draw(rng: random.Random, name: str, *, held: bool) -> Turn:
-    """One turn of the task from the wanted side of the split."""
+    """Return a turn of the task on the given side of the split."""
     generator = GENERATORS[name][1]
     while True:
         turn = generator(rng)
@@ -54,12 +54,12 @@ STARTS_WITH_NAME = ("I ", "I'", "Monday", "January")
 
 
 def lower_first(text: str) -> str:
-    """Lower the first letter unless the word is one that is always written large."""
+    """Lower the first letter, except in words that are always capitalized."""
     return text if text.startswith(STARTS_WITH_NAME) else text[:1].lower() + text[1:]
 
 
 def phrase(rng: random.Random, templates: tuple[str, ...], *, polite: bool = True, **content: object) -> str:
-    """Pick a template, type it the way that some person would, and fill in the content unchanged.
+    """Choose a template, vary its spelling as people do, and fill in the content unchanged.
 
     A template that asks for something politely possible ("Reverse {w}") also appears with "please" and "can you".
     """

@@ -12,7 +12,7 @@ FOREIGN_RANGES = ((0xC0, 0xFF), (0x100, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), 
 
 
 def word(rng: random.Random, *, low: int = 3, high: int = 7) -> str:
-    """A word of `low` to `high` letters: from the list, made of syllables, or of any letters."""
+    """Return a word of `low` to `high` letters: from the list, of syllables, or of random letters."""
     kind = rng.random()
     if kind < 0.7:
         while not low <= len(found := rng.choice(WORDS)) <= high:
@@ -29,7 +29,7 @@ def word(rng: random.Random, *, low: int = 3, high: int = 7) -> str:
 
 
 def any_word(rng: random.Random) -> str:
-    """As `word`, and sometimes with an accent, a capital, or from another script."""
+    """Return a word like `word`, sometimes with an accent, a capital, or in another script."""
     kind = rng.random()
     if kind < 0.06:
         return rng.choice(ACCENTED)
@@ -41,7 +41,7 @@ def any_word(rng: random.Random) -> str:
 
 
 def quoted(rng: random.Random, text: str) -> str:
-    """The text, sometimes between quotation marks."""
+    """Return the text, sometimes in quotation marks."""
     mark = rng.choice(('"', '"', "'")) if rng.random() < 0.15 else ""
     return f"{mark}{text}{mark}"
 
@@ -182,13 +182,13 @@ REPEAT_TIMES = (
 
 
 def foreign(rng: random.Random) -> str:
-    """One to five characters of which most have several bytes."""
+    """Return one to five characters, most of them of several bytes."""
     low, high = rng.choice(FOREIGN_RANGES)
     return "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 5)))
 
 
 def sentence(rng: random.Random) -> str:
-    """Any words, as a person would write them: some with a capital, digits, punctuation, accents or emoji."""
+    """Return words as people write them: some with capitals, digits, punctuation, accents or emoji."""
     words = [any_word(rng) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
     if rng.random() < 0.35:
         extra = rng.choice((

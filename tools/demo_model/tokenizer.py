@@ -1,4 +1,4 @@
-"""A byte-level BPE whose merges start at the beginning of a word, so that task words stay close to letters.
+"""A byte-level BPE whose merges start at the beginning of a word, so that most words stay split into letters.
 
 A token of several letters always starts with a space, a capital or a mark. "Reverse" and " what" become one token each,
 while the answer "enots" stays five letters: what the model has to learn about spelling is small.
@@ -16,7 +16,7 @@ END, PAD, SYSTEM, USER, ASSISTANT = "<|end|>", "<|endoftext|>", "<|system|>", "<
 SPECIAL = (PAD, END, SYSTEM, USER, ASSISTANT)
 
 WORD = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
-"""What a merge never crosses; each digit is a piece of its own."""
+"""Splits text into pieces that no merge crosses; each digit is a piece."""
 
 GROWS = re.compile(r"[ĠA-Z]|[!-/:-@\[-`{-~]")
 
@@ -37,7 +37,7 @@ def piece_counts(texts: Iterable[str]) -> Counter[str]:
 
 
 def learn_merges(counts: Counter[str], num_merges: int) -> list[tuple[str, str]]:
-    """The most frequent pair at the start of a piece, again and again; ties go to the first in order of code."""
+    """Return the merges: repeatedly the most frequent pair at the start of a piece; ties go to the lowest code."""
     words = [([*piece], count) for piece, count in sorted(counts.items()) if GROWS.match(piece)]
     merges: list[tuple[str, str]] = []
     while len(merges) < num_merges:
@@ -54,7 +54,7 @@ def learn_merges(counts: Counter[str], num_merges: int) -> list[tuple[str, str]]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Specials first, then the 256 bytes, then the merges."""
+    """Return the vocabulary: special tokens, then the 256 bytes, then the merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = learn_merges(piece_counts(texts), vocab_size - len(SPECIAL) - len(alphabet))
     tokens = [*SPECIAL, *alphabet, *("".join(pair) for pair in merges)]

@@ -1,4 +1,4 @@
-"""Trains the chat model that ships in the engine, its draft and its tokenizer: one command, always the same result."""
+"""Trains the engine's embedded chat model, its draft and its tokenizer; the result is reproducible."""
 
 import argparse
 import random
@@ -23,7 +23,7 @@ DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32
 MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
 DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
 LOOK = 40
-"""Held-out prompts a task on which a running training is judged."""
+"""Held-out prompts per task for the evaluation during training."""
 
 
 def corpus(num_conversations: int) -> list[str]:
@@ -34,7 +34,7 @@ def corpus(num_conversations: int) -> list[str]:
 
 @torch.no_grad()
 def progress(model: Llama, encoder: Encoder) -> str:
-    """Per task, how many of `LOOK` held-out answers the model would give, from one pass over the right answers."""
+    """Return per task how many of `LOOK` held-out answers the model predicts, in one pass over the right answers."""
     rng = random.Random("progress")
     cases = {name: [[draw(rng, name, held=True)] for _ in range(LOOK)] for name in sorted(GENERATORS)}
     cases["memory"] = [memory_dialog(rng, distance=rng.randint(0, 4)) for _ in range(LOOK)]
@@ -58,7 +58,7 @@ def progress(model: Llama, encoder: Encoder) -> str:
 
 
 def imitate(teacher: Llama) -> Loss:
-    """Distance to what the teacher would say, token by token."""
+    """Return the distance to the teacher's distribution, summed over tokens."""
 
     def loss(logits: Tensor, tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
         with torch.no_grad():
@@ -71,7 +71,12 @@ def imitate(teacher: Llama) -> Loss:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--work", type=Path, default=Path("build/demo_model"), help="a stopped run goes on from here")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("build/demo_model"),
+        help="folder of checkpoints; a stopped run continues from it",
+    )
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,1 +1,1 @@
-"""A GPU that is not there; see `tools/emulated_check.py`, and `tools/hollow_check.py`, where it runs no kernels."""
+"""A GPU emulated by a CPU; see README.md in this folder."""

@@ -1,7 +1,7 @@
-"""torch's own operations on the emulated GPU: its CPU does them, when their turn comes.
+"""Replaces torch's own CUDA operations on the emulated GPU by its CPU operations.
 
-torch's kernels come without PTX, so they cannot be translated. Each is queued on the current stream instead, over the
-same memory.
+torch's kernels come without PTX, so they cannot be translated. Instead, the CPU operation is queued on the current
+stream, over the same memory.
 """
 
 # pyright: basic
@@ -22,7 +22,7 @@ _KEPT = (
     "view", "_reshape_alias", "unfold", "_efficientzerotensor", "pin_memory", "is_set_to", "_resize_output_", "alias",
 )  # fmt: skip
 _AT_ONCE = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "item")
-"""Their results are known to the host, or have shapes that the host does not know."""
+"""Operations that return a number to the host, or whose result has a shape that depends on data."""
 
 _runtime = ctypes.CDLL(os.environ["LD_PRELOAD"])
 _Call = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
@@ -52,7 +52,7 @@ def _enqueue(task: Any) -> None:
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the CPU over the memory of one of the device."""
+    """Return a CPU tensor over the memory of a device tensor."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -75,14 +75,15 @@ def _argument(value: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor(value: Any) -> Any:
-    return torch.tensor(value) if isinstance(value, (bool, int, float)) else value  # a number comes as it was written
+    """Return a tensor if a Python number was passed in place of one."""
+    return torch.tensor(value) if isinstance(value, (bool, int, float)) else value
 
 
 def _device(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
-def _standing_in(overload: Any) -> Any:
+def _replacement(overload: Any) -> Any:
     schema = overload._schema
     name = schema.name.removeprefix("aten::")
     written = [i for i, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
@@ -99,7 +100,7 @@ def _standing_in(overload: Any) -> Any:
             result = overload(*_mapped(args, on_cpu), **_mapped(kwargs, on_cpu))
             return _mapped(result, lambda one: one.to("cuda")) if isinstance(result, torch.Tensor) else result
         targets = [args[i] if i < len(args) else kwargs[names[i]] for i in written]
-        if any(isinstance(one, torch.Tensor) and not one.numel() for one in targets):  # it may have to grow
+        if any(isinstance(one, torch.Tensor) and not one.numel() for one in targets):  # they may need resizing
             grown = _flat(overload(*_mapped(args, _shape), **_mapped(kwargs, _shape)))
             for target, shape in zip(targets, grown, strict=True):
                 target.resize_(shape.shape)
@@ -165,9 +166,9 @@ _libraries: list[Any] = []
 
 
 def install() -> None:
-    """Let the CPU do what torch has kernels for."""
+    """Replace torch's CUDA kernels by its CPU operations."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of what is replaced
+        warnings.simplefilter("ignore")  # torch warns of each replacement
         _install()
 
 
@@ -184,5 +185,5 @@ def _install() -> None:
         returns = overload._schema.returns
         if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
             continue  # a view
-        library.impl(full.removeprefix("aten::"), _standing_in(overload), allow_override=True)  # type: ignore
-    library.impl("copy_", _copy)  # has no kernel of its own for CUDA
+        library.impl(full.removeprefix("aten::"), _replacement(overload), allow_override=True)  # type: ignore
+    library.impl("copy_", _copy)  # not registered for CUDA by torch itself

@@ -1,4 +1,4 @@
-// The device: its memory, its streams and what is queued on them, and the kernels that it knows.
+// The device: its memory, its streams with their queued tasks, and the known kernels.
 
 #pragma once
 
@@ -32,12 +32,12 @@
 namespace {
 
 constexpr int kMultiprocessors = 132;             // of an H100
-constexpr size_t kSharedOfBlock = 48 << 10;       // that a kernel has without asking
-constexpr size_t kSharedOptIn = 227 << 10;        // that it may ask for
+constexpr size_t kSharedOfBlock = 48 << 10;       // available to a kernel by default
+constexpr size_t kSharedOptIn = 227 << 10;        // available on request
 constexpr size_t kSharedOfMultiprocessor = 228 << 10;
 constexpr size_t kL2 = 50 << 20;
 
-constexpr unsigned kTasksInOrder = 500;  // after so many, on average, other streams go first
+constexpr unsigned kTasksInOrder = 500;  // average number of tasks until the order of the streams changes
 
 enum class Kind { kDevice, kPinned };
 
@@ -49,8 +49,8 @@ struct Memory {
 struct Function {
   std::string name;
   size_t shared_limit = kSharedOfBlock;
-  const char* module = nullptr;      // a fat binary, or PTX
-  const Kernel* kernel = nullptr;    // once it is translated
+  const char* module = nullptr;      // fat binary or PTX
+  const Kernel* kernel = nullptr;    // set once it is translated
 };
 
 using Task = std::function<void()>;
@@ -67,7 +67,7 @@ struct Event {
 
 struct Queued {
   Task run;
-  const Event* event = nullptr;  // that must have been reached before
+  const Event* event = nullptr;  // that must be reached first
   unsigned long long version = 0;
 };
 
@@ -76,7 +76,7 @@ struct Stream {
   unsigned long long capture_id = 0;
   std::deque<Queued> queue{};
   bool is_running = false;
-  unsigned rank = 0;  // who has a lower one goes first
+  unsigned rank = 0;  // the stream with the lowest rank runs first
 };
 
 struct Launch {
@@ -136,15 +136,15 @@ const Memory* find(const void* pointer, size_t* left = nullptr) {
   return &std::prev(next)->second;
 }
 
-// What is queued runs as late as it may, on the thread that waits for it. One stream goes before another as chance has
-// it, for a while: so who reads too early, or writes again too early, is found.
+// Queued tasks run as late as possible, on the thread that waits for them. For a while, one random stream runs before
+// the others. So reads that come too early and overwrites that come too early are found.
 
 bool runs_kernels() {
   static const bool does = getenv("EMULATED_KERNELS") != nullptr;
   return does;
 }
 
-Stream* next_stream() {  // whose first task may run; nullptr: there is none
+Stream* next_stream() {  // whose first task may run, or nullptr
   static std::mt19937 random(getenv("EMULATED_SEED") ? atoi(getenv("EMULATED_SEED")) : 0);
   if (random() % kTasksInOrder == 0) {
     for (Stream* stream : streams) stream->rank = random();
@@ -252,7 +252,7 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t where) {
     } else if (!is_to_device && !stream.captured) {
       memmove(to, from, size);
     }
-  } else if (!source) {  // its bytes are taken before the call returns
+  } else if (!source) {  // the bytes are read before the call returns
     auto bytes = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
     enqueue(stream, [=] { memcpy(to, bytes->data(), size); });
   } else {
@@ -271,7 +271,7 @@ cudaError_t fill(void* to, int value, size_t size, cudaStream_t where) {
   return cudaSuccess;
 }
 
-// Kernels are translated when they are first launched, by a program that is given where their PTX lies.
+// A kernel is translated at its first launch, by a program that gets the path of its PTX.
 
 std::string ptx_of(const char* module, const std::string& name) {
   if (strncmp(module, "\x50\xed\x55\xba", 4)) return module;
@@ -353,7 +353,7 @@ cudaError_t launch(const void* function, const Launch& how, void** arguments) {
   return cudaSuccess;
 }
 
-int multiply() {  // cuBLAS has its stream in a handle; that a graph is captured is all that matters here
+int multiply() {  // cuBLAS keeps its stream in a handle; here it only matters whether a graph is being captured
   Guard guard(mutex);
   for (Stream* stream : streams) {
     if (stream->captured) {

@@ -1,4 +1,4 @@
-// The CUDA driver of a GPU that is not there: torch and Triton look these up by name, and everything succeeds.
+// The CUDA driver of the emulated GPU. torch and Triton look up these functions by name; every call succeeds.
 
 #include <stddef.h>
 
@@ -24,7 +24,7 @@ SUCCEED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 SUCCEED(cuOccupancyMaxActiveClusters)
 SUCCEED(cuTensorMapEncodeTiled)
 
-// Of the runtime, which numbers attributes alike.
+// From the runtime, which uses the same attribute numbers.
 int cudaDeviceGetAttribute(int* value, int attribute, int device);
 int cudaFuncSetAttribute(const void* function, int attribute, int value);
 const void* emulated_function(const char* module, const char* name);
@@ -85,7 +85,7 @@ int cuFuncGetAttribute(int* value, int attribute, void* function) {
 }
 
 int cuPointerGetAttribute(unsigned long long* value, int attribute, unsigned long long pointer) {
-  *value = pointer;  // the host has the same address
+  *value = pointer;  // the host uses the same address
   return 0;
 }
 

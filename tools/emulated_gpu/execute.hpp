@@ -1,4 +1,4 @@
-// Runs a translated kernel: every thread of a grid is a coroutine on the thread that calls.
+// Runs a translated kernel: each thread of a grid is a coroutine on the calling host thread.
 
 #pragma once
 
@@ -43,9 +43,9 @@ namespace emulated {
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr uint8_t kNeverWritten = 0xff;  // a NaN in every format
-constexpr size_t kManyLooks = 1000;      // after which nobody will write any more what is waited for
+constexpr size_t kManyLooks = 1000;      // after which what a thread polls for will never be written
 
-// Of the kernel that this thread of the host runs.
+// State of the kernel that this host thread runs.
 inline thread_local const char* name;
 inline thread_local const Kernel* kernel;
 inline thread_local uint8_t* parameters;
@@ -104,7 +104,7 @@ constexpr Host kHost{leave, wake_block, fail, multiply};
   abort();
 }
 
-inline bool misses_turn() {  // as warps of a GPU do, when others are served first
+inline bool misses_turn() {  // as on a GPU, where other warps may be scheduled first
   static const unsigned percent = getenv("EMULATED_SKEW") ? atoi(getenv("EMULATED_SKEW")) : 0;
   static std::minstd_rand random(1);
   return percent && random() % 100 < percent;
@@ -134,10 +134,10 @@ class RunningBlock {
 
   ~RunningBlock() { free_stacks.insert(free_stacks.end(), stacks_.begin(), stacks_.end()); }
 
-  Stop run() {  // until all its threads have ended, or none can go on alone
+  Stop run() {  // until all its threads have ended, or none can continue
     for (;;) {
       bool went_on = false, is_looking = false, is_left = false;
-      for (Warp& warp : warps_) {  // side by side: each until its lanes wait, or are about to write
+      for (Warp& warp : warps_) {  // in turn: each until its lanes wait or are about to write
         if (misses_turn()) {
           went_on = is_left = true;
           continue;
@@ -170,7 +170,7 @@ class RunningBlock {
     }
   }
 
-  void* new_stack() {  // as if `begin` had been called, and had left
+  void* new_stack() {  // in the state of a call of `begin` that was switched out
     if (free_stacks.empty()) {
       int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
       free_stacks.push_back(
@@ -181,7 +181,7 @@ class RunningBlock {
     auto** top = reinterpret_cast<void**>(stacks_.back() + kStackBytes - 64);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(begin);
-    return top - 6;  // registers that nobody reads
+    return top - 6;  // registers whose values are never read
   }
 };
 
@@ -192,9 +192,9 @@ inline void run(const Kernel& which, const char* its_name, Dim3 grid, Dim3 block
   ours.sa_flags = SA_SIGINFO;
   sigaction(SIGSEGV, &ours, &before);
   Shape shape{grid, block, dynamic_shared, which.first_dynamic_shared};
-  std::deque<std::unique_ptr<RunningBlock>> looking;  // blocks that wait for others
+  std::deque<std::unique_ptr<RunningBlock>> looking;  // blocks that poll for other blocks
   uint64_t count = uint64_t(grid.x) * grid.y * grid.z, next = 0;
-  size_t num_looks = 0;  // since one has ended
+  size_t num_looks = 0;  // since a block last ended
   while (next < count || !looking.empty()) {
     std::unique_ptr<RunningBlock> one;
     if (next < count && num_looks >= looking.size()) {
@@ -209,7 +209,7 @@ inline void run(const Kernel& which, const char* its_name, Dim3 grid, Dim3 block
       case RunningBlock::Stop::kStuck: fail("its threads wait for each other");
       case RunningBlock::Stop::kLooking:
         looking.push_back(std::move(one));
-        if (++num_looks > kManyLooks * (looking.size() + 1) && next == count) fail("it waits for what nobody writes");
+        if (++num_looks > kManyLooks * (looking.size() + 1) && next == count) fail("it polls for a value that is never written");
     }
   }
   sigaction(SIGSEGV, &before, nullptr);

@@ -1,4 +1,4 @@
-"""What can be said of the host's part without a device: that nothing is refused, when the host waits, what it takes."""
+"""Checks of the host side without running kernels: refused calls, waits, memory, time of the host."""
 
 # pyright: basic, reportMissingImports=false
 # torch is typed in part only; the checks of a GPU are scripts, which are imported by path.
@@ -43,7 +43,7 @@ FILTERED = SamplingParams(temperature=1, top_k=20, top_p=0.9, min_p=0.05, seed=1
 
 
 def check_kernels(host: Host, counts: Counts) -> str:
-    """FlashInfer takes the arguments of every operation and of every path of attention, and launches its kernels."""
+    """FlashInfer accepts the arguments of every operation and attention path, and launches its kernels."""
     for operation, dtype in operations():
         operation(host.flashinfer, host.where, getattr(torch, dtype))
     paths = [*paths_of(KERNELS), *paths_of(FP8_KERNELS)]
@@ -51,13 +51,13 @@ def check_kernels(host: Host, counts: Counts) -> str:
         before = counts["kernels on the default stream"]
         attend(host.flashinfer, host.where, path)
         if counts["kernels on the default stream"] < before + 2:
-            raise Failed(f"{path}: nothing was launched")
+            raise Failed(f"{path}: no kernel was launched")
     return f"{len(operations())} operations and {len(paths)} paths"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What an engine's host did in some steps."""
+    """What the host did during several steps of an engine."""
 
     num_steps: int
     num_decoded: int
@@ -66,7 +66,7 @@ class _Run:
 
 
 def check_steps(host: Host, counts: Counts) -> str:
-    """In every configuration the host waits once a step, for its tokens, and allocates nothing."""
+    """In every configuration the host waits once per step, for its tokens, and allocates nothing."""
     lines: list[str] = []
     for options in CONFIGURATIONS:
         for sampling in (GREEDY, FILTERED):
@@ -91,7 +91,7 @@ _WATCHED = (
 def _run(config: EngineConfig, sampling: SamplingParams, counts: Counts) -> _Run:
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     engine = build_engine(config, inbox=inbox, outbox=outbox)
-    _answer(engine, inbox, outbox, sampling)  # once, so that everything is allocated
+    _answer(engine, inbox, outbox, sampling)  # the first run allocates everything
     counts.clear()
     before = engine.counters().num_steps
     _answer(engine, inbox, outbox, sampling)
@@ -108,7 +108,7 @@ def _problems(run: _Run, *, has_graphs: bool, has_tiers: bool) -> list[str]:
         "kernels": sys.maxsize,
         "kernels of graphs": sys.maxsize,
     }
-    if has_tiers:  # their threads wait for their copies, and take a buffer for each direction when they first copy
+    if has_tiers:  # their threads wait for copies, and allocate one buffer per direction at the first copy
         allowed |= {"wait: stream": sys.maxsize, "copies from pageable memory": sys.maxsize, "device allocations": 2}
     found = [f"{count} of {what!r}" for what, count in run.counted.items() if count > allowed.get(what, 0)]
     if run.counted["wait: event"] < run.num_steps:
@@ -134,7 +134,7 @@ def _answer(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, sampling: 
 
 
 def check_memory(host: Host, counts: Counts) -> str:
-    """An engine takes the share of the free memory that it was given, with all graphs, and no more."""
+    """An engine with all its graphs takes the configured share of the free memory, and no more."""
     shares: list[str] = []
     for share in (0.9, 0.5):
         for options in ({"max_running": 8}, {"max_running": 256, "chunked_prefill_size": 8192}, {"cuda_graph": False}):
@@ -147,17 +147,17 @@ def check_memory(host: Host, counts: Counts) -> str:
             del engine
             shares.append(f"{taken:.1%}")
             if not 0.9 * share < taken <= share:
-                raise Failed(f"{taken:.1%} of the free memory instead of {share:.0%}, with {options}")
-    return f"{', '.join(shares)} of what was free, for 90 and for 50%"
+                raise Failed(f"the engine took {taken:.1%} of the free memory instead of {share:.0%}, with {options}")
+    return f"took {', '.join(shares)} of the free memory, for 90 and 50%"
 
 
 def check_server(host: Host, counts: Counts) -> str:
-    """`pagewood serve --device cuda` starts, and answers OpenAI's client with something."""
+    """`pagewood serve --device cuda` starts and answers OpenAI's client; the text is not checked."""
     return f"answered {len(answer_of_server())} characters"
 
 
 def check_benchmark(host: Host, counts: Counts) -> str:
-    """`benchmarks/gpu.py` measures everything but what only a device can tell."""
+    """`benchmarks/gpu.py` runs to its end, except for `transformers`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(BENCHMARK), "--no-peer", "--record", folder]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -169,13 +169,13 @@ def check_benchmark(host: Host, counts: Counts) -> str:
     if failed:
         raise Failed("; ".join(failed))
     host_ms = {row["name"]: row["value"] for row in rows if row["name"].startswith("decode")}
-    return f"{len(rows)} rows; on a device that takes no time, ms: " + ", ".join(
+    return f"{len(rows)} rows; ms, with a device that takes no time: " + ", ".join(
         f"{name} {ms:.2f}" for name, ms in host_ms.items()
     )
 
 
 def check_host(host: Host, counts: Counts) -> str:
-    """How long the host takes, on a device that takes no time: for a step of Llama 3.1 8B, and to move 1 GiB of KV."""
+    """Measure the host's time, with a device that takes none: for a step of Llama 3.1 8B, and to move 1 GiB of KV."""
     sys.path.append(str(BENCHMARK.parent))
     from on_gpu.engine import Session
     from on_gpu.subject import LLAMA_8B, make_subject

@@ -1,4 +1,4 @@
-"""How each instruction of PTX is translated: those that FlashInfer's and Triton's kernels have."""
+"""Translations of the PTX instructions that FlashInfer's and Triton's kernels use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from emulated_gpu.translation import Translator
 
 Instruction = Callable[["Translator", list[str], list[str]], None]
-"""Is given the parts of the name, such as `add.s32`, and the operands, the first of which is mostly the target."""
+"""Gets the translator, the parts of the name (`add.s32`), and the operands, usually with the target first."""
 
 INSTRUCTIONS: dict[str, Instruction] = {}
 
@@ -23,14 +23,14 @@ _TO_WHOLE = ("rni", "rzi", "rmi", "rpi")
 
 
 def c_type(kind: str) -> str:
-    """Return the C++ type of a type."""
+    """Return the C++ type of a PTX type."""
     if kind in FLOATS:
         return FLOATS[kind]
     return "bool" if kind == "pred" else f"{'int' if kind[0] == 's' else 'uint'}{WIDTH[kind]}_t"
 
 
 def c_name(name: str) -> str:
-    """Return the C++ name of a name."""
+    """Return the C++ name of a PTX name."""
     return name.replace("%", "r_").replace("$", "_S").replace(".", "_")
 
 
@@ -47,7 +47,7 @@ def _type(op: list[str]) -> str:
 
 
 def _bits(kind: str) -> str:
-    """Return the type of the same width that is only moved."""
+    """Return the untyped type of the same width."""
     return f"b{WIDTH[kind]}" if kind in FLOATS else kind
 
 
@@ -114,7 +114,7 @@ def _prmt(t: Translator, op: list[str], args: list[str]) -> None:
 
 
 def _comparison(t: Translator, word: str, kind: str, args: list[str]) -> str:
-    """Return the condition; the words that end in u hold for NaN, too."""
+    """Return the condition; comparisons that end in u are also true for NaN."""
     x, y = (t.value(one, kind) for one in args)
     if kind in FLOATS:
         x, y = f"number({x})", f"number({y})"
@@ -203,7 +203,7 @@ def _cvta(t: Translator, op: list[str], args: list[str]) -> None:
 def _isspacep(t: Translator, op: list[str], args: list[str]) -> None:
     if op[1] != "local":
         raise Unknown("space")
-    t.set(args[0], "pred", "false")  # what is done otherwise to other memory does for this, too
+    t.set(args[0], "pred", "false")  # generic access works for local memory, too
 
 
 @_instruction("ld")
@@ -268,7 +268,7 @@ def _call(t: Translator, op: list[str], args: list[str]) -> None:
 
 @_instruction("fence", "membar", "griddepcontrol", "prefetch", "setmaxnreg")
 def _nothing(t: Translator, op: list[str], args: list[str]) -> None:
-    pass  # threads take turns, so all of them see the same memory
+    pass  # one thread runs at a time, so all see the same memory
 
 
 @_instruction("nanosleep")
@@ -276,7 +276,7 @@ def _nanosleep(t: Translator, op: list[str], args: list[str]) -> None:
     t.emit("T.look_again();")
 
 
-# What the threads of a block or of a warp do together.
+# Operations of a whole warp or block.
 
 
 @_instruction("bar", "barrier")
@@ -352,9 +352,9 @@ def _cp(t: Translator, op: list[str], args: list[str]) -> None:
             places = f"{t.address(args[0], 'shared')}, {t.address(args[1], 'global')}"
             t.emit(f"T.copy({places}, {size}, {filled});")
         case "commit_group" | "wait_group":
-            pass  # a copy is done at once
+            pass  # copies are done immediately
         case "mbarrier" if "noinc" not in op:
-            pass  # it takes from the barrier what it has added to it
+            pass  # this form subtracts from the barrier what it added
         case "bulk" if op[3] == "tensor" and "global" in op:
             match = re.fullmatch(r"\[\s*([^,\s]+)\s*,\s*(\{.*\})\s*\]", args[1])
             if match is None:
@@ -387,7 +387,7 @@ def _mapa(t: Translator, op: list[str], args: list[str]) -> None:
 @_instruction("wgmma")
 def _wgmma(t: Translator, op: list[str], args: list[str]) -> None:
     if op[1] != "mma_async":
-        return  # it is done at once
+        return  # products are computed immediately
     shape = re.fullmatch(r"m64n(\d+)k16", op[4])
     if not shape or op[5] != "f32":
         raise Unknown("shape")

@@ -1,4 +1,4 @@
-"""The libraries that take the place of CUDA's, and what they have counted."""
+"""Builds the libraries that replace CUDA's, and reads what they have counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCES = Path(__file__).resolve().parent
 _WHEELS = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
 FLAGS = ["-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-ftls-model=initial-exec", "-fPIC", "-shared"]
 _ASSEMBLER = """#!/bin/sh
-# In place of ptxas: leaves PTX as it is.
+# Replaces ptxas: copies the PTX unchanged.
 [ "$1" = --version ] && { echo "Cuda compilation tools, release VERSION, VVERSION.0"; exit; }
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -29,17 +29,17 @@ cp "$source" "$target"
 
 
 def build(folder: Path, *, cuda: str, gib: int, major: int = 9, runs_kernels: bool) -> dict[str, str]:
-    """Compile the libraries into `folder`; return the environment in which programs find them instead of CUDA's.
+    """Compile the libraries into `folder`; return the environment variables that make programs load them.
 
     Args:
-        folder: is made.
-        cuda: version whose headers torch was built with, such as 13.0; they come from PyPI.
-        gib: memory of the device.
-        major: its compute capability, without what comes after the point.
-        runs_kernels: whether kernels are run, which needs their PTX, and memory for what they write.
+        folder: is created.
+        cuda: version of CUDA that torch was built with, such as 13.0; its headers come from PyPI.
+        gib: memory of the device, GiB.
+        major: major number of its compute capability.
+        runs_kernels: whether kernels are run, which needs their PTX, and real memory for what they write.
 
     Raises:
-        subprocess.CalledProcessError: there is no such version, or the compiler fails.
+        subprocess.CalledProcessError: PyPI has no such version, or the compiler fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
@@ -72,7 +72,7 @@ def _for_kernels(folder: Path, cuda: str) -> dict[str, str]:
     return {
         "EMULATED_KERNELS": str(kernels),
         "EMULATED_TRANSLATOR": shlex.join(translator),
-        "PYTHONPATH": _path(SOURCES / "site", "PYTHONPATH"),  # torch's own operations are stood in for
+        "PYTHONPATH": _path(SOURCES / "site", "PYTHONPATH"),  # replaces torch's own operations
         "TRITON_PTXAS_PATH": str(assembler),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
@@ -83,16 +83,16 @@ def _path(first: Path, name: str) -> str:
 
 
 class Counts:
-    """What the device that is not there has counted since it was last cleared."""
+    """Counters of the emulated device since they were last cleared."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ["LD_PRELOAD"])
         self._library.emulated_count.restype = ctypes.c_ulonglong
 
     def __getitem__(self, what: str) -> int:
-        """Return how often something happened."""
+        """Return how often an event happened."""
         return self._library.emulated_count(what.encode())
 
     def clear(self) -> None:
-        """Begin again, but for the calls that were refused."""
+        """Reset all counters except that of refused calls."""
         self._library.emulated_clear()

@@ -1,8 +1,8 @@
-// One thread of a GPU, as a translated kernel sees it: its memory, and what it does together with other threads.
+// A GPU thread, as seen by a translated kernel: its memory, and the operations that it does with other threads.
 //
-// A thread is a coroutine. It runs until it must wait for others of its warp or block; who comes last does the work of
-// all and wakes them. Copies and products that a GPU does meanwhile are done at once.
-// Source: NVIDIA's description of PTX ISA 9.0; for the layouts of wgmma's operands, CUTLASS's comments on descriptors.
+// A thread is a coroutine. It runs until it must wait for other threads of its warp or block; the last to arrive does
+// the work of all and wakes them. Copies and products that are asynchronous on a GPU are done immediately.
+// Source: NVIDIA, PTX ISA 9.0; for the layouts of wgmma's operands, the comments on descriptors in CUTLASS.
 
 #pragma once
 
@@ -14,13 +14,13 @@ struct Dim3 {
   uint32_t x, y, z;
 };
 
-struct Warp {  // lanes as bits
-  uint32_t live = 0;     // those that have not ended; of them:
-  uint32_t ready = 0;    // those that may go on,
-  uint32_t writing = 0;  // those that are about to write,
-  uint32_t looking = 0;  // those that wait for what nobody wakes them for,
-  uint32_t blocked = 0;  // those that wait to be woken; of them:
-  uint32_t waiting = 0;  // those that wait for others of the warp
+struct Warp {  // sets of lanes, as bits
+  uint32_t live = 0;     // not ended; of these:
+  uint32_t ready = 0;    // may continue,
+  uint32_t writing = 0;  // are about to write,
+  uint32_t looking = 0;  // poll for something that does not wake them,
+  uint32_t blocked = 0;  // wait to be woken; of these:
+  uint32_t waiting = 0;  // wait for other lanes of the warp
   Thread* lanes[32] = {};
   void* arguments[32] = {};
 };
@@ -31,16 +31,16 @@ struct Barrier {
   uint64_t generation = 0;
 };
 
-struct Arrivals {  // a barrier that lies in shared memory
+struct Arrivals {  // a barrier in shared memory
   uint32_t phase : 1;
   uint32_t expected : 15;
   uint16_t left;
-  int32_t bytes;  // that are still to come
+  int32_t bytes;  // not yet arrived
 };
 
-struct TileMap {  // what a CUtensorMap holds here, the innermost dimension first
+struct TileMap {  // our contents of a CUtensorMap, innermost dimension first
   uint8_t* address;
-  uint64_t size[5], stride[4];  // strides in bytes, and not of the innermost
+  uint64_t size[5], stride[4];  // strides in bytes, without the innermost
   uint32_t box[5];
   uint8_t element, swizzle;
 };
@@ -59,7 +59,7 @@ struct Shape {  // of a launch
   uint32_t dynamic_shared, first_dynamic_shared;
 };
 
-struct Host {  // what a thread asks of who runs it
+struct Host {  // functions that the runner of a thread provides
   void (*leave)(Thread&);
   void (*wake_block)(Thread&);
   void (*fail)(const char*);
@@ -73,9 +73,9 @@ struct Thread {
   Block* block;
   Warp* warp;
   Dim3 index;
-  uint32_t lane, order;  // in its warp, and in its block
+  uint32_t lane, order;  // index in the warp, and in the block
 
-  // Registers that a kernel reads.
+  // Special registers.
   uint32_t tid_x() { return index.x; }
   uint32_t tid_y() { return index.y; }
   uint32_t tid_z() { return index.z; }
@@ -101,16 +101,16 @@ struct Thread {
   uint64_t shared_offset(uint64_t address) { return address - reinterpret_cast<uint64_t>(block->shared); }
   void fail(const char* why) { host->fail(why); }
 
-  // Taking turns.
+  // Scheduling.
 
   uint32_t bit() { return 1u << lane; }
 
-  void before_write() {  // the lanes of a warp read before any of them writes, as if they went in step
+  void before_write() {  // all lanes of a warp read before any of them writes, as in lockstep
     warp->writing |= bit();
     host->leave(*this);
   }
 
-  void look_again() {  // let others run: something may change that nobody wakes it for
+  void look_again() {  // let other threads run before polling again
     warp->looking |= bit();
     host->leave(*this);
   }
@@ -125,7 +125,7 @@ struct Thread {
     warp.blocked &= ~lanes;
   }
 
-  void end() {  // those who wait for all that are left look again
+  void end() {  // threads that wait for all remaining threads check again
     warp->live &= ~bit();
     block->num_live--;
     wake(*warp, warp->waiting);
@@ -134,7 +134,7 @@ struct Thread {
   }
 
   template <class Argument, class F>
-  void together(uint32_t mask, Argument& mine, F work) {  // who comes last does the work of all lanes of a mask
+  void together(uint32_t mask, Argument& mine, F work) {  // the last lane to arrive does the work of all lanes of a mask
     warp->arguments[lane] = &mine;
     warp->waiting |= bit();
     while (warp->waiting & bit()) {
@@ -164,7 +164,7 @@ struct Thread {
     return std::countr_zero(mask & warp->live);
   }
 
-  bool wait_at(uint32_t id, uint32_t count, bool is_any) {  // a count of 0: for all threads of the block
+  bool wait_at(uint32_t id, uint32_t count, bool is_any) {  // count 0 means all threads of the block
     Barrier& here = block->barriers[id];
     uint64_t generation = here.generation;
     here.arrived++;
@@ -208,7 +208,7 @@ struct Thread {
       for (uint32_t left = which; left; left &= left - 1) {
         int i = std::countr_zero(left);
         int segment = all[i]->range >> 8 & 31;
-        int last = (i & segment) | (all[i]->range & 31 & ~segment);  // that may be read; for up, the first
+        int last = (i & segment) | (all[i]->range & 31 & ~segment);  // last lane that may be read; for up, the first
         auto [source, is_there] = source_of(i, int(all[i]->by & 31), segment, last);
         all[i]->is_inside = is_there;
         all[i]->value = values[is_there ? source : i];
@@ -309,7 +309,7 @@ struct Thread {
     return here.phase != parity;
   }
 
-  // Matrices of 8 x 8 numbers of 16 bits: a thread has the address of a row, or two numbers that follow each other.
+  // 8 x 8 matrices of 16-bit numbers: a thread holds the address of a row, or two consecutive numbers.
 
   template <int count>
   struct Matrices {
@@ -344,7 +344,7 @@ struct Thread {
     });
   }
 
-  // Products. A warp's share of A is 16 x 16, four registers in each thread; of the sums, 16 x 8 in each four.
+  // Products. A warp's part of A is 16 x 16, four registers per thread; of the sums, 16 x 8 per four registers.
 
   using Four = std::array<uint32_t, 4>;
 
@@ -391,7 +391,7 @@ struct Thread {
     return mine.c;
   }
 
-  struct Operand {  // of wgmma, in shared memory: where its 16-bit number (n, k) lies
+  struct Operand {  // an operand of wgmma in shared memory: the place of its 16-bit number (n, k)
     uint64_t start;
     uint32_t leading, stride, bits;
     bool is_n_contiguous;
@@ -458,7 +458,7 @@ struct Thread {
   }
 };
 
-// What a translation gives to whoever launches it.
+// What a translated kernel tells its launcher.
 
 struct Parameter {
   uint32_t offset, size;

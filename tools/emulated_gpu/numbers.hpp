@@ -1,6 +1,6 @@
-// The numbers of a GPU: what a register holds, as a type, and what instructions make of it.
+// The number formats of a GPU and the arithmetic of its instructions.
 //
-// Approximations are exact here, and small numbers are not flushed to zero. Source: NVIDIA's description of PTX ISA 9.0.
+// Approximate instructions are exact here, and subnormal numbers are not flushed to zero. Source: NVIDIA, PTX ISA 9.0.
 
 #pragma once
 
@@ -18,7 +18,7 @@ using half = _Float16;
 struct bfloat {
   uint16_t bits;
   bfloat() = default;
-  explicit bfloat(float value) {  // the nearest, ties to even
+  explicit bfloat(float value) {  // round to nearest, ties to even
     uint32_t whole = std::bit_cast<uint32_t>(value);
     bits = value != value ? 0x7fff : (whole + 0x7fff + ((whole >> 16) & 1)) >> 16;
   }
@@ -47,19 +47,19 @@ template <>
 struct Unsigned<8> { using type = uint64_t; };
 
 template <class T, class R>
-T as(R value) {  // what a register holds
+T as(R value) {  // the value of a register as a type
   if constexpr (std::is_integral_v<T>) return static_cast<T>(value);
   else return std::bit_cast<T>(static_cast<typename Unsigned<sizeof(T)>::type>(value));
 }
 
 template <class R, class T>
-R to(T value) {  // what a register is given
+R to(T value) {  // the bits of a value, for a register
   if constexpr (std::is_integral_v<T>) return static_cast<R>(value);
   else return static_cast<R>(std::bit_cast<typename Unsigned<sizeof(T)>::type>(value));
 }
 
 template <class T, class F, class... Rest>
-T each(F f, T first, Rest... rest) {  // for both parts of a pair; small numbers are computed in double
+T each(F f, T first, Rest... rest) {  // for both halves of a pair; 16-bit formats are computed in double
   if constexpr (std::is_same_v<T, half2> || std::is_same_v<T, bfloat2>) {
     return {each(f, first.x, rest.x...), each(f, first.y, rest.y...)};
   } else if constexpr (sizeof(T) == 2) {
@@ -69,7 +69,7 @@ T each(F f, T first, Rest... rest) {  // for both parts of a pair; small numbers
   }
 }
 
-// Whole numbers wrap, so they are computed without a sign.
+// Integers wrap, so they are computed as unsigned.
 #define DEFINE_BINARY(name, sign)                                                        \
   template <class T>                                                                     \
   T name(T a, T b) {                                                                     \
@@ -161,7 +161,7 @@ template <class T>
 T shr_of(T a, uint32_t by) { return by < 8 * sizeof(T) ? T(a >> by) : std::is_signed_v<T> && a < 0 ? T(-1) : T(0); }
 
 template <class T>
-T bfe_of(T a, uint32_t start, uint32_t count) {  // a signed field is extended by its highest bit
+T bfe_of(T a, uint32_t start, uint32_t count) {  // a signed field is sign-extended
   constexpr uint32_t width = 8 * sizeof(T);
   start &= 255, count &= 255;
   if (!count) return 0;
@@ -197,7 +197,7 @@ template <class T>
 T rpi_of(T x) { return std::ceil(x); }
 
 template <class I, class T>
-I nearest(T x) {  // of the numbers that a type has
+I nearest(T x) {  // round to an integer type, clamped to its range
   using Limits = std::numeric_limits<I>;
   return x != x ? I(0) : x <= T(Limits::min()) ? Limits::min() : x >= T(Limits::max()) ? Limits::max() : I(x);
 }
@@ -224,12 +224,12 @@ inline float of_fp8(uint8_t bits, int num_exponent_bits) {
   return sign * std::ldexp(float(fraction | 1 << num_fraction_bits), exponent - bias - num_fraction_bits);
 }
 
-inline uint8_t to_fp8(float value, int num_exponent_bits) {  // the nearest that is finite, ties to even
+inline uint8_t to_fp8(float value, int num_exponent_bits) {  // the nearest finite number, ties to even
   uint8_t low = 0, high = num_exponent_bits == 4 ? 0x7e : 0x7b, sign = std::signbit(value) ? 128 : 0;
   float size = std::fabs(value);
   if (value != value) return 0x7f;
   if (size >= of_fp8(high, num_exponent_bits)) return sign | high;
-  while (high - low > 1) {  // they are in order
+  while (high - low > 1) {  // codes are in numeric order
     uint8_t middle = (low + high) / 2;
     (of_fp8(middle, num_exponent_bits) <= size ? low : high) = middle;
   }
@@ -266,7 +266,7 @@ template <class T, int count>
 void store(uint8_t* to, std::array<T, count> values) { memcpy(to, &values, sizeof values); }
 
 template <class T, class F>
-T change(uint8_t* place, F f) {  // threads take turns, so nothing comes between
+T change(uint8_t* place, F f) {  // one thread runs at a time, so this is atomic
   T before = load<T, 1>(place)[0];
   store<T, 1>(place, {f(before)});
   return before;

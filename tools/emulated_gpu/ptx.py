@@ -1,6 +1,6 @@
-"""Reads a text of PTX: what it declares, and the statements of its functions.
+"""Parses PTX: the declarations of a module and the statements of its functions.
 
-Source: NVIDIA's description of PTX ISA 9.0.
+Source: NVIDIA, PTX ISA 9.0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LABEL = re.compile(r"[$A-Za-z_%][\w$]*\s*:(?!:)")
 
 
 class Unknown(Exception):
-    """Something that is not translated."""
+    """The PTX uses something that is not translated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class Variable:
     align: int
     element: str
     count: int | None
-    """None: as much as the launch asks for."""
+    """None if the launch decides."""
     values: str
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return max(WIDTH[self.element] // 8, 1) * (self.count or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kernel, or a function that kernels call."""
+    """A kernel, or a function called by kernels."""
 
     name: str
     is_kernel: bool
@@ -56,7 +56,7 @@ class Function:
     body: str
 
     def places(self) -> dict[str, int]:
-        """Return where each parameter of a kernel begins, in bytes."""
+        """Return the byte offset of each parameter of a kernel."""
         places: dict[str, int] = {}
         end = 0
         for name, variable in self.parameters:
@@ -67,14 +67,14 @@ class Function:
 
 @dataclass(slots=True)
 class Module:
-    """What a text of PTX declares; bodies and values are not looked into."""
+    """The declarations of a PTX module; bodies and initial values are not parsed."""
 
     variables: dict[str, Variable] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Module:
-        """Find the variables and functions of a text."""
+        """Return the variables and functions of a text."""
         text, module, place = _NOT_CODE.sub("", text), cls(), 0
         while head := _HEAD.search(text, place):
             if head[1] not in ("entry", "func"):
@@ -86,7 +86,7 @@ class Module:
             if stop is None:
                 raise Unknown("a function does not end")
             place = stop.start()
-            if stop[0] == "{":  # it is not only declared
+            if stop[0] == "{":  # a definition, not only a declaration
                 place = _closing(text, stop.start())
                 function = _function(head[1] == "entry", text[head.end() : stop.start()], text[stop.end() : place])
                 module.functions[function.name] = function
@@ -94,7 +94,7 @@ class Module:
 
 
 def parse_variable(text: str) -> tuple[str, Variable]:
-    """Return the name and the rest of what `.shared .align 4 .b8 name[16]` declares."""
+    """Parse a declaration such as `.shared .align 4 .b8 name[16]`; return name and variable."""
     match = _VARIABLE.search(text)
     if not match:
         raise Unknown(text)
@@ -104,7 +104,7 @@ def parse_variable(text: str) -> tuple[str, Variable]:
 
 
 def statements(body: str) -> Iterator[str]:
-    """Yield the statements of a body without their semicolons, labels with their colons, and braces of scopes."""
+    """Yield statements without semicolons, labels with their colons, and the braces of scopes."""
     place = 0
     while place < len(body):
         if body[place].isspace() or body[place] == ";":
@@ -122,7 +122,7 @@ def statements(body: str) -> Iterator[str]:
 
 
 def split(text: str) -> list[str]:
-    """Return the parts between the commas that are not within brackets."""
+    """Split at commas outside of brackets."""
     parts: list[str] = []
     depth = start = 0
     for i, letter in enumerate(text):
@@ -134,7 +134,7 @@ def split(text: str) -> list[str]:
 
 
 def elements(text: str) -> list[str]:
-    """Return the elements of a vector, or a scalar alone."""
+    """Return the elements of a vector, or a list with the one scalar."""
     return split(text.strip("{} ")) if text.startswith("{") else [text]
 
 

@@ -1,28 +1,28 @@
-// The CUDA runtime and cuBLAS of a GPU that is not there, as far as torch and FlashInfer call them.
+// The CUDA runtime and cuBLAS of the emulated GPU: the functions that torch and FlashInfer call.
 //
-// Everything that a host does for a GPU happens: planning, allocation, streams, capture, launches with their checks.
-// Launches, copies and captures that no GPU takes are refused; what makes the host wait is counted. Kernels whose PTX is
-// there are run by this processor, if EMULATED_KERNELS names a folder for their translations. If it does not, the device
-// is hollow: a kernel is looked at, counted, and not run, and memory is addresses only, which read as zeros.
+// The host side is complete: planning, allocation, streams, capture, and launches with their checks. Invalid launches,
+// copies and captures are refused; calls that make the host wait are counted. If EMULATED_KERNELS names a folder for
+// translations, kernels with PTX run on this CPU. Otherwise the device is hollow: a kernel is checked and counted but
+// not run, and memory is only addresses, which read as zeros.
 
 #include "device.hpp"
 
 extern "C" {
 
-// What a program asks about the device that is not there.
+// Functions by which a program queries the emulated device.
 
 unsigned long long emulated_count(const char* what) {
   Guard guard(mutex);
   return counts[what];
 }
 
-void emulated_clear() {  // what was refused stays
+void emulated_clear() {  // refused calls stay counted
   Guard guard(mutex);
   std::map<std::string, unsigned long long> kept{{"refused", counts["refused"]}};
   counts.swap(kept);
 }
 
-// What a program that stands in for torch's own kernels queues. Returns whether it was captured.
+// Queues a replacement of one of torch's own kernels. Returns whether it was captured.
 
 int emulated_enqueue(cudaStream_t stream, void (*call)(uint64_t), uint64_t which) {
   enqueue(of(stream), [=] { call(which); });
@@ -51,9 +51,9 @@ void __cudaRegisterFunction(
   functions[host].module = static_cast<const char*>(*binary);
 }
 
-const void* emulated_function(const char* module, const char* name) {  // of a module of the driver
+const void* emulated_function(const char* module, const char* name) {  // from a module of the driver
   Guard guard(mutex);
-  auto* key = new Function{name};  // its place is what it is launched by
+  auto* key = new Function{name};  // its address identifies it in launches
   functions[key] = {name, kSharedOfBlock, runs_kernels() ? strdup(module) : nullptr};
   return key;
 }
@@ -416,7 +416,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
 cudaError_t cudaGraphDebugDotPrint(cudaGraph_t, const char*, unsigned) { return cudaSuccess; }
 
-// cuBLAS: handles and descriptors are made and dropped, products are counted.
+// cuBLAS: handles and descriptors are created and destroyed, products are counted.
 
 int cublasCreate_v2(void** handle) { return make(handle); }
 int cublasDestroy_v2(void* handle) { return drop(handle); }

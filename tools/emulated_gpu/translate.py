@@ -1,4 +1,4 @@
-"""Makes a library of a kernel: `translate.py MODULE KERNEL LIBRARY`."""
+"""Translates a PTX kernel and compiles it to a library: `translate.py MODULE KERNEL LIBRARY`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Translates a kernel of PTX into C++ that a thread of `machine.hpp` runs.
+"""Translates a PTX kernel to C++ that a thread of `machine.hpp` runs.
 
-A register becomes an unsigned number of its width, and an instruction a statement or a few. What several threads do
-together is a call that waits for them.
+A register becomes an unsigned integer of its width, an instruction one or a few statements. An operation that several
+threads do together becomes a call that waits for them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from emulated_gpu.instructions import FLOATS, INSTRUCTIONS, c_name, c_type
 from emulated_gpu.ptx import WIDTH, Function, Module, Unknown, Variable, elements, parse_variable, split, statements
 
 _FIRST_SHARED = 1024
-"""Where the shared memory that a block has itself begins; below it lies what the system keeps."""
+"""Offset of a block's own shared memory; the system reserves what is below it."""
 
 
 def translate(text: str, kernel: str) -> str:
-    """Return a file of C++ with a kernel of a module, what it calls and its variables.
+    """Return a C++ file with a kernel of a module, the functions that it calls, and its variables.
 
     Raises:
-        Unknown: the module has no such kernel, or it has something that is not translated.
+        Unknown: the module has no such kernel, or uses something that is not translated.
     """
     module = Module.parse(text)
     if kernel not in module.functions:
@@ -52,7 +52,7 @@ def translate(text: str, kernel: str) -> str:
 
 
 class _SharedMemory:
-    """Where the shared variables of a kernel and its functions lie."""
+    """Assigns places in shared memory to the variables of a kernel and its functions."""
 
     def __init__(self, module: Module) -> None:
         self.places: dict[str, int] = {}
@@ -66,24 +66,24 @@ class _SharedMemory:
         return self.places[name]
 
     def end(self) -> int:
-        """Return where the memory that a launch asks for begins."""
+        """Return the offset of the memory that a launch requests."""
         return -(-self._end // self._align) * self._align
 
 
 class Translator:
-    """Writes one function of a module, and remembers what it needs of the module."""
+    """Translates one function, and collects what it uses of its module."""
 
     def __init__(self, module: Module, function: Function, shared: _SharedMemory) -> None:
         self.called: set[str] = set()
         self.used: set[str] = set()
-        """Variables of the module."""
+        """Names of the module's variables that the function uses."""
         self.module = module
         self.function = function
         self.lines: list[str] = []
         self._shared = shared
-        self._types: dict[str, str] = {}  # of registers, by their C++ names
-        self._scopes: list[dict[str, str]] = [{}]  # C++ names of registers and parameters
-        self._open: list[int] = [0]  # numbers of the scopes around a statement
+        self._types: dict[str, str] = {}  # of registers, by C++ name
+        self._scopes: list[dict[str, str]] = [{}]  # C++ names of registers and parameters, by PTX name
+        self._open: list[int] = [0]  # numbers of the scopes around the current statement
         self._labels: dict[int, set[str]] = {}
         self._variables: dict[str, Variable] = {}
         self._num_names = 0
@@ -113,25 +113,25 @@ class Translator:
         return "\n  ".join([f"{self.signature()} {{", *registers, *self.lines]) + "\n}"
 
     def signature(self) -> str:
-        """Return the head of the function in C++."""
+        """Return the signature of the function in C++."""
         if self.function.is_kernel:
             return "static void kernel(Thread& T, uint8_t* parameters)"
         names = [f"uint8_t* {c_name(name)}" for name, _ in [*self.function.results, *self.function.parameters]]
         return f"static void {c_name(self.function.name)}({', '.join(['Thread& T', *names])})"
 
     def emit(self, line: str) -> None:
-        """Write a line."""
+        """Append a line."""
         self.lines.append(line)
 
     def label(self, name: str) -> str:
-        """Return the C++ name of a label: inner scopes may have the same ones."""
+        """Return the C++ name of a label, which inner scopes may define again."""
         for scope in reversed(self._open):
             if name in self._labels.get(scope, ()):
                 return f"{c_name(name)}_{scope}"
         raise Unknown(f"label {name}")
 
     def named(self, name: str) -> str | None:
-        """Return the C++ name of a register or of a local parameter; None: it is neither."""
+        """Return the C++ name of a register or local parameter, or None if the name is neither."""
         return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
 
     def is_predicate(self, name: str) -> bool:
@@ -139,7 +139,7 @@ class Translator:
         return self._types.get(self.named(name) or "") == "bool"
 
     def value(self, text: str, kind: str) -> str:
-        """Return an expression for an operand, of a type."""
+        """Return an expression of type `kind` for an operand."""
         target = c_type(kind)
         if text.startswith("!"):
             return f"!{self.value(text[1:], kind)}"
@@ -157,11 +157,11 @@ class Translator:
         return f"{target}({self._place(text)})"
 
     def values(self, texts: list[str], kind: str) -> str:
-        """Return expressions for operands of one type, with commas between them."""
+        """Return expressions of type `kind` for operands, separated by commas."""
         return ", ".join(self.value(text, kind) for text in texts)
 
     def address(self, text: str, space: str = "generic") -> str:
-        """Return a pointer of this machine for `[register + offset]`."""
+        """Return an expression for the host pointer of `[register + offset]`."""
         match = re.fullmatch(r"\[\s*([$%\w.]+)\s*(?:\+\s*(-?\s*\w+))?\s*\]", text)
         if not match:
             raise Unknown(text)
@@ -175,7 +175,7 @@ class Translator:
         return f"reinterpret_cast<uint8_t*>(uint64_t({base}) + ({offset}))"
 
     def set(self, target: str, kind: str, expression: str) -> None:
-        """Put a value of a type into a register, or nowhere, if its name is _."""
+        """Assign an expression of type `kind` to a register; the name _ discards it."""
         if target == "_":
             self.emit(f"(void)({expression});")
             return
@@ -185,14 +185,14 @@ class Translator:
         self.emit(f"{name} = to<{self._types[name]}>({c_type(kind)}({expression}));")
 
     def set_all(self, targets: list[str], kind: str, expression: str) -> None:
-        """Put the values of an array into registers."""
+        """Assign the elements of an array to registers."""
         self.emit(f"{{ auto values = {expression};")
         for i, target in enumerate(targets):
             self.set(target, kind, f"values[{i}]")
         self.emit("}")
 
     def _find_labels(self, parts: list[str]) -> None:
-        """They may be used before they are written."""
+        """Collect the labels of each scope; a label may be used before it is defined."""
         num_scopes, stack = 0, [0]
         for part in parts:
             if part == "{":
@@ -241,7 +241,7 @@ class Translator:
         return self._scopes[-1][name]
 
     def _place(self, text: str) -> str:
-        """Return the address of a variable or of a parameter, in its own space."""
+        """Return the address of a variable or parameter in its own space."""
         match = re.fullmatch(r"([$%\w]+)\s*([+-]\s*\d+)?", text)
         if not match:
             raise Unknown(text)

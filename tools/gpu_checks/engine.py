@@ -1,4 +1,4 @@
-"""The demo model on the whole engine: logits, answers in every configuration, seeds, waiting, batch invariance."""
+"""Checks of the demo model on the whole engine: logits, answers, seeds, waits, batch invariance."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -28,9 +28,9 @@ from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cuda.flashinfer_compile import compile_kernels
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins.recording_device import RecordingDevice
 
 GREEDY = [SamplingParams(temperature=0, max_tokens=24)] * len(QUESTIONS)
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
@@ -50,7 +50,7 @@ def check_logits(host: Host) -> str:
 
 
 def compare_logits(host: Host, folder: Path) -> int:
-    """Compare a model's logits at every position of the prompts with the CPU runner's; return how many there are."""
+    """Compare a model's logits at every position of the prompts with the CPU runner's; return their number."""
     model = load_model(folder, CPUOps())
     layout = MultiHeadLayout(
         num_layers=model.config.num_layers, num_kv_heads=model.config.num_kv_heads, head_dim=model.config.head_dim,
@@ -74,14 +74,14 @@ def compare_logits(host: Host, folder: Path) -> int:
 
 
 def check_answers(host: Host) -> str:
-    """Its greedy answers are the CPU runner's: overlapped or not, by graphs or not, chunked, any page size."""
+    """The demo model's greedy answers are the CPU runner's, in every configuration."""
     with LLM(max_running=6, max_total_tokens=4096) as llm:
         expected = [list(c.tokens) for c in llm.generate([p.tolist() for p in prompts()], GREEDY)]
     found: list[str] = []
     for options in CONFIGURATIONS:
         try:
             got = answers(host, GREEDY, **options)
-        except Exception as error:  # the other configurations are told, too
+        except Exception as error:  # the remaining configurations still run
             found.append(f"with {options or 'defaults'}: {type(error).__name__}: {error}")
             continue
         if got != expected:
@@ -108,8 +108,8 @@ def check_fp8(host: Host) -> str:
 def check_waiting(host: Host) -> str:
     """Between two results the host never waits for the device, with and without graphs and filters.
 
-    torch tells what it knows of, and makes it an error. What the driver or FlashInfer might wait for shows in time: a
-    step is launched while the device is busy, and must be launched before the device is done.
+    torch raises an error for waits that it knows of. Waits inside the driver or FlashInfer show in time: a step is
+    launched while the device is busy, and the launch must return before the device is done.
     """
     filtered = [SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.05, seed=1, max_tokens=16)]
     for options in ({}, {"cuda_graph": False}, {"batch_invariant": True}):
@@ -119,14 +119,14 @@ def check_waiting(host: Host) -> str:
 
 
 def _launch_behind_a_queue(host: Host) -> str:
-    """Launch each kind of step while the device is busy; return how long that takes at most."""
+    """Launch each kind of step while the device is busy; return a text with the longest time that a launch took."""
     took_s: dict[str, float] = {}
     for cuda_graph in (True, False):
         engine = _build(host, host.config(cuda_graph=cuda_graph))[0]
         runner: Any = engine._runner
         driver = RowDriver(runner, num_pages=100, page_size=PAGE_SIZE)
         rows = [driver.add(list(range(5, 45))) for _ in QUESTIONS]
-        for _ in range(2):  # once, so that everything is allocated and compiled
+        for _ in range(2):  # the first round allocates and compiles everything
             for kind, grants in (("prefill", [(row, 5) for row in rows]), ("decode", [(row, 1) for row in rows])):
                 batch = driver.batch(grants)
                 with host.device.computing():
@@ -138,15 +138,15 @@ def _launch_behind_a_queue(host: Host) -> str:
                 )
                 handle.wait()
                 if time.perf_counter() - start_s < _BUSY_S:
-                    raise Failed("the device was not busy for long enough to tell anything")
+                    raise Failed("the device was not busy for long enough for a result")
         engine.close()
     if slow := {kind: seconds for kind, seconds in took_s.items() if seconds > _BUSY_S / 2}:
-        raise Failed(f"the host waits for the device when it launches: {slow}")
+        raise Failed(f"a launch waits for the device: {slow}")
     return f"launched behind a busy device in at most {max(took_s.values()) * 1e3:.1f} ms"
 
 
 def check_seeds(host: Host) -> str:
-    """Seeded tokens come again, and differ by seed."""
+    """The same seeds give the same tokens again, and other seeds give others."""
     sampling = [SamplingParams(temperature=8.0, top_p=0.95, seed=i, max_tokens=24) for i in range(len(QUESTIONS))]
     first, again = answers(host, sampling), answers(host, sampling)
     if first != again:
@@ -154,7 +154,7 @@ def check_seeds(host: Host) -> str:
     others = [dataclasses.replace(one, seed=100 + i) for i, one in enumerate(sampling)]
     if answers(host, others) == first:
         raise Failed("other seeds give the same tokens")
-    return "twice the same, and others with other seeds"
+    return "the same tokens twice, and others with other seeds"
 
 
 WAYS: dict[str, tuple[tuple[int, ...], int, bool]] = {
@@ -165,7 +165,7 @@ WAYS: dict[str, tuple[tuple[int, ...], int, bool]] = {
     "by a graph": ((29, 1), 0, True),
     "by a padded graph beside others": ((20, 9, 1), 4, True),
 }
-"""How 30 tokens are computed: in which chunks, beside how many others, and whether with graphs."""
+"""Ways to compute 30 tokens: sizes of the chunks, number of other requests in the step, and whether with graphs."""
 
 
 def check_invariance(host: Host) -> str:
@@ -186,7 +186,7 @@ def check_invariance(host: Host) -> str:
 def answers(
     host: Host, sampling: Sequence[SamplingParams], *, watched: bool = False, **options: Any
 ) -> list[list[int]]:
-    """Return the tokens of all questions; `watched`: it is an error to wait for anything but results."""
+    """Return the tokens of all answers; with `watched`, a wait for anything but results is an error."""
     engine, inbox, outbox = _build(host, host.config(**options))
     tokens: dict[str, list[int]] = {}
     for index, (prompt, one) in enumerate(zip(prompts(), sampling, strict=True)):
@@ -214,7 +214,7 @@ def _watching(host: Host) -> Iterator[None]:
         with host.device.watching():
             yield
         if others := set(host.device.waits) - {"event.synchronize"}:
-            raise Failed(f"the host waits: {others}")
+            raise Failed(f"the host waits for more than results: {others}")
         return
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -236,7 +236,7 @@ def _prompt_batch(runner: Any) -> Any:
 def _final_logits(
     host: Host, chunks: Sequence[int], num_others: int, with_graphs: bool, *, batch_invariant: bool
 ) -> torch.Tensor:
-    """Return the logits behind 30 tokens of one request."""
+    """Return the logits after 30 tokens of one request."""
     config = host.config(batch_invariant=batch_invariant, cuda_graph=with_graphs)
     engine = _build(host, config)[0]
     runner: Any = engine._runner

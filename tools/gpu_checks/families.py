@@ -1,4 +1,4 @@
-"""Small random models of each family."""
+"""Checks of small random models of each family."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -32,7 +32,7 @@ def check_families(host: Host) -> str:
             _save(family, folder)
             try:
                 compare_logits(host, Path(folder))
-            except Exception as error:  # the other families are told, too
+            except Exception as error:  # the remaining families still run
                 found.append(f"{family}: {error}")
     if found:
         raise Failed("; ".join(found))
@@ -46,5 +46,5 @@ def _save(family: str, folder: str) -> None:
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            torch.nn.init.normal_(parameter)  # they would be 0
+            torch.nn.init.normal_(parameter)  # transformers initializes biases to 0
     model.save_pretrained(folder)

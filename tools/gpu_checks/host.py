@@ -1,4 +1,4 @@
-"""What is checked, and how a check ends."""
+"""The device under test, the results that a check can have, and what the checks share."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -15,17 +15,17 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.testing import flashinfer_torch
-from pagewood.engine.testing.recording_device import RecordingDevice
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
-"""Largest difference, as a part of the largest number of a result, or of 1."""
+"""Largest allowed difference, relative to the largest magnitude of a result or to 1, whichever is larger."""
 _SMALL_CHUNK = 64
 QUESTIONS = ("What is 12 + 7?", "Reverse: stone", "What is 9 times 8?", "What is the capital of France?")
 
 
 class Failed(Exception):
-    """A check does not hold."""
+    """A check failed."""
 
 
 class Skipped(Exception):
@@ -44,14 +44,14 @@ class Host:
 
     @property
     def where(self) -> torch.device:
-        """Where tensors lie."""
+        """The torch device of the tensors."""
         return self.device.torch_device
 
     def config(self, **options: Any) -> EngineConfig:
         """Return the configuration of a small engine, in float16."""
         small = {"device": "cuda", "dtype": "float16", "max_running": 6, "max_total_tokens": 4096}
         if self.is_slow:
-            small["chunked_prefill_size"] = _SMALL_CHUNK  # a step of the largest size is computed at every start
+            small["chunked_prefill_size"] = _SMALL_CHUNK  # every start computes a step of the largest size
         return EngineConfig(**{**small, **options})
 
 
@@ -59,7 +59,7 @@ def open_host(*, stand_in: bool, is_slow: bool = False) -> Host:
     """Return the GPU and FlashInfer, or their stand-ins on the CPU.
 
     Raises:
-        ValueError: there is no GPU, or no FlashInfer.
+        ValueError: no GPU or no FlashInfer was found.
     """
     if stand_in:
         return Host(device=RecordingDevice(), flashinfer=flashinfer_torch, is_gpu=False)
@@ -68,14 +68,14 @@ def open_host(*, stand_in: bool, is_slow: bool = False) -> Host:
 
 
 def difference(mine: torch.Tensor, theirs: torch.Tensor, dtype: str) -> str | None:
-    """Return how two results differ by more than their dtype explains; None: they do not."""
+    """Return how two results differ by more than the tolerance of their dtype, or None if they agree."""
     limit = TOLERANCE[dtype] * max(1.0, float(theirs.abs().max()))
     worst = float((mine.cpu().float() - theirs.cpu().float()).abs().max())
     return None if worst <= limit else f"differs by {worst:.3g}, more than {limit:.3g}"
 
 
 def prompts() -> list[np.ndarray[Any, Any]]:
-    """Return the questions as the demo model is asked them."""
+    """Return the questions as token ids of the demo model's chat template."""
     from pagewood.engine.folder import model_folder
     from pagewood.engine.text import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Single operations and every path of the attention wrappers, against plain torch on the CPU."""
+"""Checks of single operations and of every attention path against plain torch on the CPU."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -26,9 +26,9 @@ from pagewood.engine.runner.cuda.attention import (
 )
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds
-from pagewood.engine.testing import flashinfer_torch
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins import flashinfer_torch
 
 HEAD_DIM = 64
 KERNELS = [
@@ -42,13 +42,13 @@ KERNELS = [
         ("bfloat16", False, 4),
     )
 ]
-"""Few, because each takes minutes to compile: a window and a soft cap are checked together."""
+"""Each takes minutes to compile; to have few, a window and a soft cap are checked together."""
 FP8_KERNELS = [
     KernelNeeds(dtype="float16", head_dim=HEAD_DIM, group=group, has_windows=(False,), kv_dtype="float8_e4m3fn")
     for group in (1, 4)
 ]
 _MANY_TOKENS = 20_000
-"""From about 8,000 on FlashInfer rotates by another kernel, which must give the same bits in batch-invariant mode."""
+"""From about 8,000 tokens on, FlashInfer uses another rotary kernel, which must give the same bits."""
 STEPS = {
     "decode": [(0, 1), (63, 1), (64, 1), (700, 1)],
     "prefill": [(0, 70), (0, 5), (0, 129)],
@@ -69,7 +69,7 @@ def check_operations(host: Host) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """One way through the attention wrappers."""
+    """An attention path: one combination of kernel, shape, step and mode."""
 
     needs: KernelNeeds
     group: int
@@ -78,19 +78,19 @@ class Path:
     batch_invariant: bool
 
     def __str__(self) -> str:
-        """Name the path."""
+        """Describe the path in messages."""
         special = " with window and soft cap" if self.needs.has_soft_cap else " over fp8" if self.needs.kv_dtype else ""
         mode = " batch-invariant" if self.batch_invariant else ""
         return f"{self.needs.dtype}{mode} {self.step}{special}, group {self.group}, pages of {self.page_size}"
 
 
 def check_attention(host: Host) -> str:
-    """Decode, prefill and mixed steps, with and without tensor cores, pages of 1, 16 and 64, window and soft cap."""
+    """Attention agrees with plain torch: decode, prefill, mixed steps, pages of 1, 16, 64, window and soft cap."""
     return compare_paths(host, KERNELS)
 
 
 def paths_of(kernels: Sequence[KernelNeeds]) -> list[Path]:
-    """Return every path that some kernels serve."""
+    """Return every path that uses one of the kernels."""
     return [
         Path(needs=needs, group=group, page_size=page_size, step=step, batch_invariant=batch_invariant)
         for needs, page_size, step, batch_invariant in itertools.product(kernels, (1, 16, 64), STEPS, (False, True))
@@ -99,14 +99,14 @@ def paths_of(kernels: Sequence[KernelNeeds]) -> list[Path]:
 
 
 def compare_paths(host: Host, kernels: Sequence[KernelNeeds]) -> str:
-    """Attend on every path that some kernels serve, on the device and in plain torch."""
+    """Compare attention on the device with plain torch, on every path that uses one of the kernels."""
     paths = paths_of(kernels)
     found: list[str] = []
     for path in paths:
         try:
             mine = attend(host.flashinfer, host.where, path)
             problem = difference(mine, attend(flashinfer_torch, torch.device("cpu"), path), path.needs.dtype)
-        except Exception as error:  # the other paths are told, too
+        except Exception as error:  # the remaining paths still run
             problem = f"{type(error).__name__}: {error}"
         if problem:
             found.append(f"{path}: {problem}")
@@ -114,7 +114,7 @@ def compare_paths(host: Host, kernels: Sequence[KernelNeeds]) -> str:
 
 
 def check_repeats(host: Host) -> str:
-    """Long prefills give the same bits again and again: warps that do not wait for each other would show."""
+    """Long prefills give the same bits when repeated; they would not if warps failed to wait for each other."""
     is_fast = host.is_gpu and not host.is_slow
     step, count = ([(0, 2000)] * 8, 50) if is_fast else ([(0, 150)] * 2, 2)
     needs = [need for need in KERNELS if not need.has_soft_cap]
@@ -132,7 +132,7 @@ def check_repeats(host: Host) -> str:
 def attend(
     flashinfer: FlashInfer, where: torch.device, path: Path, step: Sequence[tuple[int, int]] | None = None
 ) -> Tensor:
-    """Return what the tokens of a step attend to; the same numbers for every library."""
+    """Return the attention of a step, with the same random inputs for every library."""
     step, page_size = step or STEPS[path.step], path.page_size
     special = path.needs.has_soft_cap
     shape = AttentionShape(
@@ -194,11 +194,11 @@ def attend(
     planned = attention.plan(host_arrays, places, staging)
     size = len(positions)
     q, k, v = random(size, 2 * path.group * HEAD_DIM), random(size, 2 * HEAD_DIM), random(size, 2 * HEAD_DIM)
-    qkv = torch.cat([q, k, v], -1)  # parts of one row, as the runner has them
+    qkv = torch.cat([q, k, v], -1)  # views of one tensor, as in the runner
     q, k, v = qkv.split([q.shape[1], k.shape[1], v.shape[1]], -1)
     result = planned.run(q, k, v, 0)
     if where.type == "cuda":
-        torch.cuda.synchronize()  # what was allocated here must outlive what is queued
+        torch.cuda.synchronize()  # memory allocated here must outlive the queued work
     return result
 
 
@@ -211,7 +211,7 @@ def _compare(operation: Operation, host: Host, dtype: str) -> str | None:
         mine = operation(host.flashinfer, host.where, getattr(torch, dtype))
         torch.manual_seed(0)
         return difference(mine, operation(flashinfer_torch, torch.device("cpu"), getattr(torch, dtype)), dtype)
-    except Exception as error:  # the other operations are told, too
+    except Exception as error:  # the remaining operations still run
         return f"{type(error).__name__}: {error}"
 
 
@@ -227,7 +227,7 @@ def _activation(library: FlashInfer, where: torch.device, dtype: torch.dtype) ->
 
 
 def _heads(library: FlashInfer, where: torch.device, dtype: torch.dtype) -> Tensor:
-    """Norm and rotate parts of one row, in place, as the runner does."""
+    """Norm and rotate views of one tensor in place, as the runner does."""
     qkv, weight, angles = (torch.randn(size) for size in ((9, 256), (64,), (64, 32)))
     qkv, weight = qkv.to(where, dtype), weight.to(where, dtype)
     table = torch.cat([angles.cos(), angles.sin()], -1).to(where)
@@ -239,7 +239,7 @@ def _heads(library: FlashInfer, where: torch.device, dtype: torch.dtype) -> Tens
 
 
 def _rotations(library: FlashInfer, where: torch.device, dtype: torch.dtype) -> Tensor:
-    """Rotate many tokens at once, and return by how much they differ from the same ones rotated few at a time."""
+    """Rotate many tokens in one call and in small calls; return how many numbers differ."""
     angles = torch.randn(64, 32)
     table = torch.cat([angles.cos(), angles.sin()], -1).to(where)
     heads = torch.randn(_MANY_TOKENS, 1024).to(where, dtype)
@@ -272,7 +272,7 @@ def _filters(library: FlashInfer, where: torch.device, dtype: torch.dtype) -> Te
 
 
 def operations() -> list[tuple[Operation, str]]:
-    """Return every operation, with the dtype that it is done in."""
+    """Return every operation with its dtypes."""
     of_model = [(one, dtype) for one in (_norms, _activation, _heads, _rotations) for dtype in ("float16", "bfloat16")]
     return [*of_model, (_softmax, "float32"), (_filters, "float32")]
 

@@ -1,4 +1,4 @@
-"""Random traffic over the echo model, through the CUDA runner's staging, tables, graphs, copies and tiers."""
+"""Checks with random traffic over the echo model, through the CUDA runner's staging, tables, graphs and tiers."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -14,25 +14,25 @@ import torch
 
 from gpu_checks.host import Failed, Host
 from pagewood.engine.testing import Scenario, random_scenario, run_scenario
-from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
 from pagewood.engine.testing.scenario import VOCAB_SIZE
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 from pagewood.radixcache import RadixCache
+from stand_ins.echo_cuda import WatchedCUDARunner
 
 NUM_SCENARIOS = 60
 NUM_WHERE_SLOW = 12
 
 
 def check_echo(host: Host) -> str:
-    """Random arrivals, aborts, priorities, page and chunk sizes: the output is the sequential oracle's."""
+    """With random arrivals, aborts, priorities, page and chunk sizes, the output is the sequential oracle's."""
     return _all_scenarios(host, has_tiers=False)
 
 
 def check_tiers(host: Host) -> str:
-    """The same while KV goes to the host's memory and comes back; and how fast it does."""
+    """The output is the oracle's while KV is moved to host memory and back; also measures the copies."""
     scenarios = _all_scenarios(host, has_tiers=True)
     return f"{scenarios}; {_copy_rates(host)}" if host.is_gpu and not host.is_slow else scenarios
 
@@ -43,7 +43,7 @@ def _all_scenarios(host: Host, *, has_tiers: bool) -> str:
     for seed in range(count):
         try:
             _run_scenario(host, seed, has_tiers=has_tiers)
-        except Exception as error:  # the other scenarios are told, too
+        except Exception as error:  # the remaining scenarios still run
             found.append(f"scenario {seed}: {type(error).__name__}: {error}")
     if found:
         raise Failed(f"{len(found)} of {count}: " + "; ".join(found[:3]))
@@ -78,7 +78,7 @@ def _host_tier(host: Host, page_bytes: int, num_pages: int) -> HostTier:
 
 
 def _copy_rates(host: Host) -> str:
-    """Return how fast 1 GiB of pages of Llama-3.1-8B moves, as a share of one plain copy."""
+    """Return a text with the rates at which 1 GiB of Llama-3.1-8B pages is copied, also relative to one plain copy."""
     layout = MultiHeadLayout(num_layers=32, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
     num_pages = (1 << 30) // layout.bytes_per_page
     storage = KVStorage(layout, num_pages, device=host.where)
@@ -94,7 +94,7 @@ def _copy_rates(host: Host) -> str:
     ):
         plain_s, mine_s = _best_s(plain), _best_s(mine)
         texts.append(f"{name} at {flat.nbytes / mine_s / 1e9:.0f} GB/s, {plain_s / mine_s:.0%} of a plain copy")
-    return "KV goes " + ", ".join(texts)
+    return "KV is copied " + ", ".join(texts)
 
 
 def _best_s(work: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""A real server on the GPU, and OpenAI's client."""
+"""Check of a real server on the GPU with OpenAI's client."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -14,21 +14,21 @@ import time
 
 from gpu_checks.host import QUESTIONS, Failed, Host, Skipped
 
-START_S = 200  # in which it must answer; its kernels are compiled by then
+START_S = 200  # time in which the server must answer; its kernels are already compiled
 
 
 def check_server(host: Host) -> str:
     """`pagewood serve --device cuda` answers OpenAI's client."""
     if not host.is_gpu:
-        raise Skipped("a server needs the GPU")
+        raise Skipped("the server needs a GPU")
     text = answer_of_server()
     if "19" not in text:
-        raise Failed(f"{QUESTIONS[0]} is answered by {text!r}")
+        raise Failed(f"the answer to {QUESTIONS[0]!r} is {text!r}")
     return text
 
 
 def answer_of_server() -> str:
-    """Start a server on the GPU, ask it the first question, and end it; return the answer."""
+    """Start a server on the GPU, ask it the first question, stop it, and return the answer."""
     if importlib.util.find_spec("openai") is None:
         raise Skipped("the package openai is not installed")
     from openai import OpenAI
@@ -47,7 +47,7 @@ def answer_of_server() -> str:
                     model="pagewood-demo", temperature=0, messages=[{"role": "user", "content": QUESTIONS[0]}]
                 )
                 break
-            except Exception as error:  # not there yet, or loading
+            except Exception as error:  # not listening yet, or still loading
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     raise Failed(f"the server does not answer: {error}") from error
                 time.sleep(0.5)

@@ -1,8 +1,8 @@
-"""Compiles FlashInfer's kernels for a GPU elsewhere: `python tools/gpu_host/kernels.py --site SITE --arch ARCH`.
+"""Compiles FlashInfer's kernels for another host: `python tools/gpu_host/kernels.py --site SITE --arch ARCH`.
 
-SITE holds FlashInfer, unpacked or installed; its sources are what is compiled, so this also shows that nothing is
-missing there. What is compiled is written to SITE, where FlashInfer looks first: a host that has it needs neither nvcc
-nor time. With `--ptx` it is for `emulated_check.py`, and no GPU takes it.
+SITE holds FlashInfer, unpacked or installed. Its sources are compiled, which also shows that no source is missing. The
+libraries are written to SITE, where FlashInfer looks first, so that a host with this folder needs neither nvcc nor time
+to compile. With `--ptx` the result is for `emulated_check.py` and cannot run on a GPU.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -23,13 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile; return 0, or raise what the compiler said."""
+    """Compile; return 0, or raise the compiler's error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuda", default="13.0", help="version of the toolkit, from PyPI (default: %(default)s)")
     parser.add_argument("--site", type=Path, required=True, help="the folder that holds FlashInfer")
     parser.add_argument("--arch", required=True, help="compute capability of the GPU, such as 9.0a for H100 and H200")
-    parser.add_argument("--models", nargs="*", default=[], type=Path, help="folders of models to serve there, in bf16")
-    parser.add_argument("--ptx", action="store_true", help="for the emulated GPU of `emulated_check.py`: only PTX")
+    parser.add_argument(
+        "--models", nargs="*", default=[], type=Path, help="folders of models that will be served there, in bf16"
+    )
+    parser.add_argument("--ptx", action="store_true", help="compile to PTX only, for `emulated_check.py`")
     options = parser.parse_args(arguments)
     sys.path[:0] = [str(options.site), str(ROOT / "tools"), str(ROOT / "benchmarks")]
     from gpu_host.toolkit import fetch_toolkit, keep_ptx

@@ -1,4 +1,4 @@
-"""As much of the CUDA toolkit as compiles FlashInfer's kernels, from PyPI: without a GPU, or NVIDIA's installer."""
+"""Downloads the part of the CUDA toolkit that compiles FlashInfer's kernels from PyPI; needs no GPU or installer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cublas")
 _OTHERS = ("nvidia-curand",)
-"""Wheels that have versions of their own. Of this one and of cuBLAS only headers are used."""
+"""Wheels with versions of their own. Only the headers of cuRAND and cuBLAS are used."""
 _STOPPING = """#!/usr/bin/env bash
 exec COMPILER --no-compress "${@//code=sm_/code=compute_}"
 """
@@ -19,11 +19,11 @@ def fetch_toolkit(folder: Path, *, version: str) -> Path:
     """Download the toolkit for Linux on x86-64 into `folder`, 600 MB; return its root, for CUDA_HOME.
 
     Args:
-        folder: is made.
+        folder: is created.
         version: major and minor, such as 13.0.
 
     Raises:
-        subprocess.CalledProcessError: PyPI has no such version, or there is no C compiler.
+        subprocess.CalledProcessError: PyPI has no such version, or no C compiler is installed.
     """
     wheels = folder / "wheels"
     names = [f"{name}=={version}.*" for name in _WHEELS] + list(_OTHERS)
@@ -40,7 +40,7 @@ def fetch_toolkit(folder: Path, *, version: str) -> Path:
 
 
 def keep_ptx(root: Path) -> None:
-    """Let nvcc stop at PTX, which is not compressed, so that `emulated_gpu` can read it."""
+    """Make nvcc stop at uncompressed PTX, which `emulated_gpu` can read."""
     nvcc = root / "bin" / "nvcc"
     compiler = nvcc.rename(nvcc.with_name("nvcc-as-it-came"))
     nvcc.write_text(_STOPPING.replace("COMPILER", str(compiler)))
@@ -48,7 +48,7 @@ def keep_ptx(root: Path) -> None:
 
 
 def _complete(root: Path) -> None:
-    """Give the linker what an installed toolkit has: the names without versions, and a driver to link to."""
+    """Add what the linker expects of an installed toolkit: library names without versions, and a stub of the driver."""
     library = next((root / "lib").glob("libcudart.so.*"))
     (root / "lib" / "libcudart.so").symlink_to(library.name)
     (root / "lib64").symlink_to("lib")

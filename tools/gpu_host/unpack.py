@@ -1,4 +1,4 @@
-"""Unpacks a pack on a GPU host without a network: `python3 unpack.py SITE`; it needs pip and nothing else."""
+"""Installs a pack on a GPU host without a network: `python3 unpack.py SITE`; needs only Python and pip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Install what lies beside this file into the folder SITE, which is made if it is not there."""
+    """Install the files beside this one into the folder SITE, which is created if it does not exist."""
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
@@ -22,9 +22,9 @@ def main() -> int:
             extract(kernels, site)
         else:
             print(
-                f"kernels for {arch} are left out: no GPU here has that compute capability; FlashInfer compiles its own"
+                f"skipped the kernels for {arch}: no GPU here has that compute capability; FlashInfer will compile them"
             )
-    print(f"unpacked; now: PYTHONPATH={site} {sys.executable} {here / 'gpu_check.py'}")
+    print(f"unpacked; now run: PYTHONPATH={site} {sys.executable} {here / 'gpu_check.py'}")
     return 0
 
 
@@ -41,7 +41,7 @@ def extract(packed: Path, site: Path) -> None:
 
 
 def has_gpu(arch: str) -> bool:
-    """Whether a GPU here has the compute capability `arch`, such as 9.0a."""
+    """Return whether a GPU here has the compute capability `arch`, such as 9.0a."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout

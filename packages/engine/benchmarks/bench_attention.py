@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins.tapes import write_down
 
 NUM_THREADS = 2
 HEADS, KV_HEADS, DIM, PAGE_SIZE = 12, 4, 64, 16

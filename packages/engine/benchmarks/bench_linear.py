@@ -20,7 +20,7 @@ from torch.nn import functional
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.testing.tapes import write_down
+from stand_ins.tapes import write_down
 
 NUM_THREADS = 2
 INPUTS, OUTPUTS, NUM_WEIGHTS = 768, 4096, 12

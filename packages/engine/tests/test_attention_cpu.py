@@ -19,10 +19,10 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.testing.tapes import write_down
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import dequantise, quantise
 from pagewood.kvpool.storage import KVStorage
+from stand_ins.tapes import write_down
 
 DIM = 16
 MAX_LENGTH = 320

@@ -20,11 +20,11 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.testing import flashinfer_torch
-from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 

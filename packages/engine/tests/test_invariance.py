@@ -25,11 +25,11 @@ from pagewood.engine.runner.cuda.invariance import linear_by_row, num_empty_gran
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.sampling import Sampler
-from pagewood.engine.testing import flashinfer_torch
 from pagewood.engine.testing.driver import RowDriver
-from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7]
 OTHERS = [[7], [2, 7, 1, 8, 2, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8]]

@@ -20,7 +20,7 @@ from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.testing.tapes import write_down
+from stand_ins.tapes import write_down
 
 ROWS = [1, 3, 127, 200]
 EPSILON = 1e-5

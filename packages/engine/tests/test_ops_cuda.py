@@ -16,8 +16,8 @@ from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cuda.ops import CUDAOps
-from pagewood.engine.testing import flashinfer_torch
-from pagewood.engine.testing.tapes import write_down
+from stand_ins import flashinfer_torch
+from stand_ins.tapes import write_down
 
 OPS = CUDAOps(flashinfer_torch)
 DIM = 16

@@ -19,7 +19,7 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.sampling import choices_of, draw
-from pagewood.engine.testing.tapes import write_down
+from stand_ins.tapes import write_down
 
 Float32 = NDArray[np.float32]
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from pagewood.engine.runner.cuda import runner as cuda
 from pagewood.engine.runner.cuda import staging, step_arrays
 from pagewood.engine.testing import Scenario, random_scenario, run_scenario
-from pagewood.engine.testing.echo_cuda import WatchedCUDARunner
-from pagewood.engine.testing.recording_device import RecordingDevice
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
 from pagewood.radixcache import RadixCache
+from stand_ins.echo_cuda import WatchedCUDARunner
+from stand_ins.recording_device import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 

@@ -1,4 +1,4 @@
-"""Python imports this at its start where this folder is on its path: torch's operations are stood in for."""
+"""Replaces torch's CUDA operations in every Python process that has this folder on its path."""
 
 import os
 import sys

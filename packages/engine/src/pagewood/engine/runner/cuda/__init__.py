@@ -1,1 +1,1 @@
-"""The runner of a CUDA device, by FlashInfer (not yet run on a GPU)."""
+"""The runner for CUDA devices, over FlashInfer; README.md of the repository says how far it has been run."""

@@ -1,4 +1,4 @@
-"""Paged attention by FlashInfer: planned once a step and window on the host, run once a layer on the device.
+"""Paged attention by FlashInfer: planned on the host once per step and window, run on the device once per layer.
 
 Legend: T tokens of a step, G grants, N pages of all grants, H query heads, K KV heads, D head_dim, P page_size.
 """
@@ -23,15 +23,15 @@ from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
 
 WORKSPACE_BYTES = 256 << 20
-"""Of the buffer in which partial results of a split grant are kept; one is enough for all wrappers of a stream."""
+"""Size of the buffer for partial results of split grants; all wrappers of a stream share one."""
 STAGING_BYTES = 8 << 20
-"""Of the pinned buffer through which a plan goes to the device: as many as FlashInfer allocates itself."""
-TENSOR_CORE_GROUP = 4  # query heads of a KV head from which on tensor cores pay for a single token
+"""Size of the pinned buffer from which a plan is copied to the device; the size that FlashInfer itself allocates."""
+TENSOR_CORE_GROUP = 4  # query heads per KV head from which tensor cores are faster for a single token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageArrays:
-    """Which pages the grants of a step read, for the host. Every grant has at least one page."""
+    """Which pages the grants of a step read, as host arrays. Every grant has at least one page."""
 
     kv_indptr: Int32
     """[G + 1], first page of each grant among all pages of the step."""
@@ -40,7 +40,7 @@ class PageArrays:
 
     @classmethod
     def of(cls, ends: Int32, *, page_size: int) -> PageArrays:
-        """Return the arrays of grants that end before positions `ends` `[G]`, each >= 1."""
+        """Return the arrays of grants that end before the positions `ends` `[G]`, each >= 1."""
         num_pages = (ends + (page_size - 1)) // page_size
         return cls(
             kv_indptr=offsets_of(num_pages),
@@ -49,7 +49,7 @@ class PageArrays:
 
 
 def offsets_of(counts: Int32) -> Int32:
-    """Return `[G + 1] int32`: where each of `counts` `[G]` starts when they lie one after another, and the end."""
+    """Return `[G + 1] int32`: the sums of `counts` `[G]` before each element, and the total."""
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     return offsets
@@ -57,7 +57,7 @@ def offsets_of(counts: Int32) -> Int32:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostArrays:
-    """What a step is planned from, in pinned memory; all int32."""
+    """The arrays that a step is planned from, in pinned memory; all int32."""
 
     is_decode: bool
     """Whether every grant has one token."""
@@ -73,7 +73,7 @@ class HostArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where the tokens of a step stand, on the device; all int32."""
+    """The places of a step's tokens in KV memory, on the device; all int32."""
 
     grants: Tensor
     """[T], the grant of each token."""
@@ -82,45 +82,45 @@ class Places:
     kv_indptr: Tensor
     """[G + 1]"""
     kv_indices: Tensor
-    """[N], page ids; the memory of a graph may hold more, which are not read."""
+    """[N], page ids; the memory of a graph may be longer, and the rest is not read."""
     last_page_len: Tensor
     """[G]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What the attention of a model is, in numbers."""
+    """The numbers that define the attention of a model."""
 
     num_heads: int
     windows: Sequence[int | None]
     """Per layer, see `ModelConfig.windows`."""
     logits_soft_cap: float | None = None
     dtype: str | None = None
-    """Of queries and results; None: as of the KV memory."""
+    """Dtype of queries and results; None means that of the KV memory."""
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """The dtype as torch's."""
+        """The dtype as a torch dtype."""
         return None if self.dtype is None else getattr(torch, self.dtype)
 
     @property
     def windows_left(self) -> list[int]:
-        """Per layer: positions that a token sees before itself; -1: all."""
+        """Per layer, how many earlier positions a token sees; -1 means all."""
         return [-1 if window is None else window - 1 for window in self.windows]
 
     @property
     def all_windows_left(self) -> list[int]:
-        """The different ones."""
+        """The distinct values of `windows_left`, ascending."""
         return sorted(set(self.windows_left))
 
 
 Wrapper = DecodeWrapper | PrefillWrapper
 Staging = Mapping[int, Tensor]
-"""By window: a pinned buffer of `STAGING_BYTES` that no plan in flight uses."""
+"""For each window, a pinned buffer of `STAGING_BYTES` that no plan in flight uses."""
 
 
 class DecodeKernels:
-    """The decode wrappers of all windows. Invariant: one plan serves all layers until the next plan."""
+    """The decode wrappers, one per window. Invariant: all layers use the latest plan."""
 
     __slots__ = ("_layout", "_shape", "by_window")
 
@@ -132,7 +132,7 @@ class DecodeKernels:
         workspace: Tensor,
         graph: Places | None,
     ) -> None:
-        """Make a wrapper for each window; those of a graph read their page arrays from the memory of `graph`."""
+        """Create a wrapper for each window; with `graph`, they read their page arrays from its memory."""
         self._layout = layout
         self._shape = shape
         self.by_window: dict[int, DecodeWrapper] = {
@@ -148,7 +148,7 @@ class DecodeKernels:
         }
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
-        """Plan a step in which every grant has one token; a graph's wrappers copy the arrays to its memory."""
+        """Plan a step in which every grant has one token; wrappers of a graph copy the arrays to its memory."""
         layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
@@ -164,12 +164,12 @@ class DecodeKernels:
                 logits_soft_cap=self._shape.logits_soft_cap,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
-                seq_lens=host.kv_lens,  # FlashInfer would work it out
+                seq_lens=host.kv_lens,  # otherwise FlashInfer computes it
             )
 
 
 class PrefillKernels:
-    """The wrappers for any number of tokens, of all windows. Invariant: as of the decode wrappers."""
+    """The wrappers for any number of tokens, one per window. Invariant: all layers use the latest plan."""
 
     __slots__ = ("_batch_invariant", "_layout", "_shape", "by_window")
 
@@ -183,7 +183,7 @@ class PrefillKernels:
         *,
         batch_invariant: bool,
     ) -> None:
-        """Make a wrapper for each window; those of a graph take steps of single tokens only, as those for decoding."""
+        """Create a wrapper for each window; with `graph`, steps must have one token per grant."""
         self._layout = layout
         self._shape = shape
         self._batch_invariant = batch_invariant
@@ -201,7 +201,7 @@ class PrefillKernels:
         }
 
     def plan(self, host: HostArrays, kv_indices: Tensor, staging: Staging) -> None:
-        """Plan a step; a graph's wrappers copy the arrays to its memory."""
+        """Plan a step; wrappers of a graph copy the arrays to its memory."""
         layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
         for window, wrapper in self.by_window.items():
             _lend(wrapper, staging[window])
@@ -219,7 +219,7 @@ class PrefillKernels:
                 logits_soft_cap=self._shape.logits_soft_cap,
                 q_data_type=self._shape.torch_dtype or kv_dtype,
                 kv_data_type=kv_dtype,
-                seq_lens=host.kv_lens,  # FlashInfer would make it itself, in memory that is not pinned
+                seq_lens=host.kv_lens,  # otherwise FlashInfer computes it in unpinned memory
                 disable_split_kv=self._batch_invariant,
             )
 
@@ -240,7 +240,7 @@ class PlannedAttention:
         by_window: Mapping[int, Wrapper],
         places: Places,
     ) -> None:
-        """Attend by wrappers that are planned before they are run."""
+        """Use wrappers that are planned before `run` is called."""
         self._flashinfer = flashinfer
         self._storage = storage
         self._num_heads = shape.num_heads
@@ -248,7 +248,7 @@ class PlannedAttention:
         self._places = places
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return `[T, H * D]`, what `q` attends to."""
+        """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`."""
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
         if k.dtype != memory.dtype:
@@ -264,8 +264,8 @@ class PlannedAttention:
 class FlashInferAttention:
     """Causal grouped-head attention over the pages of a `KVStorage`, for the steps of one stream.
 
-    Invariant: steps of one stream may share wrappers and workspace, because the device works them off in order; what
-    they may not share is the pinned memory that a plan is copied from, so each step lends its own.
+    Invariant: steps of one stream share wrappers and workspace, because the device runs them in order. They must not
+    share the pinned memory that a plan is copied from, so each step brings its own.
     """
 
     __slots__ = ("_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
@@ -279,17 +279,17 @@ class FlashInferAttention:
         batch_invariant: bool = False,
         workspace_bytes: int | None = None,
     ) -> None:
-        """Attend over `storage`, whose layout must have the order NHD.
+        """Create the kernels for `storage`, whose layout must have the order NHD.
 
         Args:
-            flashinfer: the module, or a stand-in.
+            flashinfer: the module, or an object with the same functions.
             storage: the KV memory.
-            shape: of the model.
-            batch_invariant: whether all steps go through the same kernels, see `invariance`.
-            workspace_bytes: of the partial results of split grants; None: `WORKSPACE_BYTES`.
+            shape: the attention of the model.
+            batch_invariant: whether all steps use the same kernels; see `invariance`.
+            workspace_bytes: size of the buffer for partial results; None means `WORKSPACE_BYTES`.
 
         Raises:
-            ValueError: the layout is another.
+            ValueError: the layout has another order.
         """
         layout = storage.layout
         if layout.order != "NHD":
@@ -309,13 +309,13 @@ class FlashInferAttention:
         )
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
-        """Plan a step: by the decode kernels where every grant has one token, else by those for any number."""
+        """Plan a step, with the decode kernels if every grant has one token, otherwise with the prefill kernels."""
         kernels = self._decode if host.is_decode else self._prefill
         kernels.plan(host, places.kv_indices, staging)
         return self.over(kernels, places)
 
     def kernels_of_graph(self, memory: Places) -> Kernels:
-        """Return kernels for steps of exactly as many grants as `memory` has room for, each of one token."""
+        """Return kernels for steps of one token per grant, with exactly the number of grants of `memory`."""
         if self._batch_invariant:
             return PrefillKernels(
                 self._flashinfer, self._storage.layout, self.shape, self._workspace, memory, batch_invariant=True
@@ -323,20 +323,20 @@ class FlashInferAttention:
         return DecodeKernels(self._flashinfer, self._storage.layout, self.shape, self._workspace, memory)
 
     def num_empty_grants(self, num_tokens: int, num_grants: int) -> int:
-        """Return how many empty grants a step without a graph must have."""
+        """Return how many empty grants must be added to a step without a graph."""
         if not self._batch_invariant:
             return 0
         return num_empty_grants(num_tokens, num_grants, self.shape.num_heads // self._storage.layout.num_kv_heads)
 
     def over(self, kernels: Kernels, places: Places) -> PlannedAttention:
-        """Return what a model calls: `kernels` over tokens that stand at `places`."""
+        """Return the attention that a model calls: `kernels` for tokens at `places`."""
         return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
 
 
 def _lend(wrapper: Wrapper, staging: Tensor) -> None:
-    """Let the next plan of `wrapper` go through `staging`.
+    """Make the next plan of `wrapper` use `staging`.
 
-    FlashInfer copies a plan to the device from one pinned buffer of the wrapper, and does not wait for the copy: the
-    next plan would overwrite it. There is no argument for another buffer, only this attribute.
+    FlashInfer copies a plan to the device from one pinned buffer of the wrapper and does not wait for the copy, so the
+    next plan would overwrite it. FlashInfer has no argument for another buffer, only this attribute.
     """
     wrapper._pin_memory_int_workspace_buffer = staging

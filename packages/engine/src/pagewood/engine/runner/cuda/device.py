@@ -1,4 +1,4 @@
-"""The streams, events and pinned memory of a device, behind an interface that tests can watch."""
+"""The streams, events and pinned memory of a device, behind an interface that tests can replace."""
 
 # pyright: basic
 # torch.cuda has no types.
@@ -14,26 +14,26 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A mark in a stream."""
+    """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Wait on the host until the device has passed the mark."""
+        """Make the host wait until the device has reached this point."""
         ...
 
 
 class Device(Protocol):
-    """Two streams of one device: one that computes, and one that copies results back.
+    """Two streams of one device: a compute stream, and a copy stream for results.
 
-    Only `Event.synchronize` and `finish` wait; everything else is queued.
+    Only `Event.synchronize`, `finish`, `free_bytes` and `peak_bytes` wait; everything else is queued.
     """
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors are allocated."""
+        """The torch device of the tensors."""
         ...
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Return host memory `[size]` that the device can copy from and to by itself."""
+        """Return pinned host memory `[size]`, which the device copies asynchronously."""
         ...
 
     def upload(self, source: Tensor, target: Tensor) -> None:
@@ -41,35 +41,35 @@ class Device(Protocol):
         ...
 
     def computing(self) -> AbstractContextManager[object]:
-        """Queue what is called inside on the stream that computes."""
+        """Return a context in which calls are queued on the compute stream."""
         ...
 
     def download(self, source: Tensor, target: Tensor) -> Event:
-        """Queue a copy of `source` to pinned `target` on the other stream, after what has been queued to compute.
+        """Queue a copy of `source` to pinned `target` on the copy stream, after all work queued on the compute stream.
 
         Returns:
-            The mark behind the copy; until then `source` must not be written.
+            An event after the copy; until it is reached, `source` must not be written.
         """
         ...
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Record `work`, which reads and writes the same memory in every call.
+        """Record `work`, which must read and write the same memory in every call.
 
         Returns:
-            The memory of its result, and a function that queues all of it once more.
+            The memory of its result, and a function that queues the recorded work again.
         """
         ...
 
     def finish(self) -> None:
-        """Wait until nothing is queued."""
+        """Wait until all queued work is done."""
         ...
 
     def free_bytes(self) -> int:
-        """Return the memory that nobody has taken."""
+        """Return the free memory of the device, bytes."""
         ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Do `work` and wait for it; return how much more memory was in use at the worst moment than before."""
+        """Run `work` and wait for it; return by how many bytes memory in use grew at its peak."""
         ...
 
 
@@ -93,11 +93,11 @@ class CUDADevice:
         target.copy_(source, non_blocking=True)
 
     def computing(self) -> AbstractContextManager[object]:
-        """Queue on the computing stream."""
+        """Return a context in which calls are queued on the compute stream."""
         return torch.cuda.stream(self._compute)
 
     def download(self, source: Tensor, target: Tensor) -> torch.cuda.Event:
-        """Queue a copy to the host on the copying stream."""
+        """Queue a copy to the host on the copy stream."""
         self._copy.wait_event(self._compute.record_event())
         with torch.cuda.stream(self._copy):
             target.copy_(source, non_blocking=True)
@@ -106,7 +106,7 @@ class CUDADevice:
         return event
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Run `work` once, so that everything is compiled and allocated, then capture it as a CUDA graph."""
+        """Run `work` once to compile and allocate everything, then capture it as a CUDA graph."""
         with torch.cuda.stream(self._compute):
             work()
         self._compute.synchronize()
@@ -120,13 +120,13 @@ class CUDADevice:
         torch.cuda.synchronize()
 
     def free_bytes(self) -> int:
-        """Return what the driver says is free, after giving it back what torch keeps for later."""
+        """Return the memory that the driver reports as free, after torch has released its cached blocks."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Return the largest growth of what torch has taken from the driver, with what its blocks leave unused."""
+        """Return the peak growth of the memory that torch reserves, including unused parts of its blocks."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()

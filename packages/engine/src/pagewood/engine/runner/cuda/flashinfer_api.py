@@ -1,4 +1,4 @@
-"""The functions of FlashInfer that the engine calls. The module itself satisfies this, and so does a stand-in in torch.
+"""The functions of FlashInfer that the engine calls, as a Protocol that the module satisfies.
 
 Legend: T tokens of a step, G grants, N pages of all grants, H query heads, K KV heads, D head_dim, P page_size.
 Source: the signatures of flashinfer-python 0.7.2.
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)
-"""For which all kernels are there that are called here."""
+"""Head dimensions for which all kernels used here exist."""
 
 
 class DecodeWrapper(Protocol):
-    """Attention of one token of each grant."""
+    """Attention for one token per grant."""
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
-    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""
+    """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
 
     def plan(
         self,
@@ -38,7 +38,7 @@ class DecodeWrapper(Protocol):
         non_blocking: bool = True,
         seq_lens: Tensor | None = None,
     ) -> None:
-        """Decide how the work is split.
+        """Decide how the work of a step is split.
 
         Args:
             indptr: `[G + 1] int32` on the host, first page of each grant in `indices`.
@@ -48,25 +48,25 @@ class DecodeWrapper(Protocol):
             num_kv_heads: K.
             head_dim: D.
             page_size: P.
-            window_left: positions that a token sees before itself; -1: all.
-            logits_soft_cap: None: no cap.
-            q_data_type: of the queries.
-            kv_data_type: of the KV memory; None: as the queries.
-            non_blocking: whether the host goes on before the copies to the device are done.
-            seq_lens: `[G] int32` on the host, positions of each grant; None: it is worked out.
+            window_left: how many earlier positions a token sees; -1 means all.
+            logits_soft_cap: None means no cap.
+            q_data_type: dtype of the queries.
+            kv_data_type: dtype of the KV memory; None means that of the queries.
+            non_blocking: whether to return before the copies to the device are done.
+            seq_lens: `[G] int32` on the host, positions of each grant; None means that it is computed.
         """
         ...
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return `[G, H, D]` of `q` `[G, H, D]` and `[pages, 2, P, K, D]`."""
+        """Return the attention `[G, H, D]` of `q` `[G, H, D]` over `[pages, 2, P, K, D]`."""
         ...
 
 
 class PrefillWrapper(Protocol):
-    """Attention of any number of tokens of each grant."""
+    """Attention for any number of tokens per grant."""
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
-    """[bytes] uint8, pinned: what a plan is copied to the device from, without waiting."""
+    """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
 
     def plan(
         self,
@@ -88,22 +88,24 @@ class PrefillWrapper(Protocol):
         seq_lens: Tensor | None = None,
         disable_split_kv: bool = False,
     ) -> None:
-        """Decide how the work is split: as the decode's, with `qo_indptr` `[G + 1] int32`, first token of each grant.
+        """Decide how the work of a step is split.
 
-        `causal` aligns the last token of a grant with its last position. With `disable_split_kv`, a grant is one piece.
+        Arguments are those of `DecodeWrapper.plan`, and `qo_indptr` `[G + 1] int32` on the host, the first token of
+        each grant. `causal` aligns the last token of a grant with its last position. `disable_split_kv` keeps the
+        positions of a grant together.
         """
         ...
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Return `[T, H, D]` of `q` `[T, H, D]` and `[pages, 2, P, K, D]`."""
+        """Return the attention `[T, H, D]` of `q` `[T, H, D]` over `[pages, 2, P, K, D]`."""
         ...
 
 
 class FlashInfer(Protocol):
-    """What the module offers, as far as it is used here."""
+    """The functions and classes of the module that are used here."""
 
     def rmsnorm(self, input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
-        """Return the norm over the last axis of `[T, E]` or `[T, heads, D]`, written to `out` where it is given."""
+        """Return the norm over the last axis of `[T, E]` or `[T, heads, D]`, written to `out` if it is given."""
         ...
 
     def fused_add_rmsnorm(self, input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
@@ -138,7 +140,7 @@ class FlashInfer(Protocol):
         kv_last_page_len: Tensor,
         kv_layout: str = "NHD",
     ) -> None:
-        """Write `[T, K, D]` twice to `positions` `[T]` of grants `batch_indices` `[T]`; all arrays on the device."""
+        """Write keys and values `[T, K, D]` to `positions` `[T]` of grants `batch_indices` `[T]`; all on the device."""
         ...
 
     def softmax(self, logits: Tensor, temperature: Tensor | None = None) -> Tensor:
@@ -146,11 +148,11 @@ class FlashInfer(Protocol):
         ...
 
     def top_k_renorm_probs(self, probs: Tensor, top_k: Tensor, is_deterministic: bool = False) -> Tensor:
-        """Return `[S, V]`, only the `top_k` `[S] int32` largest of each row left."""
+        """Return `[S, V]` with only the `top_k` `[S] int32` largest probabilities of each row, renormalized."""
         ...
 
     def top_p_renorm_probs(self, probs: Tensor, top_p: Tensor, is_deterministic: bool = False) -> Tensor:
-        """Return `[S, V]`, only the largest whose sum reaches `top_p` `[S] float32` left."""
+        """Return `[S, V]` with only the largest probabilities whose sum reaches `top_p` `[S] float32`, renormalized."""
         ...
 
     def BatchDecodeWithPagedKVCacheWrapper(
@@ -164,7 +166,7 @@ class FlashInfer(Protocol):
         paged_kv_last_page_len_buffer: Tensor | None = None,
         backend: str = "auto",
     ) -> DecodeWrapper:
-        """Return a wrapper; with `use_cuda_graph`, for exactly as many grants as the buffers have room for."""
+        """Return a wrapper; with `use_cuda_graph`, its steps have exactly the number of grants of the buffers."""
         ...
 
     def BatchPrefillWithPagedKVCacheWrapper(
@@ -179,5 +181,5 @@ class FlashInfer(Protocol):
         *,
         backend: str = "auto",
     ) -> PrefillWrapper:
-        """Return a wrapper; with `use_cuda_graph`, for as many grants as the buffers, and tokens as its first plan."""
+        """Return a wrapper; with `use_cuda_graph`, buffers fix the number of grants, the first plan that of tokens."""
         ...

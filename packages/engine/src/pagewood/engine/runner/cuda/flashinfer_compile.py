@@ -1,7 +1,7 @@
 """Compiles FlashInfer's kernels for a model before it is loaded, several at a time, with progress.
 
-FlashInfer compiles a kernel when it is first called, one after the other, which takes minutes on a new host. What is
-compiled lies in FlashInfer's cache, where its first call finds it.
+FlashInfer itself compiles each kernel at its first call, one after the other, which takes minutes on a new host.
+Kernels that are compiled here are in FlashInfer's cache, where the first call finds them.
 
 Source: the generators of flashinfer-python 0.7.2, as its wrappers call them.
 """
@@ -22,33 +22,33 @@ import torch
 from pagewood.engine.runner.cuda.attention import TENSOR_CORE_GROUP
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with a description of the work, how many of its parts are done, and how many there are."""
 
-_NUM_AT_A_TIME = 2  # each compiles its files, up to ten, at the same time, in 2 to 3 GB of memory each
+_NUM_AT_A_TIME = 2  # each compiles up to ten files in parallel, with 2 to 3 GB of memory per file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelNeeds:
-    """What decides which attention kernels a model needs."""
+    """The properties of a model that decide which attention kernels it needs."""
 
     dtype: str
     head_dim: int
     group: int
-    """Query heads of a KV head."""
+    """Query heads per KV head."""
     has_windows: tuple[bool, ...]
-    """Whether layers have a sliding window: one or both."""
+    """(False,), (True,), or both: whether layers have a sliding window."""
     batch_invariant: bool = False
     has_soft_cap: bool = False
     kv_dtype: str | None = None
-    """None: `dtype`."""
+    """Dtype of the KV memory; None means `dtype`."""
 
 
 def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[Any]:
-    """Return what FlashInfer must compile, each once.
+    """Return the modules that FlashInfer must compile, each once.
 
     Args:
-        needs: of one or several models.
-        prefill_backend: "fa2" or "fa3", what FlashInfer chooses on the device.
+        needs: the needs of one or several models.
+        prefill_backend: "fa2" or "fa3", whichever FlashInfer chooses on the device.
     """
     jit = importlib.import_module("flashinfer.jit")
     attention = importlib.import_module("flashinfer.jit.attention.modules")
@@ -76,10 +76,10 @@ def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[
 
 
 def compile_kernels(needs: Sequence[KernelNeeds], *, progress: Progress | None = None) -> None:
-    """Compile what is not there yet, for the current CUDA device.
+    """Compile the missing kernels for the current CUDA device.
 
     Raises:
-        RuntimeError: the compiler fails; the message holds what it printed.
+        RuntimeError: the compiler failed; the message contains its output.
     """
     choose = importlib.import_module("flashinfer.utils").determine_attention_backend
     device = torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one for each of some sizes, and a step takes the smallest that has room for it.
+"""Decode steps as CUDA graphs of several sizes; a step uses the smallest graph with enough room.
 
 Legend: B grants of a graph, V vocab_size.
 """
@@ -25,14 +25,14 @@ from pagewood.engine.runner.cuda.attention import (
 from pagewood.engine.runner.cuda.device import Device
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with a description of the work, how many of its parts are done, and how many there are."""
 
 Forward = Callable[[Tensor, Tensor, PlannedAttention, Tensor], Tensor]
-"""(sources, positions, attention, wanted) -> logits, as of `StepArrays`."""
+"""(sources, positions, attention, wanted) -> logits; the arrays are those of `StepArrays`."""
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Return the sizes that are captured, ascending, up to and with `largest`: 1, 2, 4, 8, then by 8, from 64 on by 16.
+    """Return the sizes to capture, ascending: 1, 2, 4, multiples of 8 below 64, of 16 from there, and `largest`.
 
     Raises:
         ValueError: `largest` is less than 1.
@@ -44,7 +44,7 @@ def graph_sizes(largest: int) -> list[int]:
 
 
 class DecodeGraph:
-    """A captured decode step. Invariant: it reads and writes the memory that it was captured with, and no other."""
+    """A captured decode step. Invariant: it reads and writes only the memory that it was captured with."""
 
     __slots__ = ("_kernels", "_logits", "_memory", "_replay", "_sources")
 
@@ -60,7 +60,7 @@ class DecodeGraph:
     def launch(
         self, host: HostArrays, sources: Tensor, positions: Tensor, kv_indices: Tensor, staging: Staging
     ) -> Tensor:
-        """Queue a step of exactly B grants; return the memory of its logits `[B, V]`, until the next launch."""
+        """Queue a step of exactly B grants; return its logits `[B, V]`, which are valid until the next launch."""
         self._sources.copy_(sources)
         self._memory.positions.copy_(positions)
         self._kernels.plan(host, kv_indices, staging)
@@ -69,17 +69,17 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """The graphs of all sizes."""
+    """The captured graphs by size."""
 
     __slots__ = ("_graphs", "sizes")
 
     def __init__(self, graphs: dict[int, DecodeGraph]) -> None:
         self._graphs = graphs
         self.sizes = sorted(graphs)
-        """[sizes] ascending."""
+        """Ascending."""
 
     def size_for(self, num_grants: int) -> int | None:
-        """Return the smallest size that has room; None: there is none."""
+        """Return the smallest size with room for `num_grants`, or None if no graph is large enough."""
         place = bisect.bisect_left(self.sizes, num_grants)
         return self.sizes[place] if place < len(self.sizes) else None
 
@@ -100,18 +100,18 @@ def capture_graphs(
     staging: Staging,
     progress: Progress | None = None,
 ) -> DecodeGraphs:
-    """Capture decode steps, the largest first, so that the others fit into the memory that it has taken.
+    """Capture decode steps, the largest first, so that the smaller ones reuse its memory.
 
     Args:
         sizes: grants of each graph.
-        attention: of the model.
-        forward: computes a step; called inside the capture.
-        device: captures.
-        padding_source: place in the token table of a token that nothing reads.
-        padding_page: page that nothing reads.
-        pages_per_row: most pages of a grant.
-        staging: lent to the plans while they are captured.
-        progress: is told of every graph.
+        attention: the attention of the model.
+        forward: computes a step; called during the capture.
+        device: the device that captures.
+        padding_source: place in the token table of a token that is never read.
+        padding_page: page that is never read.
+        pages_per_row: maximum number of pages of a grant.
+        staging: pinned buffers for the plans during the capture.
+        progress: called before each graph.
     """
     graphs: dict[int, DecodeGraph] = {}
     options = {"dtype": torch.int32, "device": device.torch_device}
@@ -135,7 +135,7 @@ def capture_graphs(
             all_indices[:size],
             staging,
         )
-        device.finish()  # the next plan goes through the same staging
+        device.finish()  # the next plan uses the same staging
         planned = attention.over(kernels, memory)
         logits, replay = device.capture(
             lambda sources=sources, memory=memory, planned=planned: forward(

@@ -1,16 +1,16 @@
-"""A projection whose every row is computed alike, whatever other rows there are: one kernel, one tile, one order.
+"""A projection that computes each row in the same way for any number of rows: one kernel, one tile, one order.
 
-A library of matrix products picks a kernel by the number of rows, and with it the order in which a row's products are
-added. Here a tile's shape depends on the weights only, and a tile runs along the whole depth by itself, from its start
-to its end, so that a row's sums do not depend on how many rows there are, nor on which of a tile's rows it is.
+Libraries of matrix products choose a kernel by the number of rows, and with it the order in which the products of a row
+are added. Here the shape of a tile depends on the weights only, and each tile adds along the whole depth from start to
+end. So the sums of a row depend neither on the number of rows nor on the row's place in its tile.
 
-Source: the cause is told in "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025).
+Source: "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025) describes the cause.
 
 Legend: T tokens, I and O columns of the input and of the output.
 """
 
 # pyright: basic, reportMissingImports=false, reportIndexIssue=false
-# Triton comes with torch where torch is built for CUDA, and only there.
+# Triton comes only with torch's CUDA build.
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 64  # of a tile: what one group of warps multiplies at a time
-_DEPTH = 64  # products that are added in one round
-_MANY_COLUMNS = 16_384  # from which on wide tiles are enough for all multiprocessors
+_ROWS = 64  # rows of a tile: what one group of warps multiplies at a time
+_DEPTH = 64  # products added per round
+_MANY_COLUMNS = 16_384  # from here on, wide tiles are enough to occupy all multiprocessors
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `[T, O]` of `x` `[T, I]`, `weight` `[O, I]` and `bias` `[O]`, all of one dtype; added up in float32."""
+    """Return `[T, O]` of `x` `[T, I]`, `weight` `[O, I]` and `bias` `[O]`, all of one dtype; sums are in float32."""
     num_rows, depth = x.shape
     num_columns = weight.shape[0]
     out = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
@@ -43,7 +43,7 @@ def _linear(
     x, weight, bias, out, num_rows, num_columns,
     INPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute one tile; tiles of the same columns follow each other, so that they find the weights in the cache."""
+    """Compute one tile; tiles of the same columns follow each other, so that the weights are still in the cache."""
     tile = tl.program_id(0)
     num_row_tiles = tl.cdiv(num_rows, ROWS)
     rows = ((tile % num_row_tiles) * ROWS + tl.arange(0, ROWS)).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The arithmetic of a decoder on a CUDA device: torch's projections, and FlashInfer's fused operations between them.
+"""The arithmetic of a decoder on a CUDA device: projections by torch, fused operations by FlashInfer.
 
 Legend: T tokens, E hidden_size, V vocab_size.
 """
@@ -21,7 +21,7 @@ Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class DenseLinear:
-    """A projection with its weights as they are."""
+    """A projection with dense weights."""
 
     __slots__ = ("_bias", "_multiply", "_weight")
 
@@ -49,7 +49,7 @@ class DenseEmbedding:
 
 
 class CUDAOps:
-    """`models.decoder.Ops` on tensors of one device and dtype; every call is queued and none waits for the device.
+    """`models.decoder.Ops` on tensors of one device and dtype; all calls are queued, none waits for the device.
 
     The rotation of a step is (positions `[T] int32`, table `[length, head_dim] float32`): row i of the table holds the
     cosines of position i, then its sines.
@@ -58,20 +58,20 @@ class CUDAOps:
     __slots__ = ("_flashinfer", "_multiply")
 
     def __init__(self, flashinfer: FlashInfer, multiply: Multiply = functional.linear) -> None:
-        """Compute with `flashinfer`, the module or a stand-in for it, and project with `multiply`."""
+        """Use `flashinfer`, the module or an object with the same functions, and project with `multiply`."""
         self._flashinfer = flashinfer
         self._multiply = multiply
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
-        """Keep `weight` `[out, in]` and `bias` `[out]`."""
+        """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
         return DenseLinear(weight, bias, self._multiply)
 
     def embedding(self, table: Tensor) -> Embedding[Tensor]:
-        """Keep `table` `[V, E]`."""
+        """Return an embedding with `table` `[V, E]`."""
         return DenseEmbedding(table)
 
     def tied_embedding(self, table: Tensor) -> tuple[Embedding[Tensor], Linear[Tensor]]:
-        """Keep `table` `[V, E]`, which serves both."""
+        """Return an embedding and an output projection that share `table` `[V, E]`."""
         return DenseEmbedding(table), DenseLinear(table, None, self._multiply)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -86,7 +86,7 @@ class CUDAOps:
     def split_heads(
         self, qkv: Tensor, rotation: tuple[Tensor, Tensor], split: HeadSplit
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, in the memory of `qkv`."""
+        """Return rotated q and k, and v, as views of `qkv`."""
         positions, table = rotation
         head_dim = table.shape[1]
         q, k, v = qkv.split([split.q_size, split.kv_size, split.kv_size], dim=-1)

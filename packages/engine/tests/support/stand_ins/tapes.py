@@ -1,4 +1,4 @@
-"""Single operations of the CPU's tape, run on arrays: for tests and for measurements."""
+"""Runs single operations of the CPU runner's tape on arrays, for tests and measurements."""
 
 # pyright: basic
 # numba's kernels have no types.
@@ -24,14 +24,14 @@ def write_down(
     num_threads: int,
     tables: StepTables | None = None,
 ) -> Callable[[], Float32]:
-    """Write down an operation; return a function that runs it and returns its result, a view of the same memory.
+    """Write an operation to a tape; return a function that runs it and returns its result, a view of the tape's memory.
 
     Args:
-        operation: gets a buffer for each array, and returns the one that is wanted.
-        arrays: `[rows, size]`, of four-byte elements and as many rows each.
-        kernel: compiled.
-        num_threads: that share the work.
-        tables: where the rows stand, for attention.
+        operation: gets a buffer for each array, and returns the buffer of its result.
+        arrays: `[rows, size]` of four-byte elements, all with the same number of rows.
+        kernel: a compiled kernel.
+        num_threads: threads that share the work.
+        tables: positions and pages of the rows, for attention.
     """
     tape, num_rows = Tape(), len(arrays[0])
     buffers = [tape.buffer(Rows.TOKENS, array.shape[1]) for array in arrays]

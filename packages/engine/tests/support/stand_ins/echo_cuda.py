@@ -1,8 +1,8 @@
-"""The echo model on the CUDA runner: its hashes go through the real staging, tables, page arrays, graphs and sampling.
+"""The echo model on the CUDA runner, through its real staging, tables, page arrays, graphs and sampling.
 
-Nothing but the arithmetic of model and attention is replaced. Keys hold the hashes, as the bits of floats; attention
-adds up those that a token sees, and the logits name the token that the sum hashes to. Everything is queued and nothing
-waits, so it can be captured, and runs on a GPU as on a device that records.
+Only the arithmetic of model and attention is replaced. Keys hold hashes, as the bits of floats. Attention adds the
+hashes that a token sees, and the logits select the token that the sum hashes to. All work is queued and nothing waits,
+so it can be captured, and runs both on a GPU and on a recording device.
 
 Legend: T tokens, G grants, N pages of all grants, P page_size, W tokens whose logits are wanted.
 """
@@ -25,23 +25,23 @@ from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.runner import CUDARunner
-from pagewood.engine.testing import flashinfer_torch
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from stand_ins import flashinfer_torch
 
-_CERTAIN = 1e4  # a logit beside which the others, all 0, are never chosen
+_CERTAIN = 1e4  # a logit so large that the others, which are 0, are never drawn
 _GARBAGE = 0x5EAD_BEEF
 
 
 class EchoDecoder:
-    """The echo model as `models.decoder.Decoder` is called."""
+    """The echo model with the interface of `models.decoder.Decoder`."""
 
     def __init__(self, vocab_size: int) -> None:
         self.config = SimpleNamespace(num_heads=1, windows=[None])
         self._vocab_size = vocab_size
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table that the runner keeps; nothing reads it."""
+        """Return a table for the runner; it is never read."""
         return positions[:, None].float(), positions[:, None].float()
 
     def __call__(
@@ -59,7 +59,7 @@ class EchoDecoder:
 
 
 class EchoFlashInfer:
-    """What the runner calls of FlashInfer, for the echo model; see `runner.flashinfer_api.FlashInfer`."""
+    """The functions of FlashInfer that the runner calls, for the echo model; see `runner.cuda.flashinfer_api`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,7 +76,7 @@ class EchoFlashInfer:
         paged_kv_indices_buffer: Tensor | None = None,
         paged_kv_last_page_len_buffer: Tensor | None = None,
     ) -> EchoWrapper:
-        """Return a wrapper; one of a graph reads its arrays from the buffers."""
+        """Return a wrapper; with buffers it is for a graph and reads its arrays from them."""
         if paged_kv_indptr_buffer is None or paged_kv_indices_buffer is None or paged_kv_last_page_len_buffer is None:
             return EchoWrapper(None)
         return EchoWrapper(
@@ -95,19 +95,19 @@ class EchoFlashInfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrays:
-    """A plan on the device."""
+    """A plan, on the device."""
 
     qo_indptr: Tensor
     """[G + 1]"""
     indptr: Tensor
     """[G + 1]"""
     indices: Tensor
-    """[N], or more."""
+    """At least [N]."""
     last_page_len: Tensor
     """[G]"""
 
     def attend(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """Return `[T, 1, 2] float32`: the bits of the sum of all hashes up to each token."""
+        """Return `[T, 1, 2] float32`: as bits, the sum of all hashes up to each token."""
         page_size = memory.shape[2]
         device = memory.device
         values = memory[:, 0].index_select(0, self.indices)[:, :, 0].contiguous().view(torch.int64).flatten()  # [N * P]
@@ -124,7 +124,7 @@ class _Arrays:
 
 
 class EchoWrapper:
-    """Adds up the hashes of grants of one token."""
+    """Adds hashes for grants of one token."""
 
     def __init__(self, graph: _Arrays | None) -> None:
         self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
@@ -132,7 +132,7 @@ class EchoWrapper:
         self._planned: _Arrays | None = graph  # written by: plan
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, *shape: object, **options: object) -> None:
-        """Take the arrays of a step, two of them from the host."""
+        """Take the arrays of a step; `indptr` and `last_page_len` come from the host."""
         if self._graph is not None:
             self._graph.indptr.copy_(indptr, non_blocking=True)
             self._graph.indices[: len(indices)].copy_(indices)
@@ -148,7 +148,7 @@ class EchoWrapper:
 
 
 class EchoPrefill:
-    """Adds up the hashes of grants of any number of tokens."""
+    """Adds hashes for grants of any number of tokens."""
 
     def __init__(self) -> None:
         self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
@@ -163,7 +163,7 @@ class EchoPrefill:
         *shape: object,
         **options: object,
     ) -> None:
-        """Take the arrays of a step, three of them from the host."""
+        """Take the arrays of a step; all but `indices` come from the host."""
         self._planned = _to_device(qo_indptr, indptr, indices, last_page_len)
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
@@ -183,18 +183,18 @@ def _to_device(qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len
 
 
 class WatchedCUDARunner:
-    """A CUDA runner over the echo model that counts; satisfies `testing.scenario.WatchedRunner`."""
+    """A CUDA runner over the echo model that counts steps; satisfies `testing.scenario.WatchedRunner`."""
 
     def __init__(
         self, device: Device, *, num_rows: int, max_length: int, num_pages: int, page_size: int, vocab_size: int,
         with_graphs: bool,
     ) -> None:  # fmt: skip
-        """Allocate KV memory of `num_pages` pages full of garbage; arguments are those of `EchoRunner`."""
+        """Allocate KV memory of `num_pages` pages, filled with garbage; arguments are those of `EchoRunner`."""
         layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=2, page_size=page_size)
         storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
         storage.layer(0).view(torch.int32).fill_(_GARBAGE)
         self.memory = storage.memory
-        """Of the KV, for tiers; the last page is the runner's own."""
+        """KV memory, for tiers; the last page belongs to the runner."""
         self._runner = CUDARunner(
             EchoDecoder(vocab_size),  # pyright: ignore[reportArgumentType]
             storage,
@@ -215,7 +215,7 @@ class WatchedCUDARunner:
 
     @property
     def num_in_flight(self) -> int:
-        """Launched steps that were not waited for."""
+        """Number of launched steps whose results were not waited for."""
         return self._num_open
 
     def close_step(self) -> None:
@@ -223,10 +223,10 @@ class WatchedCUDARunner:
         self._num_open -= 1
 
     def catch_up(self) -> None:
-        """Do nothing: a device works by itself."""
+        """Do nothing, because the device runs by itself."""
 
     def close(self) -> None:
-        """Finish what was launched."""
+        """Finish the launched steps."""
         self._runner.close()
 
 

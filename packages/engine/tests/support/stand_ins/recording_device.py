@@ -1,4 +1,4 @@
-"""A device on the CPU that writes down every call that waits: `runner.device.Device` without a GPU."""
+"""A device on the CPU that records every call that would wait: `runner.cuda.device.Device` without a GPU."""
 
 # pyright: basic
 # torch's dispatch modes have no types.
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "unique", "_unique2", "item")
-"""Operations whose result, or its shape, the host must know: on a GPU they wait for it."""
+"""Operations for which the host must know a result or its shape; on a GPU they wait for it."""
 
 
 class RecordingEvent:
-    """A mark that the device passes when somebody waits for it: as late as it may."""
+    """An event that is reached only when the host waits for it, as late as possible."""
 
     __slots__ = ("_device", "_number")
 
@@ -29,13 +29,13 @@ class RecordingEvent:
         self._number = number
 
     def synchronize(self) -> None:
-        """Do the copies that were queued before."""
+        """Do the copies that were queued before the event."""
         self._device.pass_mark(self._number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Pinned memory that the device reads at some time before a mark."""
+    """A read of pinned memory by the device at any time before an event."""
 
     source: Tensor
     contents: Tensor
@@ -50,48 +50,48 @@ class _Write:
 
 
 class RecordingDevice:
-    """Computes at once, on the CPU, but copies results back as late as it may.
+    """Computes immediately, on the CPU, but copies results back as late as possible.
 
-    Invariant: `waits` names every call that would make the host wait for a GPU, and an AssertionError says where the
-    host wrote to pinned memory that a GPU might not have read yet.
+    Invariant: `waits` names every call that would make the host wait for a GPU, and an AssertionError is raised if the
+    host writes to pinned memory that a GPU might not have read yet.
     """
 
     def __init__(self, *, free_bytes: int = 1 << 30, peak_bytes: int = 0) -> None:
-        """Say that so much memory is free, and that any work needs so much of it."""
+        """Report `free_bytes` of free memory, and `peak_bytes` as the peak of any work."""
         self._free_bytes = free_bytes
         self._peak_bytes = peak_bytes
         self.torch_device = torch.device("cpu")
         self.waits: list[str] = []
         self.num_replayed = 0
-        """Calls of captured work."""
+        """Number of replays of captured work."""
         self._pinned: list[Tensor] = []
         self._queued: list[_Read | _Write] = []  # written by: recording_device
         self._num_passed = 0  # written by: recording_device
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Return memory that counts as pinned."""
+        """Return memory that is treated as pinned."""
         memory = torch.empty(size, dtype=dtype)
         self._pinned.append(memory)
         return memory
 
     def upload(self, source: Tensor, target: Tensor) -> None:
-        """Copy; from memory that is not pinned, that waits."""
+        """Copy; from unpinned memory this counts as a wait."""
         self._check_pinned("upload", source)
         target.copy_(source)
         self._queued.append(_Read(source=source, contents=source.clone()))
 
     def computing(self) -> AbstractContextManager[object]:
-        """Do nothing: there is one stream."""
+        """Do nothing, because there is only one stream."""
         return nullcontext()
 
     def download(self, source: Tensor, target: Tensor) -> RecordingEvent:
-        """Copy when somebody waits; to memory that is not pinned, that waits."""
+        """Queue a copy that is done when the host waits; to unpinned memory this counts as a wait."""
         self._check_pinned("download", target)
         self._queued.append(_Write(source=source, target=target))
         return RecordingEvent(self, self._num_passed + len(self._queued))
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Return the memory of a first result, and a function that computes it anew."""
+        """Return the memory of a first result, and a function that computes it again."""
         result = work()
 
         def replay() -> None:
@@ -101,12 +101,12 @@ class RecordingDevice:
         return result, replay
 
     def finish(self) -> None:
-        """Write down that somebody waits, and do all copies."""
+        """Record a wait, and do all copies."""
         self.waits.append("device.finish")
         self._copy_until(self._num_passed + len(self._queued))
 
     def pass_mark(self, number: int) -> None:
-        """Write down that somebody waits; do the first `number` of all copies that were ever queued."""
+        """Record a wait; do the first `number` of all copies ever queued."""
         self.waits.append("event.synchronize")
         self._copy_until(number)
 
@@ -119,20 +119,20 @@ class RecordingDevice:
                     copy.target.copy_(copy.source)
             else:
                 is_unchanged = np.array_equal(copy.source.numpy(), copy.contents.numpy())
-                assert is_unchanged, "pinned memory was written before it was surely read"
+                assert is_unchanged, "pinned memory was written before the device was known to have read it"
 
     def free_bytes(self) -> int:
-        """Return what it was told."""
+        """Return the value given to the constructor."""
         return self._free_bytes
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Do `work`; return what it was told."""
+        """Run `work`; return the value given to the constructor."""
         work()
         return self._peak_bytes
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Write down the operations inside, too, that would wait."""
+        """Return a context that also records the torch operations that would wait."""
         with _Watch(self.waits):
             yield
 
@@ -142,14 +142,14 @@ class RecordingDevice:
 
 
 class _Watch(TorchDispatchMode):
-    """Writes down the operations that wait."""
+    """Records the operations that wait."""
 
     def __init__(self, waits: list[str]) -> None:
         super().__init__()
         self._waits = waits
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operation and do it."""
+        """Record an operation if it waits, and run it."""
         name = func.overloadpacket.__name__
         masked = name.startswith("index") and any(
             isinstance(x, Tensor) and x.dtype == torch.bool for x in (args[1] if isinstance(args[1], list) else ())

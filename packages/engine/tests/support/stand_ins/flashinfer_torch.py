@@ -1,8 +1,9 @@
-"""FlashInfer in plain torch, slow and on any device: `runner.flashinfer_api.FlashInfer` with the module's own names.
+"""FlashInfer's functions in plain torch, under FlashInfer's names: slow, but runs on any device.
 
-It computes one request at a time, and is as strict as the module about what must lie on the host. Sums are in float64,
-so that they do not depend on how torch orders them; but attention rounds the sums of pieces to float32, and like the
-module chooses the pieces by the whole step, unless it is planned so that it cannot.
+`runner.cuda.flashinfer_api.FlashInfer` lists them. One request is computed at a time. As in FlashInfer, arrays that the
+host reads must be on the host. Sums are in float64, so that they do not depend on the order in which torch adds; but
+the sums of pieces of the attention are rounded to float32, and as in FlashInfer the pieces depend on the whole step,
+unless the plan rules that out.
 
 Legend: T tokens, G grants, H query heads, K KV heads, D head_dim, P page_size.
 """
@@ -37,11 +38,11 @@ class _Plan:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     piece: int
-    """Positions whose values are added up together."""
+    """Number of positions whose values are added together."""
 
 
 class _Wrapper:
-    """What both wrappers have in common. Invariant: `run` computes what the last `plan` said."""
+    """The common part of both wrappers. Invariant: `run` follows the latest `plan`."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str) -> None:
         if kv_layout != "NHD":
@@ -71,7 +72,7 @@ class _Wrapper:
         page_size = options["page_size"]
         assert isinstance(page_size, int)
         if not all(1 <= length <= page_size for length in last) or pages[-1] != len(indices):
-            raise ValueError(f"pages must be filled and all named, got {last}, {pages} and {len(indices)} indices")
+            raise ValueError(f"every page must be filled and listed, got {last}, {pages} and {len(indices)} indices")
         lengths = [max(b - a - 1, 0) * page_size + n for a, b, n in zip(pages, pages[1:], last, strict=False)]
         self._plan = _Plan(
             offsets=_host(qo_indptr),
@@ -82,7 +83,7 @@ class _Wrapper:
         )
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
-        """Attend as planned."""
+        """Return the planned attention."""
         plan = self._plan
         assert plan is not None
         for name, got, planned in (("q", q.dtype, plan.dtype), ("KV", paged_kv_cache.dtype, plan.kv_dtype)):
@@ -115,7 +116,7 @@ class _Wrapper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GraphMemory:
-    """What the captured work reads: plans copy their arrays to it."""
+    """The memory that captured work reads; plans copy their arrays to it."""
 
     indptr: Tensor
     indices: Tensor
@@ -124,7 +125,7 @@ class _GraphMemory:
     @classmethod
     def of(cls, indptr: Tensor | None, indices: Tensor | None, last_page_len: Tensor | None) -> _GraphMemory:
         if indptr is None or indices is None or last_page_len is None:
-            raise ValueError("a wrapper of a graph must be given its buffers")
+            raise ValueError("a wrapper for a graph needs all its buffers")
         return cls(indptr=indptr, indices=indices, last_page_len=last_page_len)
 
     def take(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> Tensor:
@@ -140,12 +141,12 @@ class _GraphMemory:
 
 
 def _piece(num_grants: int, *, tile: int) -> int:
-    """Return the positions that are added up together: it depends on the tile, and on how grants are split."""
+    """Return how many positions are added together; depends on the tile and on the split of grants."""
     return {16: 5, 64: 7, 128: 9}[tile] + min(num_grants, 8)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
-    """Attention of one token of each grant."""
+    """Attention for one token per grant."""
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
-    """Attention of any number of tokens of each grant."""
+    """Attention for any number of tokens per grant."""
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._graph: _GraphMemory | None = None
         if use_cuda_graph:
             if qo_indptr_buf is None:
-                raise ValueError("a wrapper of a graph must be given its buffers")
+                raise ValueError("a wrapper for a graph needs all its buffers")
             self._graph = _GraphMemory.of(paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
 
     def plan(
@@ -275,7 +276,7 @@ def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None
 
 
 def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
-    """Add to `residual`, and leave the norm of the sum in `input`."""
+    """Add `input` to `residual`, and write the norm of the sum to `input`."""
     residual += input
     input.copy_(rmsnorm(residual, weight, eps))
 
@@ -329,14 +330,14 @@ def softmax(logits: Tensor, temperature: Tensor | None = None) -> Tensor:
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor, is_deterministic: bool = False) -> Tensor:
-    """Keep what is at least the k-th largest."""
+    """Keep the probabilities that are at least the k-th largest."""
     ordered = probs.sort(-1, descending=True).values
     limit = ordered.gather(1, (top_k.clamp(max=probs.shape[1]) - 1).long()[:, None])
     return _renorm(probs, limit)
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor, is_deterministic: bool = False) -> Tensor:
-    """Keep the largest whose sum reaches p."""
+    """Keep the largest probabilities whose sum reaches p."""
     ordered = probs.sort(-1, descending=True).values
     before = ordered.double().cumsum(-1) - ordered
     kept = (before < top_p[:, None]).sum(-1, keepdim=True)
@@ -349,7 +350,7 @@ def _renorm(probs: Tensor, limit: Tensor) -> Tensor:
 
 
 def _host(array: Tensor) -> list[int]:
-    """Return the numbers of an array that must be on the host, where reading it waits for nothing."""
+    """Return the numbers of an array that must be on the host, so that reading it does not wait."""
     if array.device.type != "cpu":
         raise ValueError(f"the array must be on the host, got {array.device}")
     return np.asarray(array.numpy()).tolist()
