@@ -278,7 +278,7 @@ def test_ctrl_c_at_any_moment_leaves_the_llm_usable(llm: LLM) -> None:
     try:
         for turn in range(50):
             other = llm.stream("Count from 1 to 20", ENDLESS)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it may come at any moment from here on
                 interrupt_later(turn % 3, rng.uniform(0.0001, usual_s))
                 while True:
                     if turn % 2:
@@ -359,11 +359,15 @@ def test_a_closed_llm_says_so() -> None:
     assert alive(llm.counters()) == 0
 
 
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
 def test_an_error_that_escapes_from_a_step_is_raised_by_every_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(max_total_tokens=1024, max_running=2) as llm:
         stream: Stream = llm.stream("Count from 1 to 20", LONG)
         with monkeypatch.context() as patch:
-            patch.setattr("pagewood.engine.core.plan.Planner.plan", lambda *_: 1 // 0)  # pyright: ignore[reportUnknownLambdaType]
+            patch.setattr("pagewood.engine.core.plan.Planner.plan", fail)
             with pytest.raises(ZeroDivisionError):
                 llm.generate("a", GREEDY)
         for call in (lambda: llm.generate("a", GREEDY), lambda: next(stream)):
