@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -84,6 +86,7 @@ def test_many_callers_get_the_answers_of_the_synchronous_llm(expected: list[Comp
         assert "19" in answer.text
         assert "".join([piece async for piece in llm.stream_chat(conversation, GREEDY)]) == answer.text
         assert llm.tokenizer.decode(answer.tokens) == answer.text
+        assert llm.info.max_length > 500
         assert await llm.generate([]) == []
 
     async def read(llm: AsyncLLM, prompt: str) -> Any:
@@ -172,6 +175,17 @@ def test_a_stream_that_is_not_read_to_its_end_ends_its_request(how: str, engines
         assert counters.num_tokens < 400
 
     run(scenario)
+
+
+def test_ctrl_c_ends_the_program_and_the_engine(engines: list[Engine]) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        stream = llm.stream(PROMPTS[0], LONG)
+        await anext(stream)
+        os.kill(os.getpid(), signal.SIGINT)
+        await llm.generate([[7, n] for n in range(100)], LONG)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(scenario)
 
 
 def test_a_slow_reader_delays_nobody_and_gets_all_of_its_answer(

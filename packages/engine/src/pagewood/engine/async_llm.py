@@ -11,6 +11,7 @@ from typing import Any
 from pagewood.engine.api import Abort, SamplingParams
 from pagewood.engine.arguments import Conversation, Prompt, Prompts, engine_config, stop_strings
 from pagewood.engine.calls import Call, Completion
+from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.engine_thread import EngineThread
 from pagewood.engine.text import Tokenizer
 
@@ -49,6 +50,11 @@ class AsyncLLM:
     def default_sampling(self) -> SamplingParams:
         """The sampling parameters that the model's folder recommends; only after `start`."""
         return self._engine.arguments.default_sampling
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is: longest request, size of the vocabulary, pages of KV memory; only after `start`."""
+        return self._engine.info
 
     async def start(self) -> None:
         """Load the model, and start the engine.
@@ -118,8 +124,9 @@ class AsyncLLM:
     ) -> AsyncStream:
         """Return an asynchronous iterator over the text of one completion, in pieces as they are computed.
 
-        The prompt is tokenized before this returns, and computed from now on, whether the stream is read or not. Raises
-        what `generate` raises; if the engine refuses the prompt, the first read raises a ValueError.
+        The prompt is tokenized before this returns, and computed from now on, whether the stream is read or not; a stop
+        string ends the request when it is read. Raises what `generate` raises; if the engine refuses the prompt, the
+        first read raises a ValueError.
         """
         return self._stream(self._engine.arguments.prompt("prompt", prompt), sampling, stop, priority)
 

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from pagewood.engine.api import Abort, Delta, EngineConfig
 from pagewood.engine.arguments import Arguments
 from pagewood.engine.calls import Call, EngineFailedError, LLMClosedError, Router
-from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
 from pagewood.engine.links import ThreadInbox, ThreadOutbox
 from pagewood.engine.text import Tokenizer
 
 _log = logging.getLogger(__name__)
+
+_NOT_STARTED = "an AsyncLLM must be started before it is used: async with AsyncLLM(...) as llm"
 
 
 class EngineThread:
@@ -31,8 +33,8 @@ class EngineThread:
     """
 
     __slots__ = (
-        "_arguments", "_config", "_ended", "_failure", "_inbox", "_is_closed", "_loop", "_ready", "_router",
-        "_stopping", "_thread",
+        "_arguments", "_config", "_ended", "_failure", "_inbox", "_info", "_is_closed", "_loop", "_ready",
+        "_router", "_stopping", "_thread",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
@@ -49,6 +51,8 @@ class EngineThread:
         """Done when the engine is closed."""  # written by: start
         self._arguments: Arguments | None = None
         """None until the engine is built."""  # written by: _begin
+        self._info: EngineInfo | None = None
+        """None until the engine is built."""  # written by: _begin
         self._failure: BaseException | None = None
         """What ended the engine."""  # written by: _end
         self._is_closed = False  # written by: _stop, close, _end
@@ -62,9 +66,20 @@ class EngineThread:
         """
         self.check()
         if self._arguments is None:
-            raise RuntimeError("an AsyncLLM must be started before it is used: async with AsyncLLM(...) as llm")
+            raise RuntimeError(_NOT_STARTED)
         self._check_loop()
         return self._arguments
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is.
+
+        Raises:
+            RuntimeError: it is not built yet.
+        """
+        if self._info is None:
+            raise RuntimeError(_NOT_STARTED)
+        return self._info
 
     async def start(self) -> None:
         """Build the engine; returns when it runs.
@@ -142,10 +157,10 @@ class EngineThread:
         for call in self._router.clear():
             call.notify()
 
-    def _begin(self, arguments: Arguments) -> None:
+    def _begin(self, arguments: Arguments, info: EngineInfo) -> None:
         """Note, in the event loop, that the engine is built."""
         assert self._ready is not None
-        self._arguments = arguments
+        self._arguments, self._info = arguments, info
         self._ready.set_result(None)
 
     def _deliver(self, deltas: Sequence[Delta]) -> None:
@@ -191,7 +206,7 @@ class EngineThread:
         engine: Engine = build_engine(self._config, inbox=self._inbox, outbox=outbox, progress=self._progress)
         try:
             arguments = Arguments(tokenizer, default_sampling=sampling, vocab_size=engine.info.vocab_size)
-            loop.call_soon_threadsafe(self._begin, arguments)
+            loop.call_soon_threadsafe(self._begin, arguments, engine.info)
             engine.run(self._stopping.is_set)
         finally:
             engine.close()

@@ -129,8 +129,8 @@ class LLM:
     ) -> Stream:
         """Return an iterator over the text of one completion, in pieces as they are computed.
 
-        The request takes part in every step from now on. Raises what `generate` raises; if the engine refuses the
-        prompt, the first `next` raises a ValueError.
+        The request takes part in every step from now on; a stop string ends it when it is read. Raises what `generate`
+        raises; if the engine refuses the prompt, the first `next` raises a ValueError.
         """
         self._engine.check()
         return self._stream(self._arguments.prompt("prompt", prompt), sampling, stop, priority)

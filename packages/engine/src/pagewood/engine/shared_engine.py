@@ -148,11 +148,13 @@ class SharedEngine:
         with self.turn(), SignalHold():
             if self._is_closed:
                 return
-            for call in self._router.clear():
-                self._abort(Abort(request_id=request_id) for request_id in call.request_ids)
-            self._settle()
-            self._is_closed = True
-        self._engine.close()
+            try:
+                for call in self._router.clear():
+                    self._abort(Abort(request_id=request_id) for request_id in call.request_ids)
+                self._settle()
+            finally:
+                self._is_closed = True
+                self._engine.close()
 
     def _open(self, call: Call) -> None:
         self.check()
