@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import random
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -226,6 +227,51 @@ def test_bad_arguments_are_errors_and_nothing_is_submitted(engines: list[Engine]
         assert engines[0].counters().num_tokens == 0
 
     run(scenario)
+
+
+def test_callers_that_come_and_go_at_random_get_right_answers_and_leave_nothing_behind(
+    expected: list[Completion], engines: list[Engine]
+) -> None:
+    rng = random.Random(0)
+    num_right = 0
+
+    async def scenario(llm: AsyncLLM) -> None:
+        router = llm._engine._router  # pyright: ignore[reportPrivateUsage]
+
+        async def caller() -> None:
+            nonlocal num_right
+            await asyncio.sleep(rng.uniform(0, 0.2))
+            which = rng.randrange(len(PROMPTS))
+            kind = rng.randrange(4)
+            if kind == 0:
+                (completion,) = await llm.generate(PROMPTS[which], ENDLESS, priority=rng.randrange(3))
+                assert completion.tokens == expected[which].tokens
+            elif kind == 1:
+                assert await read_all(llm.stream(PROMPTS[which], ENDLESS)) == expected[which].text
+            elif kind == 2:
+                async for _ in llm.stream(PROMPTS[which], LONG):
+                    if rng.random() < 0.2:
+                        return
+            else:
+                text = ""
+                async with llm.stream(PROMPTS[which], ENDLESS) as stream:
+                    async for piece in stream:
+                        text += piece
+                        await asyncio.sleep(rng.uniform(0, 0.01))
+                assert text == expected[which].text
+            num_right += 1
+
+        tasks = [asyncio.create_task(caller()) for _ in range(120)]
+        for task in rng.sample(tasks, 40):
+            asyncio.get_running_loop().call_later(rng.uniform(0, 0.4), task.cancel)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+        await until_at_rest(engines[0])
+        while router.num_open:  # until the last answers are delivered
+            await asyncio.sleep(0.001)
+
+    run(scenario)
+    assert num_right > 30
 
 
 def test_closing_ends_every_call(engines: list[Engine]) -> None:

@@ -41,6 +41,7 @@ def alive(counters: Counters) -> int:
 def assert_at_rest(llm: LLM) -> None:
     assert alive(llm.counters()) == 0
     assert engine_of(llm).violation() is None
+    assert engine_of(llm)._router.num_open == 0  # pyright: ignore[reportPrivateUsage]
 
 
 def test_one_prompt_and_several_give_the_same_completions(llm: LLM) -> None:
