@@ -1,22 +1,43 @@
 """Continuous batching for language models, from parts that can be used alone.
 
-`LLM` is the offline API and loads on first use, because it brings torch; the core of the engine needs only numpy.
+`LLM` and `AsyncLLM` are loaded on first use, because an engine imports torch; the engine's core needs only numpy.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from pagewood.engine.llm import LLM, Completion
+    from pagewood.engine.async_llm import AsyncLLM
+    from pagewood.engine.calls import Completion, EngineFailedError, LLMBusyError, LLMClosedError
+    from pagewood.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "EngineConfig", "FinishReason", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Completion",
+    "EngineConfig",
+    "EngineFailedError",
+    "FinishReason",
+    "LLMBusyError",
+    "LLMClosedError",
+    "SamplingParams",
+    "__version__",
+]
+
+_MODULES = {
+    "LLM": "llm",
+    "AsyncLLM": "async_llm",
+    "Completion": "calls",
+    "EngineFailedError": "calls",
+    "LLMBusyError": "calls",
+    "LLMClosedError": "calls",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "Completion"):
-        from pagewood.engine import llm
-
-        return getattr(llm, name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

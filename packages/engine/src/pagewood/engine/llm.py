@@ -1,139 +1,154 @@
-"""The offline API: prompts in, completions out, in one process."""
+"""The offline API: prompts in, completions out, computed in the thread of the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
-from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Refusal, SamplingParams, Submit
-from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Pending
+from pagewood.engine.api import Abort, SamplingParams
+from pagewood.engine.arguments import Arguments, Conversation, Prompt, Prompts, engine_config, stop_strings
+from pagewood.engine.calls import Call, Completion
+from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.text import ChatMessage, TextStream, Tokenizer
-
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
-
-T = TypeVar("T", SamplingParams, int)
+from pagewood.engine.shared_engine import SharedEngine
+from pagewood.engine.text import Tokenizer
 
 _PROGRESS_AFTER_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The answer to one prompt; `refusal` says why there is none where `finish` is REFUSED or ERROR."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish: FinishReason
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    refusal: Refusal | None = None
-
-
 class LLM:
-    """A model that answers in this process; a context manager, or call `close`.
+    """A model that answers in this process; use it as a context manager, or call `close`.
 
-    Prompts of one call run together, and what they share is computed once; the prefix cache lives as long as the LLM.
-    Not thread-safe.
+    The prompts of one call run together, and what they share is computed once. The prefix cache lives as long as the
+    LLM. Calls and streams of one thread may be interleaved in any way: each step of the engine serves all of them, no
+    matter which call asked for it, and an answer that is not read yet waits in memory (at most `max_tokens` tokens).
+
+    A call that ends with an exception, Ctrl-C included, aborts its requests, and the LLM stays usable. Ctrl-C takes
+    effect between two steps; only a second one during the same step interrupts the step, and then the LLM can only be
+    closed. Call an LLM from one thread at a time: a call during a call of another thread raises `LLMBusyError`. For
+    many callers, use `AsyncLLM`.
 
     Args:
-        model: folder of a Hugging Face model; None: the model that ships inside.
+        model: folder of a Hugging Face model; None: the embedded model.
         options: fields of `EngineConfig`.
 
     Raises:
+        TypeError: an option does not exist.
         ValueError: an option or the model is not supported.
         FileNotFoundError: the folder lacks a file.
     """
 
-    __slots__ = ("_engine", "_inbox", "_num_submitted", "_outbox", "_pending", "default_sampling", "tokenizer")
+    __slots__ = ("_arguments", "_engine")
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
-        config = EngineConfig(model=None if model is None else str(model), **options)
+        config = engine_config(model, options)
         folder = model_folder(config.model)
-        self.tokenizer = Tokenizer.from_folder(folder)
-        self.default_sampling = default_sampling(folder)
-        self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
-        self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
-        self._num_submitted = 0  # written by: _submit
-        self._pending: Pending | None = None  # written by: _step
+        tokenizer, sampling = Tokenizer.from_folder(folder), default_sampling(folder)
+        self._engine = SharedEngine(config)
+        self._arguments = Arguments(tokenizer, default_sampling=sampling, vocab_size=self._engine.info.vocab_size)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._arguments.tokenizer
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The sampling parameters that the model's folder recommends."""
+        return self._arguments.default_sampling
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is: longest request, size of the vocabulary, pages of KV memory."""
+        return self._engine.info
+
+    def counters(self) -> Counters:
+        """Return the engine's counters: what it has done, and what it holds now."""
+        return self._engine.counters()
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
-        """Complete prompts; a progress bar appears when it takes long.
+        """Complete prompts. A progress bar appears if it takes longer than two seconds.
 
         Args:
-            prompts: one, or several.
-            sampling: for all, or one each; None: what the model's folder advises.
-            stop: strings at which a text ends.
-            priority: for all, or one each; where not all can run at once, higher ones go first.
+            prompts: one prompt or several, each text or token ids.
+            sampling: for all prompts, or one for each; None: what the model's folder recommends.
+            stop: string or strings at which a text ends.
+            priority: for all prompts, or one for each; if not all can run at once, higher priorities go first.
 
         Returns:
-            One completion for each prompt, in order.
+            One completion for each prompt, in the order of the prompts. If the engine refuses one of several prompts,
+            for example because it is too long, its `Completion.refusal` says why and the others are answered.
 
         Raises:
-            ValueError: there are not as many sampling parameters or priorities as prompts.
+            TypeError: an argument has the wrong type. Nothing was computed.
+            ValueError: an argument has a wrong value. Nothing was computed.
+            LLMClosedError: the LLM is closed.
+            LLMBusyError: another thread is using it.
+            EngineFailedError: the engine has failed.
         """
-        batch = _several(prompts)
-        samplings = _spread("sampling", self.default_sampling if sampling is None else sampling, len(batch))
-        priorities = _spread("priority", priority, len(batch))
-        ids = [
-            self._submit(self._encode(prompt), one, rank)
-            for prompt, one, rank in zip(batch, samplings, priorities, strict=True)
-        ]
-        return self._complete(ids, stop)
+        self._engine.check()
+        return self._complete(self._arguments.prompts(prompts), sampling, stop, priority)
 
     def chat(
         self,
-        conversations: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        conversations: Conversation | Sequence[Conversation],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
-        """Answer conversations, lists of `{"role": ..., "content": ...}`, by the model's chat template."""
-        if conversations and isinstance(conversations[0], dict):
-            conversations = [conversations]  # pyright: ignore[reportAssignmentType]
-        tokens = [self.tokenizer.encode_chat(messages).tolist() for messages in conversations]  # pyright: ignore[reportArgumentType]
-        return self.generate(tokens, sampling, stop=stop, priority=priority)
+        """Answer one conversation or several, by the model's chat template; otherwise like `generate`.
+
+        Args:
+            conversations: lists of `{"role": ..., "content": ...}`.
+            sampling: see `generate`.
+            stop: see `generate`.
+            priority: see `generate`.
+        """
+        self._engine.check()
+        return self._complete(self._arguments.conversations(conversations), sampling, stop, priority)
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Generator[str]:
-        """Yield the text of one completion as it comes; closing the iterator ends the request.
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        priority: int = 0,
+    ) -> Stream:
+        """Return an iterator over the text of one completion, in pieces as they are computed.
 
-        Raises:
-            ValueError: the prompt is refused.
+        The request takes part in every step from now on; a stop string ends it when it is read. Raises what `generate`
+        raises; if the engine refuses the prompt, the first `next` raises a ValueError.
         """
-        request_id = self._submit(self._encode(prompt), sampling or self.default_sampling)
-        answer = _Answer(TextStream(self.tokenizer, stop=stop))
-        try:
-            while answer.last is None:
-                for delta in self._step():
-                    if delta.request_id == request_id and (text := answer.take(delta)):
-                        yield text
-            if answer.last.refusal is not None:
-                raise ValueError(answer.last.refusal.message)
-        finally:
-            if answer.last is None or answer.last.finish is None:
-                self._inbox.put(Abort(request_id=request_id))
-            self._drain()
+        self._engine.check()
+        return self._stream(self._arguments.prompt("prompt", prompt), sampling, stop, priority)
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        priority: int = 0,
+    ) -> Stream:
+        """Return an iterator over the text of the answer to a conversation; otherwise like `stream`."""
+        self._engine.check()
+        return self._stream(self._arguments.conversation("messages", messages), sampling, stop, priority)
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""
         self._engine.close()
 
     def __enter__(self) -> LLM:
@@ -146,92 +161,87 @@ class LLM:
         """Close."""
         self.close()
 
-    def _complete(self, ids: list[str], stop: Sequence[str]) -> list[Completion]:
-        answers = {request_id: _Answer(TextStream(self.tokenizer, stop=stop)) for request_id in ids}
-        num_open = len(ids)
-        with tqdm(total=num_open, unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
-            while num_open:
-                for delta in self._step():
-                    answer = answers.get(delta.request_id)
-                    if answer is None or answer.last is not None:
-                        continue
-                    answer.take(delta)
-                    if answer.last is not None:
-                        num_open -= 1
-                        bar.update()
-                        if delta.finish is None:  # a stop string ended it
-                            self._inbox.put(Abort(request_id=delta.request_id))
-        self._drain()
-        return [answers[request_id].completion() for request_id in ids]
+    def _complete(self, prompts: Sequence[bytes], sampling: object, stop: object, priority: object) -> list[Completion]:
+        submits = self._arguments.submits(prompts, sampling, priority)
+        call = Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop))
+        with tqdm(total=len(submits), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
+            self._engine.complete(call, bar.update)
+        return call.completions()
 
-    def _encode(self, prompt: Prompt) -> bytes:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt, "<i4")
-        return tokens.astype("<i4").tobytes()
-
-    def _submit(self, tokens: bytes, sampling: SamplingParams, priority: int = 0) -> str:
-        self._num_submitted += 1
-        request_id = str(self._num_submitted)
-        self._inbox.put(Submit(request_id=request_id, tokens=tokens, sampling=sampling, priority=priority))
-        return request_id
-
-    def _step(self) -> Sequence[Delta]:
-        self._pending = self._engine.advance(self._pending)
-        return self._outbox.take()
-
-    def _drain(self) -> None:
-        """Leave nothing in flight."""
-        while True:
-            self._step()
-            if self._pending is None:
-                return
+    def _stream(self, prompt: bytes, sampling: object, stop: object, priority: object) -> Stream:
+        submits = self._arguments.submits([prompt], sampling, priority)
+        return Stream(self._engine, Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop)))
 
 
-class _Answer:
-    """The answer to one prompt, as it comes."""
+class Stream:
+    """The text of one completion, in pieces. Invariant: its request is alive only as long as it may be read.
 
-    __slots__ = ("_stream", "_texts", "_tokens", "last")
+    Closing or dropping it, or an exception in `next`, ends the request. May be used as a context manager.
 
-    def __init__(self, stream: TextStream) -> None:
-        self._stream = stream
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self.last: Delta | None = None  # written by: take
+    Args:
+        engine: computes the answer.
+        call: one request, not yet submitted.
+    """
 
-    def take(self, delta: Delta) -> str:
-        """Take in one step; return the new text."""
-        self._tokens += delta.tokens
-        text = self._stream.push(delta.tokens)
-        if delta.finish is not None and self._stream.stopped_by is None:
-            text += self._stream.finish()
-        if delta.finish is not None or self._stream.stopped_by is not None:
-            self.last = delta
-        self._texts.append(text)
-        return text
+    __slots__ = ("_abort", "_call", "_engine", "_is_done")
 
-    def completion(self) -> Completion:
-        """Return the whole answer."""
-        assert self.last is not None
-        stopped = self._stream.stopped_by is not None
-        return Completion(
-            text="".join(self._texts),
-            tokens=tuple(self._tokens),
-            finish=FinishReason.STOP if stopped or self.last.finish is None else self.last.finish,
-            num_prompt_tokens=self.last.num_prompt_tokens,
-            num_cached_tokens=self.last.num_cached_tokens,
-            refusal=self.last.refusal,
-        )
+    def __init__(self, engine: SharedEngine, call: Call) -> None:
+        self._engine = engine
+        self._call = call
+        self._abort = Abort(request_id=call.request_ids[0])
+        self._is_done = False  # written by: __next__, close
+        engine.submit(call)
 
+    @property
+    def completion(self) -> Completion | None:
+        """The whole answer, once it is complete; None before."""
+        return None if self._call.num_open else self._call.completions()[0]
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a string and a sequence of ints are one."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
-        return [prompts]  # pyright: ignore[reportReturnType]
-    return list(prompts)  # pyright: ignore[reportReturnType]
+    def __iter__(self) -> Stream:
+        """Return itself."""
+        return self
 
+    def __next__(self) -> str:
+        """Return the next piece of text: all that was computed since the last one. Step the engine if there is none.
 
-def _spread(name: str, values: T | Sequence[T], n: int) -> list[T]:
-    """Return one value for each of n prompts."""
-    spread: list[T] = list(values) if isinstance(values, Sequence) else [values] * n
-    if len(spread) != n:
-        raise ValueError(f"{name} must have one entry for each of {n} prompts, got {len(spread)}")
-    return spread
+        Raises:
+            ValueError: the engine refused the prompt.
+            LLMClosedError: the LLM was closed.
+            LLMBusyError: another thread is using the LLM; the stream can go on later.
+            EngineFailedError: the engine has failed.
+        """
+        if self._is_done:
+            raise StopIteration
+        turn = self._engine.turn()
+        try:
+            text = self._engine.read(self._call, turn)
+        except BaseException:
+            self._is_done = True
+            raise
+        if text:
+            return text
+        self._is_done = True
+        if self.completion is not None and self.completion.refusal is not None:
+            raise ValueError(self.completion.refusal.message)
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the request; after the end of the stream this does nothing."""
+        if not self._is_done:
+            self._is_done = True
+            self._engine.end(self._call)
+
+    def __enter__(self) -> Stream:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def __del__(self) -> None:
+        """End the request in the next step: this may run in the middle of one."""
+        if not self._is_done:
+            self._engine.end_later(self._abort)

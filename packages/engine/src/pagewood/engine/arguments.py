@@ -1,0 +1,239 @@
+"""What callers pass, checked and turned into requests: errors name the argument, the rule and the value."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.text import ChatMessage, ChatTemplateError, Tokenizer
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+"""Text, or token ids."""
+
+Prompts = Prompt | Sequence[Prompt]
+"""One prompt or several."""
+
+Conversation = Sequence[ChatMessage]
+"""Messages, each with a `role` and a `content`."""
+
+
+def engine_config(model: object, options: Mapping[str, Any]) -> EngineConfig:
+    """Return the configuration of an engine.
+
+    Raises:
+        TypeError: an option does not exist, or the model is not a path.
+        ValueError: an option is out of its range.
+    """
+    if not (model is None or isinstance(model, (str, Path))):
+        raise TypeError(f"model must be the path of a folder, or None, got {_short(model)}")
+    names = [field.name for field in fields(EngineConfig) if field.name != "model"]
+    for name in options:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise TypeError(f"options must be fields of EngineConfig ({', '.join(names)}), got {name!r}{hint}")
+    return EngineConfig(model=None if model is None else str(model), **options)
+
+
+def stop_strings(stop: object) -> tuple[str, ...]:
+    """Return the stop strings: one string is one stop string.
+
+    Raises:
+        TypeError: a stop string is not a string.
+        ValueError: a stop string is empty.
+    """
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not _is_sequence(stop):
+        raise TypeError(f"stop must be a string or a sequence of strings, got {_short(stop)}")
+    for index, one in enumerate(cast("Sequence[object]", stop)):
+        if not isinstance(one, str):
+            raise TypeError(f"stop[{index}] must be a string, got {_short(one)}")
+        if not one:
+            raise ValueError(f"stop must hold no empty string, got {_short(stop)}")
+    return tuple(cast("Sequence[str]", stop))
+
+
+class Arguments:
+    """Turns the arguments of calls into requests for one engine. Invariant: request ids are unique.
+
+    Args:
+        tokenizer: of the model.
+        default_sampling: used by calls that pass no sampling parameters.
+        vocab_size: token ids are below it.
+    """
+
+    __slots__ = ("_ids", "default_sampling", "tokenizer", "vocab_size")
+
+    def __init__(self, tokenizer: Tokenizer, *, default_sampling: SamplingParams, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.default_sampling = default_sampling
+        self.vocab_size = vocab_size
+        self._ids = itertools.count(1)
+
+    def prompts(self, prompts: object) -> list[bytes]:
+        """Return the token ids of one prompt or of several, int32 little-endian.
+
+        Raises:
+            TypeError: a prompt is neither text nor integers.
+            ValueError: a prompt is empty, or holds an id or a character that does not exist.
+        """
+        if _is_one_prompt(prompts):
+            return [self.prompt("prompts", prompts)]
+        if not _is_sequence(prompts):
+            raise TypeError(f"prompts must be text, token ids, or a sequence of those, got {_short(prompts)}")
+        return [self.prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(cast("Sequence[object]", prompts))]
+
+    def prompt(self, name: str, prompt: object) -> bytes:
+        """Return the token ids of one prompt; `name` is what errors call it."""
+        if isinstance(prompt, str):
+            return self._text(name, prompt, add_special_tokens=True)
+        if not _is_sequence(prompt):
+            raise TypeError(f"{name} must be text or a sequence of token ids, got {_short(prompt)}")
+        ids = cast("Sequence[int] | NDArray[np.integer[Any]]", prompt)
+        if not len(ids):
+            raise ValueError(f"{name} must hold at least one token, got {_short(prompt)}")
+        self._check_types(name, ids)
+        low, high = (ids.min(), ids.max()) if isinstance(ids, np.ndarray) else (min(ids), max(ids))
+        if low < 0 or high >= self.vocab_size:
+            index = next(i for i, one in enumerate(ids) if not 0 <= one < self.vocab_size)
+            raise ValueError(f"{name}[{index}] must be a token id in [0, {self.vocab_size}), got {ids[index]}")
+        return np.asarray(ids, "<i4").tobytes()
+
+    def conversations(self, conversations: object) -> list[bytes]:
+        """Return the token ids of one conversation or of several, int32 little-endian.
+
+        Raises:
+            TypeError: a conversation is not a sequence of messages.
+            ValueError: a message lacks its role or content, or the model's chat template refuses the messages.
+        """
+        if not _is_sequence(conversations):
+            raise TypeError(
+                f"conversations must be a sequence of messages, or of conversations, got {_short(conversations)}"
+            )
+        several = cast("Sequence[object]", conversations)
+        if len(several) and isinstance(several[0], Mapping):
+            return [self.conversation("conversations", several)]
+        return [self.conversation(f"conversations[{i}]", one) for i, one in enumerate(several)]
+
+    def conversation(self, name: str, messages: object) -> bytes:
+        """Return the token ids of one conversation; `name` is what errors call it."""
+        if not _is_sequence(messages):
+            raise TypeError(f"{name} must be a sequence of messages, got {_short(messages)}")
+        if not len(cast("Sequence[object]", messages)):
+            raise ValueError(f"{name} must hold at least one message, got {_short(messages)}")
+        for index, message in enumerate(cast("Sequence[object]", messages)):
+            _check_message(f"{name}[{index}]", message)
+        try:
+            text = self.tokenizer.render_chat(cast("Conversation", messages))
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{name}: {error}") from error
+        return self._text(name, text, add_special_tokens=False)
+
+    def submits(self, prompts: Sequence[bytes], sampling: object, priority: object) -> list[Submit]:
+        """Return a request for each prompt.
+
+        Raises:
+            TypeError: sampling parameters or a priority have the wrong type.
+            ValueError: there are not as many of them as prompts.
+        """
+        samplings = _spread("sampling", self.default_sampling if sampling is None else sampling, len(prompts))
+        priorities = _spread("priority", priority, len(prompts))
+        for name, one in samplings:
+            if not isinstance(one, SamplingParams):
+                raise TypeError(f"{name} must be SamplingParams, got {_short(one)}")
+        for name, one in priorities:
+            if not _is_int(one):
+                raise TypeError(f"{name} must be an int, got {_short(one)}")
+        return [
+            Submit(
+                request_id=str(next(self._ids)),
+                tokens=tokens,
+                sampling=cast("SamplingParams", params),
+                priority=int(cast("int", rank)),
+            )
+            for tokens, (_, params), (_, rank) in zip(prompts, samplings, priorities, strict=True)
+        ]
+
+    def _text(self, name: str, text: str, *, add_special_tokens: bool) -> bytes:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name} must be Unicode text, got {text[error.start]!r} at index {error.start}, "
+                "which is half of a surrogate pair"
+            ) from error
+        tokens = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not len(tokens):
+            raise ValueError(f"{name} must hold at least one token, got {_short(text)}")
+        return tokens.astype("<i4").tobytes()
+
+    def _check_types(self, name: str, ids: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        if isinstance(ids, np.ndarray):
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                raise TypeError(f"{name} must be a row of integers, got {ids.dtype} of shape {ids.shape}")
+        elif not all(map(_is_int_type, set(map(type, ids)))):
+            index = next(i for i, one in enumerate(ids) if not _is_int(one))
+            raise TypeError(f"{name}[{index}] must be an int token id, got {_short(ids[index])}")
+
+
+def _check_message(name: str, message: object) -> None:
+    if not isinstance(message, Mapping):
+        raise TypeError(f"{name} must be a mapping with 'role' and 'content', got {_short(message)}")
+    fields_ = cast("Mapping[str, object]", message)
+    if not isinstance(fields_.get("role"), str):
+        raise ValueError(f"{name} must have a 'role' that is text, got {_short(fields_.get('role'))}")
+    content = fields_.get("content")
+    if content is None and not fields_.get("tool_calls"):
+        raise ValueError(f"{name} must have a 'content', got {_short(fields_)}")
+    if not (content is None or isinstance(content, (str, list, tuple))):
+        raise TypeError(f"{name}['content'] must be text or a list of parts, got {_short(content)}")
+
+
+def _is_one_prompt(prompts: object) -> bool:
+    """Return whether the argument is one prompt: text, or numbers."""
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if isinstance(prompts, Sequence) and not isinstance(prompts, (str, bytes)):
+        items = cast("Sequence[object]", prompts)
+        return len(items) > 0 and isinstance(items[0], (int, float, np.number))
+    return isinstance(prompts, str)
+
+
+def _is_sequence(value: object) -> bool:
+    """Return whether the value is a list, a tuple or the like; text and bytes are single values here."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+def _is_int_type(kind: type) -> bool:
+    return issubclass(kind, (int, np.integer)) and kind is not bool
+
+
+def _is_int(value: object) -> bool:
+    return _is_int_type(type(value))
+
+
+def _spread(name: str, values: object, n: int) -> list[tuple[str, object]]:
+    """Return (name for errors, value) for each of n prompts."""
+    if not _is_sequence(values):
+        return [(name, values)] * n
+    items = cast("Sequence[object]", values)
+    if len(items) != n:
+        raise ValueError(f"{name} must have one entry for each of {n} prompts, got {len(items)}")
+    return [(f"{name}[{i}]", item) for i, item in enumerate(items)]
+
+
+def _short(value: object) -> str:
+    """Return a value for an error message, cut if it is long."""
+    return reprlib.repr(value)

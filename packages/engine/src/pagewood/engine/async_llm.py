@@ -1,0 +1,249 @@
+"""The API for asyncio programs: many callers, one engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pagewood.engine.api import Abort, SamplingParams
+from pagewood.engine.arguments import Conversation, Prompt, Prompts, engine_config, stop_strings
+from pagewood.engine.calls import Call, Completion
+from pagewood.engine.core.loop import EngineInfo
+from pagewood.engine.engine_thread import EngineThread
+from pagewood.engine.text import Tokenizer
+
+
+class AsyncLLM:
+    """A model that answers many callers of one event loop; the engine runs in a thread of its own.
+
+    Use it as `async with AsyncLLM(...) as llm`, or call `start` and `close`. It belongs to the event loop that started
+    it; a call in another loop raises a RuntimeError. Other threads use `asyncio.run_coroutine_threadsafe`.
+
+    All calls run together in one engine. Cancelling a call aborts its requests. A slow reader of a stream delays no
+    other caller, and its answer waits in memory: at most `max_tokens` tokens, because that is where the engine ends the
+    request. An error of the engine is raised in every call as `EngineFailedError`; `close` ends every call with
+    `LLMClosedError`.
+
+    Args:
+        model: folder of a Hugging Face model; None: the embedded model.
+        options: fields of `EngineConfig`.
+
+    Raises:
+        TypeError: an option does not exist.
+        ValueError: an option is out of its range.
+    """
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        self._engine = EngineThread(engine_config(model, options))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; only after `start`."""
+        return self._engine.arguments.tokenizer
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The sampling parameters that the model's folder recommends; only after `start`."""
+        return self._engine.arguments.default_sampling
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is: longest request, size of the vocabulary, pages of KV memory; only after `start`."""
+        return self._engine.info
+
+    async def start(self) -> None:
+        """Load the model, and start the engine.
+
+        Raises:
+            ValueError: the model is not supported, or does not fit the options.
+            FileNotFoundError: the model's folder lacks a file.
+            RuntimeError: it was started before.
+        """
+        await self._engine.start()
+
+    async def close(self) -> None:
+        """Stop the engine and release its memory; open calls raise `LLMClosedError`. May be called twice."""
+        await self._engine.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    async def generate(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[Completion]:
+        """Complete prompts; arguments and result are those of `LLM.generate`.
+
+        Raises:
+            TypeError: an argument has the wrong type. Nothing was computed.
+            ValueError: an argument has a wrong value. Nothing was computed.
+            LLMClosedError: the LLM is closed, or was closed meanwhile.
+            EngineFailedError: the engine has failed.
+            RuntimeError: the LLM was not started, or in another event loop.
+        """
+        # In another thread, because tokenizing a long text takes long.
+        tokens = await asyncio.to_thread(self._engine.arguments.prompts, prompts)
+        return await self._complete(tokens, sampling, stop, priority)
+
+    async def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[Completion]:
+        """Answer one conversation or several, by the model's chat template; otherwise like `generate`."""
+        tokens = await asyncio.to_thread(self._engine.arguments.conversations, conversations)
+        return await self._complete(tokens, sampling, stop, priority)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        priority: int = 0,
+    ) -> AsyncStream:
+        """Return an asynchronous iterator over the text of one completion, in pieces as they are computed.
+
+        The prompt is tokenized before this returns, and computed from now on, whether the stream is read or not; a stop
+        string ends the request when it is read. Raises what `generate` raises; if the engine refuses the prompt, the
+        first read raises a ValueError.
+        """
+        return self._stream(self._engine.arguments.prompt("prompt", prompt), sampling, stop, priority)
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        priority: int = 0,
+    ) -> AsyncStream:
+        """Return an asynchronous iterator over the text of the answer to a conversation; otherwise like `stream`."""
+        return self._stream(self._engine.arguments.conversation("messages", messages), sampling, stop, priority)
+
+    def _call(
+        self, prompts: Sequence[bytes], sampling: object, stop: object, priority: object
+    ) -> tuple[Call, asyncio.Event]:
+        """Return a call, and the event that is set when there is something to read or the engine has ended."""
+        arguments, news = self._engine.arguments, asyncio.Event()
+        submits = arguments.submits(prompts, sampling, priority)
+        return Call(submits, tokenizer=arguments.tokenizer, stop=stop_strings(stop), notify=news.set), news
+
+    async def _complete(
+        self, prompts: Sequence[bytes], sampling: object, stop: object, priority: object
+    ) -> list[Completion]:
+        call, news = self._call(prompts, sampling, stop, priority)
+        self._engine.submit(call)
+        try:
+            while call.num_open:
+                await news.wait()
+                news.clear()
+                self._engine.check()
+                self._engine.leave(call.read().ended)
+        finally:
+            self._engine.leave(call.request_ids)
+        return call.completions()
+
+    def _stream(self, prompt: bytes, sampling: object, stop: object, priority: object) -> AsyncStream:
+        return AsyncStream(self._engine, *self._call([prompt], sampling, stop, priority))
+
+
+class AsyncStream:
+    """The text of one completion, in pieces. Invariant: its request is alive only as long as it may be read.
+
+    Closing or dropping it, or an exception or cancellation while it is read, ends the request. May be used as an
+    asynchronous context manager.
+
+    Args:
+        engine: computes the answer.
+        call: one request, not yet submitted.
+        news: set when the call has something to read, or the engine has ended.
+    """
+
+    __slots__ = ("_abort", "_call", "_engine", "_is_done", "_news")
+
+    def __init__(self, engine: EngineThread, call: Call, news: asyncio.Event) -> None:
+        self._engine = engine
+        self._call = call
+        self._news = news
+        self._abort = Abort(request_id=call.request_ids[0])
+        self._is_done = False  # written by: aclose
+        engine.submit(call)
+
+    @property
+    def completion(self) -> Completion | None:
+        """The whole answer, once it is complete; None before."""
+        return None if self._call.num_open else self._call.completions()[0]
+
+    def __aiter__(self) -> AsyncStream:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> str:
+        """Return the next piece of text: all that was computed since the last one.
+
+        Raises:
+            ValueError: the engine refused the prompt.
+            LLMClosedError: the LLM was closed.
+            EngineFailedError: the engine has failed.
+        """
+        if self._is_done:
+            raise StopAsyncIteration
+        try:
+            while True:
+                self._engine.check()
+                news = self._call.read()
+                self._engine.leave(news.ended)
+                if news.text:
+                    return news.text
+                if self.completion is not None:
+                    break
+                await self._news.wait()
+                self._news.clear()
+        except BaseException:
+            await self.aclose()
+            raise
+        self._is_done = True
+        if self.completion.refusal is not None:
+            raise ValueError(self.completion.refusal.message)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the request, before the engine's next step; returns at once."""
+        self._is_done = True
+        self._engine.leave(self._call.request_ids)
+
+    async def __aenter__(self) -> AsyncStream:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.aclose()
+
+    def __del__(self) -> None:
+        """End the request; this may run in any thread."""
+        if not self._is_done:
+            self._engine.end_later(self._abort)

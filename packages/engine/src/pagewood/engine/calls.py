@@ -1,0 +1,204 @@
+"""The calls of an engine's users: which requests belong to which call, and what has been answered to them."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit
+from pagewood.engine.text import TextStream, Tokenizer
+
+
+class LLMClosedError(RuntimeError):
+    """The LLM was closed before the call, or while it was waiting."""
+
+
+class LLMBusyError(RuntimeError):
+    """The LLM was called during another call: by a second thread, or from inside a step."""
+
+
+class EngineFailedError(RuntimeError):
+    """The engine stopped with an error and cannot be used any more; the cause is attached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Completion:
+    """The answer to one prompt.
+
+    `tokens` are the tokens that the model generated, without the end-of-sequence or stop token that ended them, and
+    `text` is their text. After a stop string they differ: `text` ends before the stop string, `tokens` ends with the
+    token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: FinishReason
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    refusal: Refusal | None = None
+
+    def __repr__(self) -> str:
+        """Return the beginning of the text, the number of tokens, and how it ended."""
+        refusal = "" if self.refusal is None else f", refusal={self.refusal.message!r}"
+        return (
+            f"Completion({reprlib.repr(self.text)}, {len(self.tokens)} tokens, finish={self.finish.value}"
+            f", {self.num_prompt_tokens} prompt tokens, {self.num_cached_tokens} of them cached{refusal})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a call learned since it was last asked."""
+
+    text: str
+    """New text of all its requests, in order of arrival."""
+    ended: tuple[str, ...]
+    """Requests whose answer is now complete; the engine may still be computing those that met a stop string."""
+
+
+class Call:
+    """The requests of one call and their answers so far.
+
+    Deltas are only queued when they arrive, and decoded when the call asks for news: a caller pays for the decoding of
+    its own answers, and its errors stay its own. Memory is bounded by the `max_tokens` of the requests.
+
+    Args:
+        submits: the requests, in the order of the prompts.
+        tokenizer: decodes the answers.
+        stop: strings at which a text ends.
+        notify: called after each Delta that arrives, and when the call can expect no more.
+    """
+
+    __slots__ = ("_answers", "_deltas", "notify", "num_open", "submits")
+
+    def __init__(
+        self,
+        submits: Sequence[Submit],
+        *,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        notify: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.submits = submits
+        self.notify = notify
+        self.num_open = len(submits)
+        """Requests whose answers are not complete."""  # written by: calls
+        self._answers = {submit.request_id: _Answer(TextStream(tokenizer, stop=stop)) for submit in submits}
+        self._deltas: deque[Delta] = deque()  # written by: calls
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Ids of its requests, in order."""
+        return list(self._answers)
+
+    def receive(self, delta: Delta) -> None:
+        """Queue what a step did for one of the requests."""
+        self._deltas.append(delta)
+        self.notify()
+
+    def read(self) -> News:
+        """Decode what has arrived."""
+        texts: list[str] = []
+        ended: list[str] = []
+        while self._deltas:
+            delta = self._deltas.popleft()
+            answer = self._answers[delta.request_id]
+            if answer.last is None:
+                texts.append(answer.take(delta))
+                if answer.last is not None:
+                    ended.append(delta.request_id)
+        self.num_open -= len(ended)
+        return News("".join(texts), tuple(ended))
+
+    def completions(self) -> list[Completion]:
+        """Return the complete answers, in the order of the prompts."""
+        return [answer.completion() for answer in self._answers.values()]
+
+
+class Router:
+    """Hands each Delta to the call that its request belongs to, no matter which call stepped the engine.
+
+    Invariant: a request is known here from before it is submitted until its last Delta arrives or its call is left.
+    """
+
+    __slots__ = ("_calls",)
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Call] = {}  # written by: calls
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose last Delta has not arrived."""
+        return len(self._calls)
+
+    def open(self, call: Call) -> None:
+        """Expect answers to the requests of a call."""
+        for submit in call.submits:
+            self._calls[submit.request_id] = call
+
+    def deliver(self, deltas: Iterable[Delta]) -> list[Abort]:
+        """Hand over Deltas; return aborts for requests that are still computed but belong to no call."""
+        unknown: list[Abort] = []
+        for delta in deltas:
+            call = self._calls.get(delta.request_id)
+            if delta.finish is not None:
+                self._calls.pop(delta.request_id, None)
+            if call is not None:
+                call.receive(delta)
+            elif delta.finish is None:
+                unknown.append(Abort(request_id=delta.request_id))
+        return unknown
+
+    def leave(self, request_ids: Iterable[str]) -> list[Abort]:
+        """Expect no more answers to requests; return aborts for those whose last Delta has not arrived."""
+        return [Abort(request_id=one) for one in request_ids if self._calls.pop(one, None) is not None]
+
+    def clear(self) -> list[Call]:
+        """Expect no more answers at all; return the calls that still waited for some."""
+        calls = list({id(call): call for call in self._calls.values()}.values())
+        self._calls.clear()
+        return calls
+
+
+class _Answer:
+    """The answer to one prompt as far as it is known."""
+
+    __slots__ = ("_stream", "_texts", "_tokens", "last")
+
+    def __init__(self, stream: TextStream) -> None:
+        self._stream = stream
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self.last: Delta | None = None
+        """The Delta that completed it."""  # written by: take
+
+    def take(self, delta: Delta) -> str:
+        """Add the tokens of one step; return the new text."""
+        # One by one, so that the answer ends with the token that completes a stop string.
+        text = ""
+        for token in delta.tokens:
+            self._tokens.append(token)
+            text += self._stream.push((token,))
+            if self._stream.stopped_by is not None:
+                break
+        if delta.finish is not None and self._stream.stopped_by is None:
+            text += self._stream.finish()
+        if delta.finish is not None or self._stream.stopped_by is not None:
+            self.last = delta
+        self._texts.append(text)
+        return text
+
+    def completion(self) -> Completion:
+        """Return the complete answer."""
+        assert self.last is not None
+        stopped = self._stream.stopped_by is not None
+        return Completion(
+            text="".join(self._texts),
+            tokens=tuple(self._tokens),
+            finish=FinishReason.STOP if stopped or self.last.finish is None else self.last.finish,
+            num_prompt_tokens=self.last.num_prompt_tokens,
+            num_cached_tokens=self.last.num_cached_tokens,
+            refusal=self.last.refusal,
+        )

@@ -1,0 +1,193 @@
+"""An engine that several calls of one thread step in turn; each step serves all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from pagewood.engine.api import Abort, EngineConfig
+from pagewood.engine.build import build_engine
+from pagewood.engine.calls import Call, EngineFailedError, LLMBusyError, LLMClosedError, Router
+from pagewood.engine.core.loop import Counters, Engine, EngineInfo, Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.signals import SignalHold
+
+
+class SharedEngine:
+    """Submits the requests of calls and steps the engine until they are answered.
+
+    Invariant: between two calls of a method, the step in flight is known and its requests belong to a call, or are
+    about to be aborted. To keep it, signal handlers (Ctrl-C) run between two steps, never inside one. If an exception
+    escapes from a step all the same, the state of the engine is unknown: every later call raises `EngineFailedError`.
+
+    Args:
+        config: what to build; raises what `build_engine` raises.
+    """
+
+    __slots__ = ("_engine", "_failure", "_inbox", "_is_closed", "_outbox", "_pending", "_router", "_turn")
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
+        self._engine: Engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+        self._router = Router()
+        self._turn = threading.Lock()
+        """Held by the call that steps the engine."""
+        self._pending: Pending | None = None
+        """The step in flight."""  # written by: _advance
+        self._failure: BaseException | None = None
+        """What escaped from a step."""  # written by: _advance
+        self._is_closed = False  # written by: close
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        return self._engine.info
+
+    def counters(self) -> Counters:
+        """Return the engine's counters, in constant time."""
+        return self._engine.counters()
+
+    def violation(self) -> str | None:
+        """Return what is wrong with the accounting of KV memory, or None; reads the whole pool."""
+        return self._engine.violation()
+
+    def check(self) -> None:
+        """Raise if the engine cannot be used.
+
+        Raises:
+            LLMClosedError: it is closed.
+            EngineFailedError: a step has failed.
+        """
+        if self._is_closed:
+            raise LLMClosedError("the LLM is closed")
+        if self._failure is not None:
+            raise EngineFailedError(f"the engine has failed: {self._failure!r}") from self._failure
+
+    def turn(self) -> threading.Lock:
+        """Return the lock that a call holds while it steps the engine; it is free.
+
+        Raises:
+            LLMBusyError: it is not free.
+        """
+        # If another thread takes it between this check and its use, this thread waits; nothing is corrupted.
+        if self._turn.locked():
+            raise LLMBusyError(
+                "an LLM must be called by one thread at a time, and not from inside a step (a signal handler or a "
+                "finalizer): pass all prompts in one call, or use AsyncLLM"
+            )
+        return self._turn
+
+    def submit(self, call: Call) -> None:
+        """Start the requests of a call.
+
+        Raises:
+            LLMBusyError: see `turn`.
+        """
+        with self.turn(), SignalHold():
+            self._open(call)
+
+    def complete(self, call: Call, progress: Callable[[int], object]) -> None:
+        """Start the requests of a call, and step the engine until they are answered; an exception aborts them.
+
+        Args:
+            call: what to compute.
+            progress: gets the number of answers that were completed since it was last called.
+        """
+        with self.turn(), SignalHold() as hold:
+            try:
+                self._open(call)
+                while call.num_open:
+                    self._step()
+                    hold.check()
+                    ended = call.read().ended
+                    if ended:
+                        self._leave(ended)
+                        progress(len(ended))
+            finally:
+                self._leave(call.request_ids)
+                self._settle()
+
+    def read(self, call: Call, turn: threading.Lock) -> str:
+        """Return the new text of a submitted call, or "" if it is answered; step the engine until there is either.
+
+        An exception aborts the requests.
+
+        Args:
+            call: what is being computed.
+            turn: from `turn`.
+        """
+        try:
+            with turn, SignalHold() as hold:
+                self.check()
+                while True:
+                    news = call.read()
+                    if not call.num_open:
+                        self._leave(news.ended)
+                        self._settle()
+                    if news.text or not call.num_open:
+                        return news.text
+                    self._step()
+                    hold.check()
+        except BaseException:
+            self._leave(call.request_ids)
+            raise
+
+    def end(self, call: Call) -> None:
+        """Abort the requests of a call; if a step is running, the next one ends them."""
+        self._leave(call.request_ids)
+        if not self._turn.locked():
+            with self._turn, SignalHold():
+                self._settle()
+
+    def end_later(self, abort: Abort) -> None:
+        """Abort a request in the next step. Safe at any moment and in any thread, so finalizers may call it."""
+        self._inbox.put(abort)
+
+    def close(self) -> None:
+        """Release threads and memory; open calls raise `LLMClosedError`. May be called twice."""
+        with self.turn(), SignalHold():
+            if self._is_closed:
+                return
+            try:
+                for call in self._router.clear():
+                    self._abort(Abort(request_id=request_id) for request_id in call.request_ids)
+                self._settle()
+            finally:
+                self._is_closed = True
+                self._engine.close()
+
+    def _open(self, call: Call) -> None:
+        self.check()
+        self._router.open(call)
+        for submit in call.submits:
+            self._inbox.put(submit)
+
+    def _step(self) -> None:
+        self.check()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Do one step, and hand its answers to the calls that wait for them."""
+        try:
+            self._pending = self._engine.advance(self._pending)
+            self._abort(self._router.deliver(self._outbox.take()))
+        except BaseException as error:
+            self._failure = error
+            self._router.clear()
+            raise
+
+    def _leave(self, request_ids: Iterable[str]) -> None:
+        """Abort those of the requests that the engine still computes."""
+        self._abort(self._router.leave(request_ids))
+
+    def _abort(self, aborts: Iterable[Abort]) -> None:
+        for abort in aborts:
+            self._inbox.put(abort)
+
+    def _settle(self) -> None:
+        """If no call waits for answers, let the engine come to rest, so that ended requests give their memory back."""
+        if self._is_closed or self._failure is not None or self._router.num_open:
+            return
+        self._advance()
+        while self._pending is not None:
+            self._advance()
