@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagewood.engine import LLM, SamplingParams
-from pagewood.engine.arguments import engine_config, stop_strings
+from pagewood.engine.offline.arguments import engine_config, stop_strings
 
 
 @pytest.fixture(scope="module")

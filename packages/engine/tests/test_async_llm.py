@@ -21,8 +21,8 @@ from pagewood.engine import (
     LLMClosedError,
     SamplingParams,
 )
-from pagewood.engine.async_llm import AsyncStream
 from pagewood.engine.core.loop import Counters, Engine
+from pagewood.engine.offline.async_llm import AsyncStream
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -16,8 +16,8 @@ import pytest
 
 from pagewood.engine import LLM, EngineFailedError, FinishReason, LLMBusyError, LLMClosedError, SamplingParams
 from pagewood.engine.core.loop import Counters
-from pagewood.engine.llm import Stream
-from pagewood.engine.shared_engine import SharedEngine
+from pagewood.engine.offline.llm import Stream
+from pagewood.engine.offline.shared_engine import SharedEngine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

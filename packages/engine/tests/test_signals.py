@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from pagewood.engine.signals import SignalHold
+from pagewood.engine.offline.signals import SignalHold
 
 seen: list[int] = []
 
@@ -68,7 +68,7 @@ def test_a_second_signal_before_a_safe_point_is_handled_at_once() -> None:
 
 
 def test_a_signal_long_after_the_last_safe_point_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewood.engine.signals._PATIENCE_S", -1.0)
+    monkeypatch.setattr("pagewood.engine.offline.signals._PATIENCE_S", -1.0)
     with pytest.raises(KeyboardInterrupt), SignalHold():
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("not reached")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from pagewood.engine.async_llm import AsyncLLM
-    from pagewood.engine.calls import Completion, EngineFailedError, LLMBusyError, LLMClosedError
-    from pagewood.engine.llm import LLM
+    from pagewood.engine.offline.async_llm import AsyncLLM
+    from pagewood.engine.offline.calls import Completion, EngineFailedError, LLMBusyError, LLMClosedError
+    from pagewood.engine.offline.llm import LLM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,5 +39,5 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.offline.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,7 +40,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print one answer per prompt; the exit code is 1 if there is none to one of them."""
     config = asdict(engine_config(options))
-    from pagewood.engine.llm import LLM  # takes seconds: not before the options are known to be right
+    from pagewood.engine.offline.llm import LLM  # takes seconds: not before the options are known to be right
 
     with LLM(config.pop("model"), **config) as llm:
         sampling = _sampling(options, llm.default_sampling)

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from pagewood.engine.api import Abort, Delta, EngineConfig
-from pagewood.engine.arguments import Arguments
-from pagewood.engine.calls import Call, EngineFailedError, LLMClosedError, Router
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
 from pagewood.engine.links import ThreadInbox, ThreadOutbox
+from pagewood.engine.offline.arguments import Arguments
+from pagewood.engine.offline.calls import Call, EngineFailedError, LLMClosedError, Router
 from pagewood.engine.text import Tokenizer
 
 _log = logging.getLogger(__name__)

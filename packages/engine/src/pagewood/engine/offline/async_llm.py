@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any
 
 from pagewood.engine.api import Abort, SamplingParams
-from pagewood.engine.arguments import Conversation, Prompt, Prompts, engine_config, stop_strings
-from pagewood.engine.calls import Call, Completion
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.engine_thread import EngineThread
+from pagewood.engine.offline.arguments import Conversation, Prompt, Prompts, engine_config, stop_strings
+from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.text import Tokenizer
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 from pagewood.engine.api import Abort, EngineConfig
 from pagewood.engine.build import build_engine
-from pagewood.engine.calls import Call, EngineFailedError, LLMBusyError, LLMClosedError, Router
 from pagewood.engine.core.loop import Counters, Engine, EngineInfo, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.signals import SignalHold
+from pagewood.engine.offline.calls import Call, EngineFailedError, LLMBusyError, LLMClosedError, Router
+from pagewood.engine.offline.signals import SignalHold
 
 
 class SharedEngine:

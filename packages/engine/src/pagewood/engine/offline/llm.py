@@ -10,11 +10,11 @@ from typing import Any
 from tqdm import tqdm
 
 from pagewood.engine.api import Abort, SamplingParams
-from pagewood.engine.arguments import Arguments, Conversation, Prompt, Prompts, engine_config, stop_strings
-from pagewood.engine.calls import Call, Completion
 from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
-from pagewood.engine.shared_engine import SharedEngine
+from pagewood.engine.offline.arguments import Arguments, Conversation, Prompt, Prompts, engine_config, stop_strings
+from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.text import Tokenizer
 
 _PROGRESS_AFTER_S = 2.0

@@ -1,0 +1,1 @@
+"""`LLM` and `AsyncLLM`: prompts in, completions out, in one process."""
