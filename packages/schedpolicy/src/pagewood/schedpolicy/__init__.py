@@ -1,4 +1,4 @@
-"""Who runs next, how much, and who yields: scheduling policies for LLM engines, as pure functions and small objects."""
+"""Scheduling policies for LLM engines: which request runs next, how many tokens it computes, which one is preempted."""
 
 from pagewood.schedpolicy.adaptive import AdaptiveOrder, AdaptiveRule, Switch
 from pagewood.schedpolicy.admission import Admission, AdmissionLimits, Chunk, fits_until_all_end

@@ -1,4 +1,4 @@
-"""Two orders, and a rule that says which of them decides."""
+"""Two orders, and a rule that selects one of them."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from pagewood.schedpolicy.order import Order, W
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """One change from an order to the other, with what led to it."""
+    """One change from one order to the other, with its cause."""
 
     at_s: float
     is_cache_aware: bool
@@ -21,18 +21,18 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveRule:
-    """When the cache-aware order decides: while it pays, and while there is a choice to make.
+    """Selects the cache-aware order while the cache is hit and the queue is long enough to choose from.
 
-    It takes over when the hit rate is at least `high_hit_rate` and at least `min_waiting` requests wait. It gives way
-    when the hit rate falls below `low_hit_rate`, or fewer than half of `min_waiting` wait. Between these limits nothing
-    changes, nor within `hold_s` of the last change.
+    The cache-aware order is selected when the hit rate is at least `high_hit_rate` and at least `min_waiting` requests
+    wait. The plain one is selected when the hit rate falls below `low_hit_rate`, or fewer than half of `min_waiting`
+    requests wait. Between these limits, and within `hold_s` of the last change, nothing changes.
 
     Attributes:
         low_hit_rate: In [0, high_hit_rate].
         high_hit_rate: At most 1.
         min_waiting: >= 1.
         hold_s: >= 0.
-        smoothing: Weight of one more admission in the running mean of the hit rate, in (0, 1].
+        smoothing: Weight of one admission in the running mean of the hit rate, in (0, 1].
     """
 
     low_hit_rate: float = 0.05
@@ -56,11 +56,10 @@ class AdaptiveRule:
 
 
 class AdaptiveOrder(Generic[W]):
-    """Lets a cache-aware order decide while the cache is hit and the queue is long, else a plain one.
+    """Uses a cache-aware order while the cache is hit and the queue is long, and a plain order otherwise.
 
-    The hit rate is a running mean over admissions of the cached part of what was admitted. Every change is kept in
-    `switches`, with its numbers and its reason in words. Invariant: the order that decides has all the requests, and
-    the other has none.
+    The hit rate is a running mean, over admissions, of the cached part of the admitted requests. `switches` keeps every
+    change with its numbers and its reason. Invariant: the selected order has all the requests, and the other has none.
     """
 
     __slots__ = ("_is_cache_aware", "_make_orders", "_order", "_waiting", "hit_rate", "rule", "switches")
@@ -76,10 +75,10 @@ class AdaptiveOrder(Generic[W]):
         """Start empty, with the plain order.
 
         Args:
-            cache_aware: makes the one order.
-            plain: makes the other.
-            rule: when to switch.
-            max_switches: how many of the last switches are kept, >= 1.
+            cache_aware: Makes the cache-aware order.
+            plain: Makes the plain order.
+            rule: Says when to switch.
+            max_switches: Number of the latest switches to keep, >= 1.
         """
         self.rule = rule or AdaptiveRule()
         self._make_orders = plain, cache_aware
@@ -91,21 +90,21 @@ class AdaptiveOrder(Generic[W]):
 
     @property
     def is_cache_aware(self) -> bool:
-        """Whether the cache-aware order decides now."""
+        """Whether the cache-aware order is selected now."""
         return self._is_cache_aware
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         self._order.add(request)
         self._waiting[request.arrival] = request
 
     def remove(self, request: W) -> None:
-        """Let a request go that will not run."""
+        """Remove a waiting request that will not run."""
         self._order.remove(request)
         del self._waiting[request.arrival]
 
     def admit(self, request: W) -> None:
-        """Let a request go that runs, and take note of how much of it was cached."""
+        """Remove a waiting request that starts to run, and record how much of it was cached."""
         self._order.admit(request)
         del self._waiting[request.arrival]
         self.hit_rate += self.rule.smoothing * (request.num_matched / max(1, request.num_tokens) - self.hit_rate)
@@ -116,15 +115,15 @@ class AdaptiveOrder(Generic[W]):
         del self._waiting[request.arrival]
 
     def stop(self, request: W) -> None:
-        """Tell the order that decides."""
+        """Notify the selected order."""
         self._order.stop(request)
 
     def update(self, request: W) -> None:
-        """Tell the order that decides."""
+        """Notify the selected order."""
         self._order.update(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
-        """Switch if that is due; then yield the waiting requests as the order that decides has them."""
+        """Switch if the rule says so; then yield the waiting requests in the selected order."""
         if not self.switches or now_s - self.switches[-1].at_s >= self.rule.hold_s:
             reason = self._reason_to_switch()
             if reason is not None:
@@ -132,11 +131,11 @@ class AdaptiveOrder(Generic[W]):
         return self._order.ordered(now_s)
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request.arrival in self._waiting
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._waiting)
 
     def _reason_to_switch(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Which waiting requests one step can start, and how much of each: memory and compute together."""
+"""Which waiting requests one step can start, and how many tokens of each: memory and compute together."""
 
 import math
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from pagewood.schedpolicy.verdict import FITS, Outcome, Verdict
 
 
 class HasIgnoreEos(Protocol):
-    """What is read of requests that may be told never to stop by themselves."""
+    """A request that may ignore the end-of-sequence token."""
 
     @property
     def ignores_eos(self) -> bool:
-        """Whether it is sure to generate all that it may."""
+        """Whether it generates all `max_new_tokens`, whatever it samples."""
         ...
 
 
@@ -27,26 +27,26 @@ class RunningAdmitted(Running, HasIgnoreEos, Protocol):
 
 
 class Room(Protocol):
-    """The memory, as it is now."""
+    """The KV memory."""
 
     @property
     def num_available(self) -> int:
-        """Tokens of KV that can be had: free ones, and cached ones that nobody uses."""
+        """Tokens of KV memory available now: free ones, and cached ones that no request uses."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """The numbers that do not change from step to step.
+    """Limits that are the same in every step.
 
     Attributes:
         page_size: Tokens of a page, >= 1.
-        max_input_tokens: Prompt tokens of one step, >= 1; the first request may be longer, if prompts are not chunked.
-        max_chunk_tokens: Prompt tokens of one step when prompts are cut into chunks, >= page_size; None: not cut.
-        max_request_tokens: Of these, for one request, >= page_size, so that a long prompt leaves room for others;
-            None for no limit but the step's.
-        max_partial: Prompts that may be cut and unfinished at once, >= 1; SGLang has 1.
-        max_output_estimate: What is reserved of a longer allowance: hardly any request uses it up.
+        max_input_tokens: Prompt tokens of one step, >= 1; the first request may exceed it if prompts are not chunked.
+        max_chunk_tokens: Prompt tokens of one step if prompts are chunked, >= page_size; None to leave them whole.
+        max_request_tokens: Prompt tokens of one request in one step, >= page_size, so that a long prompt leaves room
+            for others; None for no limit but the step's.
+        max_partial: Chunked prompts in progress at once, >= 1; SGLang has 1.
+        max_output_estimate: Most output tokens to reserve for one request; few requests generate more.
     """
 
     page_size: int
@@ -71,30 +71,31 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What one request may compute in this step: tokens, or none and the reason."""
+    """What one request may compute in this step: a number of tokens, or 0 and the reason."""
 
     num_tokens: int
     is_cut: bool
-    """Whether the prompt goes on after them."""
+    """Whether the prompt continues after them."""
     verdict: Verdict
 
 
 class Admission:
-    """The admission arithmetic of one step. Invariant: what is reserved here never exceeds what was available.
+    """The admission arithmetic of one step. Invariant: it never reserves more memory than is available.
 
-    Everything is in tokens. Of the memory that is available, four numbers are left:
+    All numbers are in tokens. Four of them count what is left:
 
-        remaining_total    after the outputs that running requests are expected to have, and all that was promised here
-        remaining_current  after what this step computes itself: what memory must hold when it ends
-        remaining_input    of the prompt tokens of a step
-        remaining_chunk    of the prompt tokens of a step, when prompts are cut
+        remaining_total    memory after the expected output of running requests and all reservations of this step
+        remaining_current  memory after the tokens that this step computes
+        remaining_input    prompt tokens of this step
+        remaining_chunk    prompt tokens of this step, if prompts are chunked
 
     A request is admitted if its uncached prompt, its whole estimated output and one page fit into `remaining_total`.
-    One whose prompt is cut reserves only the chunk: its output begins no earlier than its last chunk.
+    If its prompt is cut, it reserves only the chunk: its output begins no earlier than its last chunk.
 
-    Use: `continue_prompt` for those in progress, then `admit` in the order of the queue, while `verdict` is CONTINUE.
+    Call `continue_prompt` for the prompts in progress, then `admit` in the order of the queue while `verdict` is
+    CONTINUE.
 
-    Source: `PrefillAdder` of SGLang, which has one prompt in progress at a time, where this has `max_partial`.
+    Source: `PrefillAdder` of SGLang, which allows one prompt in progress at a time; this allows `max_partial`.
     """
 
     __slots__ = (
@@ -115,12 +116,12 @@ class Admission:
         """Begin a step.
 
         Args:
-            limits: the numbers that do not change.
-            room: the memory; it is read again at every check, since locking a cached prefix takes from it.
-            running: requests whose prompts are computed.
-            new_token_ratio: part of what they may generate that they are expected to, in [0, 1].
-            num_decodes: of those, how many generate a token in this very step: they take from its compute.
-            num_partial: requests whose prompts are in progress.
+            limits: Limits that are the same in every step.
+            room: The memory; read again at every check, because locking a cached prefix makes less available.
+            running: Requests whose prompts are computed.
+            new_token_ratio: Part of their allowed output that they are expected to generate, in [0, 1].
+            num_decodes: Number of these that decode in this step, and so use part of its compute.
+            num_partial: Requests whose prompts are in progress.
 
         Raises:
             ValueError: `new_token_ratio`, `num_decodes` or `num_partial` is out of range.
@@ -147,7 +148,7 @@ class Admission:
 
     @property
     def remaining_total(self) -> float:
-        """Tokens of memory left after everything that is expected and promised."""
+        """Tokens of memory left after expected outputs and all reservations."""
         return self._room.num_available - self._total_offset
 
     @property
@@ -157,7 +158,7 @@ class Admission:
 
     @property
     def verdict(self) -> Verdict:
-        """Say whether it is worth offering another request; in total there is never more left than after this step."""
+        """Whether another request may fit; `remaining_current` needs no check, it is never below `remaining_total`."""
         if self.remaining_total <= 0:
             return _no_token("remaining_total", 1, self.remaining_total)
         if self.remaining_input <= 0:
@@ -167,9 +168,9 @@ class Admission:
         return FITS
 
     def admit(self, request: WaitingForAdmission) -> Chunk:
-        """Reserve for a waiting request what it needs, or nothing and say why.
+        """Reserve what a waiting request needs, or nothing and return the reason.
 
-        Call it with the request's cached prefix locked, so that what is available no longer counts it.
+        Lock the request's cached prefix before the call, so that it no longer counts as available.
         """
         limits = self._limits
         num_uncached = request.num_tokens - request.num_matched
@@ -187,12 +188,12 @@ class Admission:
     def continue_prompt(self, request: WaitingForAdmission, *, num_computed: int) -> Chunk:
         """Reserve the next chunk of a prompt in progress.
 
-        The first of a step makes progress even where memory is promised to others already, as long as there is any:
-        a promise is an estimate, and a prompt that stands still holds what it has for nothing.
+        The first prompt of a step makes progress even if the memory is reserved for others, as long as there is any: a
+        reservation is an estimate, and a prompt without progress holds its memory for nothing.
 
         Args:
-            request: counted in `num_partial`.
-            num_computed: tokens of it whose KV is in memory.
+            request: One of those counted in `num_partial`.
+            num_computed: Its tokens whose KV is in memory.
         """
         num_left = request.num_tokens - num_computed
         memory = math.floor(self.remaining_total)
@@ -205,7 +206,7 @@ class Admission:
         return chunk
 
     def _chunk(self, num_before: int, num_left: int, *, most: float = math.inf, is_partial: bool = False) -> Chunk:
-        """Return how much of a prompt this step computes; a cut ends at the end of a page."""
+        """Return how much of a prompt this step computes; a cut is at the end of a page."""
         limits = self._limits
         num_whole = _round_up(num_left, limits.page_size)
         if self.remaining_chunk is None and not is_partial:
@@ -247,15 +248,15 @@ class Admission:
 
 
 def fits_until_all_end(running: Iterable[Running], *, num_available: int) -> bool:
-    """Return whether requests that are sure to generate all they may can do so without anybody yielding.
+    """Return whether requests can generate all their `max_new_tokens` without a preemption.
 
-    The request with the least left ends first and gives back all it has; until then each takes a token a step. It fits
-    if memory lasts from one end to the next. What they share is not given back, and pages are not counted: keep a page
-    for each in reserve.
+    The request with the fewest tokens left ends first and frees its memory; until then each request takes a token per
+    step. It fits if the memory lasts from each end to the next. Shared tokens are counted as freed and pages are not
+    counted: keep a page for each request in reserve.
 
     Args:
-        running: all that run, and the one that would.
-        num_available: tokens of KV that can be had now.
+        running: All running requests, and the one to be admitted.
+        num_available: Tokens of KV memory available now.
 
     Source: SGLang's check for requests that ignore the end of sequence.
     """

@@ -1,4 +1,4 @@
-"""Any order, with a bound on how long a request can be overtaken."""
+"""Any order, with a bound on how often a request can be overtaken."""
 
 from collections.abc import Iterator
 from math import inf
@@ -9,21 +9,22 @@ from pagewood.schedpolicy.sorted_queue import SortedQueue
 
 
 class Ageing(Generic[W]):
-    """Of every `every` admissions, one is the oldest request that has waited for `after_s`; the rest go by any order.
+    """Gives one of every `every` admissions to the oldest request that has waited `after_s`; the rest follow any order.
 
-    Bound: let m requests that arrived before A wait when A has waited for `after_s`. Then A is admitted with the
-    `every * (m + 1)`-th admission from that moment on, or before, whatever arrives meanwhile and whatever the order is
-    that is wrapped; given that the engine admits in the order yielded (see `SkipAhead` for what does not fit), and
-    that none of those preempted is older than A.
-    Proof: whenever `every - 1` admissions have gone by without the oldest waiting request, the next place in the order
-    is that of the oldest, if it has come of age; A has, and so have all who are older. So any `every` consecutive
-    admissions remove the oldest at that time. Newcomers are younger than A, so before A there are at most m to be
-    removed like this, and then A is the oldest itself.
+    Bound: let m be the number of waiting requests that arrived before A, at the time when A has waited `after_s`. Then
+    A is among the next `every * (m + 1)` admissions, whatever arrives meanwhile and whatever order is wrapped. This
+    assumes that the engine admits in the order yielded (see `SkipAhead` for requests that do not fit), that no
+    preempted request is older than A, and that neither A nor an older request is parked meanwhile; a parked request
+    keeps its arrival, and is the oldest again when it returns.
+    Proof: after `every - 1` admissions without the oldest waiting request, the next place in the order goes to the
+    oldest if it has waited `after_s`; A has, and so have all older requests. So any `every` consecutive admissions
+    include the request that is the oldest at that time. New requests are younger than A, so at most m requests are
+    admitted this way before A, and then A is the oldest.
 
-    With `every=1` this is first come, first served among those who have come of age. With more, a queue that is old
-    altogether is still mostly in the order that was asked for: under overload this does not fall back to fcfs.
+    With `every=1` this is first come, first served among the requests that have waited `after_s`. With a larger value,
+    even a queue of old requests is mostly in the wrapped order: under overload this does not fall back to fcfs.
 
-    Invariant: `_by_age` has the same requests as the order that is wrapped.
+    Invariant: `_by_age` has the same requests as the wrapped order.
     """
 
     __slots__ = ("_by_age", "_num_since", "_order", "after_s", "every")
@@ -32,12 +33,12 @@ class Ageing(Generic[W]):
         """Wrap an empty order.
 
         Args:
-            order: decides among those who have not come of age, and the places that ageing leaves.
-            after_s: when a request comes of age, >= 0.
-            every: of so many admissions one goes to the oldest, >= 1.
+            order: Decides all other places.
+            after_s: Seconds of waiting after which a request can get such a place, >= 0.
+            every: One of this many admissions goes to the oldest request, >= 1.
 
         Raises:
-            ValueError: `after_s` or `every` is out of range, or `order` has requests already.
+            ValueError: `after_s` or `every` is out of range, or `order` is not empty.
         """
         if not 0 <= after_s < inf:
             raise ValueError(f"after_s must be >= 0 and finite, got {after_s}")
@@ -52,17 +53,17 @@ class Ageing(Generic[W]):
         self._num_since = 0  # admissions since the oldest was admitted; written by: admit
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         self._by_age.add(request, ())
         self._order.add(request)
 
     def remove(self, request: W) -> None:
-        """Let a request go that will not run."""
+        """Remove a waiting request that will not run."""
         self._by_age.discard(request)
         self._order.remove(request)
 
     def admit(self, request: W) -> None:
-        """Let a request go that runs."""
+        """Remove a waiting request that starts to run."""
         self._num_since = 0 if request is self._by_age.first() else self._num_since + 1
         self._by_age.discard(request)
         self._order.admit(request)
@@ -73,15 +74,15 @@ class Ageing(Generic[W]):
         self._order.park(request)
 
     def stop(self, request: W) -> None:
-        """Tell the order that is wrapped."""
+        """Notify the wrapped order."""
         self._order.stop(request)
 
     def update(self, request: W) -> None:
-        """Tell the order that is wrapped."""
+        """Notify the wrapped order."""
         self._order.update(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
-        """Yield the waiting requests; those of age take every `every`-th place, oldest first."""
+        """Yield the waiting requests; the oldest takes every `every`-th place if it has waited `after_s`."""
         num_since = self._num_since
         yielded: set[int] = set()
         by_age = iter(self._by_age)
@@ -99,9 +100,9 @@ class Ageing(Generic[W]):
                 oldest = next(by_age, None)
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request in self._by_age
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._by_age)

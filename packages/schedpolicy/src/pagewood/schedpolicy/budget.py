@@ -1,4 +1,4 @@
-"""How many tokens and requests one step may take."""
+"""Limits on the tokens and requests of one step."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Budget:
     """The limits of every step.
 
-    Taking decodes first and prompts from what is left, in chunks, keeps long prompts from stalling the requests that
-    are being answered. `max_step_tokens >= max_running` holds, so that every running request can decode in every step.
+    A step takes decodes first, and prompts in chunks from the rest, so long prompts do not stall running requests.
+    Invariant: `max_step_tokens >= max_running`, so that every running request can decode in every step.
 
     Source: stall-free batching of Sarathi-Serve (arXiv 2403.02310).
 
@@ -43,11 +43,11 @@ class Budget:
         """Return the budget of one step that starts with `num_running` requests running.
 
         Args:
-            num_running: requests that run.
-            num_decodes: of these, how many are kept a token, whether they are taken before the prompts or after; none
-                need be where decodes are taken first.
-            max_prefill_tokens: prompt tokens of this step, >= 0, where they depend on what else is in it
-                (`DynamicChunk`). It can only lower the limit of the budget; None leaves that limit as it is.
+            num_running: Running requests.
+            num_decodes: Number of these for which a token is kept, whether decodes are taken before prompts or after;
+                0 is enough if decodes are taken first.
+            max_prefill_tokens: Limit on prompt tokens of this step, >= 0, if it depends on the step (`DynamicChunk`).
+                It can only lower the limit of the budget; None leaves that limit as it is.
 
         Raises:
             ValueError: An argument is out of range.
@@ -69,12 +69,12 @@ class Budget:
 
 
 def decode_first(*, max_running: int, max_prefill_tokens: int, max_prefills: int = 8) -> Budget:
-    """Return the budget that never stalls an answer: every running request has its token in every step.
+    """Return a budget that never stalls running requests: each of them decodes in every step.
 
     Args:
-        max_running: requests that run at once.
-        max_prefill_tokens: prompt tokens of one step, >= 1, over all requests.
-        max_prefills: requests that share them.
+        max_running: Requests that run at once.
+        max_prefill_tokens: Prompt tokens of one step, over all requests, >= 1.
+        max_prefills: Requests that share them.
     """
     if max_prefill_tokens < 1:
         raise ValueError(f"max_prefill_tokens must be >= 1, got {max_prefill_tokens}")
@@ -88,11 +88,11 @@ def decode_first(*, max_running: int, max_prefill_tokens: int, max_prefills: int
 
 
 def prefill_first(*, max_running: int, max_prefill_tokens: int = 16_384) -> Budget:
-    """Return the budget of SGLang's default: prompts go alone and whole as far as they fit, before any decode.
+    """Return SGLang's default budget: prompts are computed before decodes, in steps of their own, whole if they fit.
 
     Args:
-        max_running: requests that run at once.
-        max_prefill_tokens: prompt tokens of one step, >= max_running.
+        max_running: Requests that run at once.
+        max_prefill_tokens: Prompt tokens of one step, >= max_running.
     """
     return Budget(
         max_step_tokens=max_prefill_tokens,
@@ -107,15 +107,16 @@ def prefill_first(*, max_running: int, max_prefill_tokens: int = 16_384) -> Budg
 class StepBudget:
     """What is left of one step; made by `Budget.open`.
 
-    Invariant: what was taken never exceeds the budget, and prompts never take what is kept for decodes. Take decodes
-    first, or keep them their tokens: then each is granted its own, whatever the prompts want.
+    Invariant: the tokens taken never exceed the budget, and prompts never take tokens that are kept for decodes. If the
+    caller takes decodes first, or opens the step with `num_decodes`, every decode gets its token, whatever the prompts
+    want.
 
     Attributes:
-        budget: The limits.
-        num_running: Requests running, those admitted in this step included.
+        budget: The limits; a planner reads `budget.prefill_first` to plan prompts before decodes.
+        num_running: Running requests, including those admitted in this step.
         num_left: Tokens that can still be taken.
-        num_kept: Of these, the tokens that only decodes may take.
-        num_prefill_left: Prompt tokens that may still be taken, if they are left.
+        num_kept: Number of these that only decodes may take.
+        num_prefill_left: Prompt tokens that may still be taken, as far as tokens are left.
         num_prefills: Requests that have taken prompt tokens.
     """
 
@@ -127,7 +128,7 @@ class StepBudget:
     num_prefills: int = 0  # written by: take_prefill
 
     def take_decode(self, n: int = 1) -> bool:
-        """Take the `n` tokens of one decoding request, or none of them: more than one where it speculates.
+        """Take the `n` tokens of one decoding request, or none of them; `n` is more than 1 if it speculates.
 
         Raises:
             ValueError: `n` is less than 1.
@@ -141,7 +142,7 @@ class StepBudget:
         return True
 
     def offer_prefill(self, wanted: int) -> int:
-        """Return how many prompt tokens one request may take now, of those it has still to compute; takes nothing.
+        """Return how many of the `wanted` prompt tokens one request may take now; takes nothing.
 
         Returns:
             At most `wanted`; 0 when no tokens or no prefills are left.
@@ -157,7 +158,7 @@ class StepBudget:
         return max(0, min(chunk, self.num_left - self.num_kept, self.num_prefill_left))
 
     def take_prefill(self, wanted: int) -> int:
-        """Take what `offer_prefill` offers one request, and return it; call it once per request and step.
+        """Take and return what `offer_prefill` offers; call it once per request and step.
 
         Raises:
             ValueError: `wanted` is less than 1.
@@ -171,7 +172,7 @@ class StepBudget:
 
     @property
     def can_admit(self) -> bool:
-        """Whether one more request can start: a place, a prefill and a token are left."""
+        """Whether one more request can be admitted: a place, a prefill and a token are left."""
         return (
             self.num_running < self.budget.max_running
             and self.num_prefills < self.budget.max_prefills

@@ -1,4 +1,4 @@
-"""Chunks of prompts as large as the time between tokens allows."""
+"""Prompt chunks as large as a target for the time between tokens allows."""
 
 from collections import deque
 
@@ -6,12 +6,13 @@ from pagewood.schedpolicy.latency import StepModel, StepSample
 
 
 class DynamicChunk:
-    """Sizes the prompt tokens of a step so that the step ends within a target: the time between two tokens.
+    """Sizes the prompt tokens of a step so that the step ends within a target, which is the time between two tokens.
 
-    Beside many decodes, or long ones, prompts get less; an empty machine gives them more. The model of the step is
-    fitted again and again to the steps that were measured, so it follows what the machine does.
+    Next to many or long decodes, prompts get fewer tokens; on an idle engine they get more. The step model is fitted
+    again at intervals to the latest measured steps.
 
-    Invariant: `min_tokens <= tokens(...) <= max_tokens`, both whole pages; the least is progress, whatever it costs.
+    Invariant: `min_tokens <= tokens(...) <= max_tokens`, both whole pages; `min_tokens` is granted even if it takes
+    longer than the target, so that prompts make progress.
     """
 
     __slots__ = ("_num_new", "_page_size", "_samples", "max_tokens", "min_tokens", "model", "refit_every", "target_s")
@@ -27,16 +28,16 @@ class DynamicChunk:
         window: int = 512,
         refit_every: int = 64,
     ) -> None:
-        """Start with a model.
+        """Start with an initial model.
 
         Args:
-            model: of the steps, before any was measured.
-            target_s: how long a step may take, > 0.
-            max_tokens: most prompt tokens of a step, >= min_tokens.
-            min_tokens: fewest, >= 1.
-            page_size: tokens of a page, >= 1; sizes are rounded down to pages, the least one up.
-            window: measured steps that the model is fitted to, >= refit_every.
-            refit_every: measured steps from one fit to the next, >= 1.
+            model: Step model to use before the first fit.
+            target_s: Longest duration of a step, > 0.
+            max_tokens: Most prompt tokens of a step, >= min_tokens.
+            min_tokens: Fewest prompt tokens of a step, >= 1.
+            page_size: Tokens of a page, >= 1; sizes are rounded down to whole pages, `min_tokens` up.
+            window: Number of latest steps that the model is fitted to, >= refit_every.
+            refit_every: Number of steps from one fit to the next, >= 1.
 
         Raises:
             ValueError: An argument is out of range.
@@ -61,14 +62,14 @@ class DynamicChunk:
         self._num_new = 0  # samples since the last fit; written by: observe
 
     def tokens(self, *, num_decode: int, num_kv: int) -> int:
-        """Return how many prompt tokens a step may compute beside its decodes, which read `num_kv` tokens of KV."""
+        """Return how many prompt tokens a step may compute next to decodes that read `num_kv` tokens of KV."""
         num_tokens = self.model.chunk_tokens(self.target_s, num_decode=num_decode, num_kv=num_kv)
         return min(self.max_tokens, max(self.min_tokens, num_tokens // self._page_size * self._page_size))
 
     def observe(self, sample: StepSample) -> None:
-        """Take note of a measured step; now and then fit the model again.
+        """Record a measured step, and fit the model again every `refit_every` steps.
 
-        Samples that do not tell how long a prompt token takes change nothing: the model stays as it was.
+        If the samples do not determine `prefill_s`, the model stays as it is.
         """
         self._samples.append(sample)
         self._num_new += 1

@@ -1,4 +1,4 @@
-"""Whether a deadline can be met, asked before anything is spent on the request."""
+"""Estimates whether a deadline can be met, before any work is done for the request."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from pagewood.schedpolicy.requests import DeadlineWaiting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the machine has to do besides.
+    """What else the engine has to do.
 
     Attributes:
-        num_prompt_tokens_ahead: Prompt tokens that are to be computed before the request's own.
-        num_decode: Requests that generate.
-        num_kv: Tokens of KV that they read in a step.
+        num_prompt_tokens_ahead: Prompt tokens that will be computed before the request's own.
+        num_decode: Requests that decode.
+        num_kv: Tokens of KV that these read in a step.
     """
 
     num_prompt_tokens_ahead: int = 0
@@ -23,26 +23,26 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLate:
-    """A deadline that will be missed."""
+    """A deadline that is expected to be missed."""
 
     deadline_s: float
     expected_s: float
 
     @property
     def reason(self) -> str:
-        """Say so, for the client."""
+        """The reason, for the client."""
         return f"deadline_s is {self.deadline_s:.3f}, but the request is expected to end at {self.expected_s:.3f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feasibility:
-    """Estimates when a request would end, to refuse early what would come too late.
+    """Estimates when a request would end, to refuse on arrival what would miss its deadline.
 
-    Asked with the load as it is, it tells what will probably miss its deadline; with `Load()`, what would miss it on
-    a machine with nothing else to do, which is sure as far as the model is.
+    With the present load, it finds requests that will probably miss their deadlines; with `Load()`, requests that would
+    miss them even on an idle engine, which is as certain as the step model.
 
     Attributes:
-        model: How long steps take.
+        model: Duration of steps.
         chunk_tokens: Prompt tokens of one step, >= 1.
         output_ratio: Part of the allowed output that is expected, in [0, 1].
     """
@@ -58,7 +58,7 @@ class Feasibility:
             raise ValueError(f"output_ratio must be in [0, 1], got {self.output_ratio}")
 
     def expected_end_s(self, request: DeadlineWaiting, now_s: float, load: Load) -> float:
-        """Return when the request would end, if it were next: its prompt in chunks, then a step for each token."""
+        """Return when the request would end if it were next: its prompt in chunks, then one step per token."""
         num_prefill = load.num_prompt_tokens_ahead + max(1, request.num_tokens - request.num_matched)
         num_full, num_rest = divmod(num_prefill, self.chunk_tokens)
         step_s = self.model.step_s
@@ -66,14 +66,14 @@ class Feasibility:
         prompt_s = num_full * chunk_s
         if num_rest:
             prompt_s += step_s(num_prefill=num_rest, num_decode=load.num_decode, num_kv=load.num_kv)
-        # The last step of the prompt gives the first token.
+        # The last step of the prompt samples the first token.
         num_output = round(self.output_ratio * (request.max_new_tokens - request.num_generated))
         num_kv = load.num_kv + request.num_tokens
         decode_s = step_s(num_prefill=0, num_decode=load.num_decode + 1, num_kv=num_kv)
         return now_s + prompt_s + max(0, num_output - 1) * decode_s
 
     def check(self, request: DeadlineWaiting, now_s: float, load: Load) -> TooLate | None:
-        """Return why the request should be refused; None if it can make it."""
+        """Return why to refuse the request, or None if it can meet its deadline."""
         expected_s = self.expected_end_s(request, now_s, load)
         if expected_s <= request.deadline_s:
             return None

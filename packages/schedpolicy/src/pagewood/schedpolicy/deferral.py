@@ -66,9 +66,9 @@ class InBatchDeferral(Generic[Q]):
         """Start with no leaders and no parked requests.
 
         Args:
-            min_shared: tokens of prefill that waiting must save, >= 1; rounded up to whole pages.
-            page_size: tokens of a page, >= 1: the cache shares whole pages only.
-            max_compared: tokens that one pass compares, >= 1; the last comparison may exceed it.
+            min_shared: Tokens of prefill that waiting must save, >= 1; rounded up to whole pages.
+            page_size: Tokens of a page, >= 1: the cache shares whole pages only.
+            max_compared: Tokens that one pass compares, >= 1; the last comparison may exceed it.
 
         Raises:
             ValueError: An argument is out of range.
@@ -91,7 +91,7 @@ class InBatchDeferral(Generic[Q]):
         self._windows: dict[int, dict[bytes, list[_Leader[Q]]]] = {}
 
     def start(self, request: Q) -> None:
-        """Take note that the prompt of a request is being computed from now on; others may park on it.
+        """Report that the prompt of a request is being computed from now on; others may park on it.
 
         Raises:
             ValueError: The request is parked.
@@ -105,7 +105,7 @@ class InBatchDeferral(Generic[Q]):
                 self._index(leader, offset, windows)
 
     def stop(self, request: Q) -> None:
-        """Take note that a request runs no more: it ended or was preempted; ignore requests that are no leaders.
+        """Report that a running request has ended or was preempted; requests that are not leaders are ignored.
 
         The requests that are parked on it become ready.
         """
@@ -138,12 +138,12 @@ class InBatchDeferral(Generic[Q]):
         return any(self._park(request, leader) for leader in windows.get(request.window(offset, end), ()))
 
     def discard(self, request: Q) -> None:
-        """Forget a parked request that has ended; ignore any other."""
+        """Forget a parked request that has ended; other requests are ignored."""
         self._parked.pop(request.arrival, None)
         self._unverified.pop(request.arrival, None)
 
     def ready(self) -> list[Q]:
-        """Begin a pass: take out the parked requests that need wait no longer, and return them by arrival."""
+        """Begin a pass: take out the parked requests that need not wait any longer, and return them by arrival."""
         self._num_compared = 0
         self._windows.clear()
         for leader in list(self._leaders.values()):
@@ -204,7 +204,7 @@ class InBatchDeferral(Generic[Q]):
             self._woken.append(parked)
 
     def _compare(self, request: Q, leader: _Leader[Q]) -> bool:
-        """Find out how many tokens the two share; return False if that is unknown and the comparisons are used up."""
+        """Find how many tokens the two share; return False if that is unknown and the comparisons are used up."""
         if request.arrival in leader.num_shared:
             return True
         if self._num_compared >= self._max_compared:
@@ -214,7 +214,7 @@ class InBatchDeferral(Generic[Q]):
         return True
 
     def _await(self, request: Q, leader: _Leader[Q]) -> bool:
-        """Enter when the leader wakes the request; return False if it need not wait for the leader."""
+        """Record when the leader wakes the request; return False if it need not wait for the leader."""
         num_shared = leader.num_shared.get(request.arrival, request.num_prompt)
         num_usable = min(self._whole_pages(min(num_shared, request.num_tokens - 1)), leader.num_prompt)
         num_computed = self._whole_pages(leader.request.num_computed)

@@ -11,15 +11,15 @@ P = TypeVar("P", bound=PrefixWaiting)
 
 
 class DepthFirstWeight(Generic[P]):
-    """Requests that share a cached prefix go together, the largest family first; those without a match come last.
+    """Serves requests that share a cached prefix together, largest family first; requests without a match come last.
 
-    What one family needs stays cached while it is served. A small family can starve: combine it with `Ageing`.
+    The prefix of a family stays cached while the family is served. A small family can starve: combine it with `Ageing`.
 
-    Only the part of the cache that somebody waits for matters, so the tree here is made of the waiting requests'
-    cached prefixes, and is changed where one of them changes: a pass costs what is taken from it, and nothing for the
-    size of the cache. Invariant: every waiting request rests in the tree where its cached prefix ends.
+    Only cached prefixes of waiting requests matter. So the tree here is built from those, and changes when one of them
+    changes; the cost of a pass depends on how many requests are taken, not on the size of the cache. Invariant: every
+    waiting request rests at the node where its cached prefix ends.
 
-    Source: `dfs-weight` of SGLang, which walks the whole cache twice a pass.
+    Source: `dfs-weight` of SGLang, which walks the whole cache twice in each pass.
     """
 
     __slots__ = ("_sweep", "_tree")
@@ -30,13 +30,13 @@ class DepthFirstWeight(Generic[P]):
         self._sweep = None if notified else MatchSweep[P]()
 
     def add(self, request: P) -> None:
-        """Take a request in."""
+        """Add a request."""
         self._tree.add(request, _cached_prefix(request))
         if self._sweep is not None:
             self._sweep.add(request)
 
     def remove(self, request: P) -> None:
-        """Let a request go."""
+        """Remove a request."""
         self._tree.discard(request)
         if self._sweep is not None:
             self._sweep.discard(request)
@@ -45,10 +45,10 @@ class DepthFirstWeight(Generic[P]):
     park = remove
 
     def stop(self, request: P) -> None:
-        """Do nothing: who runs does not matter here."""
+        """Do nothing: running requests do not affect this order."""
 
     def update(self, request: P) -> None:
-        """Move a request to where its cached prefix ends now."""
+        """Move a request to the node where its cached prefix ends now."""
         self._tree.discard(request)
         self._tree.add(request, _cached_prefix(request))
         if self._sweep is not None:
@@ -62,11 +62,11 @@ class DepthFirstWeight(Generic[P]):
         return iter(self._tree)
 
     def __contains__(self, request: P) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request in self._tree
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._tree)
 
 

@@ -1,4 +1,4 @@
-"""An order that another replaces while the queue is long."""
+"""An order that is replaced by another one while the queue is long."""
 
 from collections.abc import Iterator
 from typing import Generic
@@ -7,10 +7,10 @@ from pagewood.schedpolicy.order import Order, W
 
 
 class FallbackAbove(Generic[W]):
-    """One order up to `max_waiting` requests, another above.
+    """Uses one order up to `max_waiting` requests, and another one above.
 
-    For those who want to compare with SGLang, whose lpm becomes fcfs above 128 waiting. The orders here need no such
-    cliff. Invariant: both orders have the same requests.
+    It exists for comparisons with SGLang, whose lpm becomes fcfs above 128 waiting requests; the orders of this package
+    need no such limit. Invariant: both orders have the same requests.
     """
 
     __slots__ = ("_above", "_order", "max_waiting")
@@ -28,17 +28,17 @@ class FallbackAbove(Generic[W]):
         self.max_waiting = max_waiting
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         self._order.add(request)
         self._above.add(request)
 
     def remove(self, request: W) -> None:
-        """Let a request go that will not run."""
+        """Remove a waiting request that will not run."""
         self._order.remove(request)
         self._above.remove(request)
 
     def admit(self, request: W) -> None:
-        """Let a request go that runs."""
+        """Remove a waiting request that starts to run."""
         self._order.admit(request)
         self._above.admit(request)
 
@@ -48,23 +48,23 @@ class FallbackAbove(Generic[W]):
         self._above.park(request)
 
     def stop(self, request: W) -> None:
-        """Tell both orders."""
+        """Notify both orders."""
         self._order.stop(request)
         self._above.stop(request)
 
     def update(self, request: W) -> None:
-        """Tell both orders."""
+        """Notify both orders."""
         self._order.update(request)
         self._above.update(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
-        """Yield the waiting requests, as the order has them that is for so many."""
+        """Yield the waiting requests in the order for the present length of the queue."""
         return (self._order if len(self._order) <= self.max_waiting else self._above).ordered(now_s)
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request in self._order
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._order)

@@ -1,4 +1,4 @@
-"""How long a step takes: a measured linear model, for chunk sizes, deadlines and simulations."""
+"""A linear model of the duration of a step, fitted to measurements; for chunk sizes, deadlines and simulations."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ class StepSample(NamedTuple):
     num_decode: int
     """Requests that generated a token."""
     num_kv: int
-    """Tokens of KV read by them."""
+    """Tokens of KV that these requests read."""
     seconds: float
 
 
@@ -23,10 +23,10 @@ class StepModel:
     """Seconds of a step: `base_s + prefill_s * num_prefill + decode_s * num_decode + kv_s * num_kv`.
 
     Attributes:
-        base_s: What a step costs whatever is in it (weights are read, kernels launched), >= 0.
-        prefill_s: For each prompt token, > 0.
-        decode_s: For each request that generates a token, >= 0.
-        kv_s: For each token of KV that those requests read, >= 0.
+        base_s: Seconds of any step (reading weights, launching kernels), >= 0.
+        prefill_s: Seconds per prompt token, > 0.
+        decode_s: Seconds per request that generates a token, >= 0.
+        kv_s: Seconds per token of KV that those requests read, >= 0.
     """
 
     base_s: float
@@ -43,22 +43,22 @@ class StepModel:
             raise ValueError(f"prefill_s must be > 0, got {self.prefill_s}")
 
     def step_s(self, *, num_prefill: int, num_decode: int, num_kv: int) -> float:
-        """Return how long such a step takes."""
+        """Return the seconds that a step takes."""
         return self.base_s + self.prefill_s * num_prefill + self.decode_s * num_decode + self.kv_s * num_kv
 
     def chunk_tokens(self, target_s: float, *, num_decode: int, num_kv: int) -> int:
-        """Return how many prompt tokens a step can take beside its decodes and still end within `target_s`; >= 0."""
+        """Return how many prompt tokens, >= 0, fit into a step of `target_s` next to its decodes."""
         room_s = target_s - self.step_s(num_prefill=0, num_decode=num_decode, num_kv=num_kv)
         return max(0, math.floor(room_s / self.prefill_s))
 
     @classmethod
     def fitted(cls, samples: Iterable[StepSample]) -> "StepModel":
-        """Return the model with the least squared error over measured steps.
+        """Return the model with the least squared error on measured steps.
 
-        A coefficient that comes out negative is taken as 0, and the others are fitted again without it.
+        A coefficient with a negative fit is set to 0, and the others are fitted again.
 
         Raises:
-            ValueError: The samples do not tell how long a prompt token takes.
+            ValueError: The samples do not determine `prefill_s`.
         """
         rows = [((1.0, s.num_prefill, s.num_decode, s.num_kv), s.seconds) for s in samples]
         columns = [0, 1, 2, 3]
@@ -76,7 +76,7 @@ class StepModel:
 
 
 def _least_squares(rows: list[tuple[list[float], float]]) -> list[float]:
-    """Solve the normal equations by elimination; a column that the others explain gets 0."""
+    """Solve the normal equations by elimination; a column that depends linearly on others gets 0."""
     n = len(rows[0][0])
     scale = [max(abs(row[i]) for row, _ in rows) or 1.0 for i in range(n)]
     scaled = [([value / scale[i] for i, value in enumerate(row)], y) for row, y in rows]

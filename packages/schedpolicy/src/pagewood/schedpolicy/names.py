@@ -1,4 +1,4 @@
-"""Orders by name, as a command line gives them, with their defaults."""
+"""Orders by name, as given on a command line, with default parameters."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -24,7 +24,7 @@ from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
 
 PLAIN_ORDERS = ("fcfs", "priority", "priority-low", "lpm", "lof", "shortest", "hrrn", "random", "adaptive")
-"""Names of the orders that read nothing but what every `Waiting` request has."""
+"""Names of the orders that read only the attributes of `Waiting`."""
 
 ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 """Names of all orders."""
@@ -32,22 +32,23 @@ ORDERS = (*PLAIN_ORDERS, "dfs-weight", "fair", "edf", "wrr", "tag")
 MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight")
 """Names of the orders that compare waiting requests by `num_matched`.
 
-"fair" reads it too, but only of a request that it has just yielded, which may be asked for then."""
+"fair" reads it too, but only of requests that it has just yielded."""
 
 
 def order_named(name: str, *, seed: int = 0, notified: bool = False) -> Order[Any]:
-    """Return an empty order of that name, with its defaults; by priority first, where priorities make sense.
+    """Return an empty order by name, with default parameters; most orders compare priorities first.
 
-    What a request must have is what the order reads: those in `PLAIN_ORDERS` get by with `Waiting`, "dfs-weight" reads
-    `HasPrefix`, "fair" `HasTenant`, "edf" `HasDeadline`, "wrr" `HasClass` and "tag" `HasTag`.
+    Requests need the attributes that the order reads: `Waiting` for those in `PLAIN_ORDERS`, and in addition
+    `HasPrefix` for "dfs-weight", `HasTenant` for "fair", `HasDeadline` for "edf", `HasClass` for "wrr" and `HasTag` for
+    "tag".
 
     Args:
-        name: one of `ORDERS`; an underscore is as good as a hyphen.
-        seed: of "random".
+        name: One of `ORDERS`; underscores and hyphens are the same.
+        seed: Seed of "random".
         notified: whether the caller calls `update` on every change of `num_matched`; if not, each pass reads them all.
 
     Raises:
-        ValueError: There is no such order.
+        ValueError: There is no order of that name.
     """
 
     def ranked(rank: Callable[[Any], tuple[float, ...]], *, reads_match: bool = False) -> Order[Any]:

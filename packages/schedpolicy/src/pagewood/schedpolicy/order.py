@@ -1,4 +1,4 @@
-"""In which order waiting requests are considered for admission: what every order can do."""
+"""The order in which waiting requests are considered for admission: the interface of every order."""
 
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
@@ -9,72 +9,74 @@ W = TypeVar("W", bound=Waiting)
 
 
 class Order(Protocol[W]):
-    """A queue that knows who goes next.
+    """A queue of waiting requests, sorted by a policy.
 
-    A request is added when it arrives, and leaves by `admit` (it runs) or `remove` (it does not want to any more).
-    One that ran and no longer does is told by `stop`; if it was preempted, it is then added again and keeps its age.
+    A request is added when it arrives. It leaves by `admit` (it starts to run), `remove` (it was cancelled) or `park`
+    (it waits for another request, and is added again later). When a running request ends or is preempted, call `stop`;
+    a preempted request is then added again and keeps its arrival.
 
     Invariant: `ordered` is a permutation of the requests that were added and have not left. It is a total order: it
-    depends on the requests, on `now_s` and on what has been told to the queue, never on hashes or on the machine.
+    depends on the requests, on `now_s` and on the calls so far, never on hashes or on the machine.
     """
 
     def add(self, request: W) -> None:
         """Take a request in.
 
         Raises:
-            ValueError: a request with its `arrival` is here already.
+            ValueError: A request with the same `arrival` is already here.
         """
         ...
 
     def remove(self, request: W) -> None:
-        """Let a waiting request go that will not run.
+        """Remove a waiting request that will not run.
 
         Raises:
-            KeyError: It is not here.
+            KeyError: The request is not here.
         """
         ...
 
     def admit(self, request: W) -> None:
-        """Let a waiting request go that runs from now on; what it costs is charged to whoever pays.
+        """Remove a waiting request that starts to run, and charge its group where the order keeps accounts.
 
         Raises:
-            KeyError: It is not here.
+            KeyError: The request is not here.
         """
         ...
 
     def park(self, request: W) -> None:
-        """Take a waiting request out for a while, as `InBatchDeferral` asks; `add` brings it back.
+        """Take out a waiting request for a while, because `InBatchDeferral` parked it; `add` puts it back.
 
-        Unlike `remove`, this keeps what the request and its group are owed. If the request ends meanwhile, call `stop`.
+        Unlike `remove`, this keeps the accounts of the request's group. If the request ends while it is parked, call
+        `stop`.
 
         Raises:
-            KeyError: It is not here.
+            KeyError: The request is not here.
         """
         ...
 
     def stop(self, request: W) -> None:
-        """Take note that a request that was admitted or parked has ended or was preempted; ignore any other."""
+        """Report that an admitted or parked request has ended or was preempted; other requests are ignored."""
         ...
 
     def update(self, request: W) -> None:
-        """Take note that a waiting request has changed: its priority, deadline, class, tag or match.
+        """Report that a waiting request has changed: its priority, deadline, class, tag or match.
 
         Raises:
-            KeyError: It is not here.
+            KeyError: The request is not here.
         """
         ...
 
     def ordered(self, now_s: float) -> Iterator[W]:
-        """Yield the waiting requests, first to be admitted first, and pay only for those that are taken.
+        """Yield the waiting requests in the order of admission; the cost depends only on how many are taken.
 
-        The queue must not be changed before the iterator is dropped: `admit` after the pass.
+        Do not change the queue while iterating: call `admit` and `park` after the pass.
         """
         ...
 
     def __contains__(self, request: W, /) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         ...
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         ...

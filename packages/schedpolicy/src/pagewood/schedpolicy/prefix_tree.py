@@ -14,10 +14,10 @@ _ITEM_BYTES = 4
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """One edge and what is below it.
+    """One edge and the subtree below it.
 
-    Invariant: a node other than the root has a request of its own, or two children or more; `arrivals` has all
-    requests at and below it.
+    Invariant: every node except the root has a request of its own or at least two children; `arrivals` has all
+    requests at and below the node.
     """
 
     edge: bytes  # written by: prefix_tree
@@ -31,14 +31,14 @@ class Node:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its place among its siblings: the most requests first, then the oldest request."""
+        """Its rank among its siblings: most requests first, then the oldest request."""
         return -len(self.arrivals), self.arrivals[0]
 
 
 class PrefixTree(Generic[W]):
     """Requests by prefix. Invariant: the tree is compressed, and the children of every node are ranked.
 
-    Adding, moving and removing a request costs its depth in nodes, each a few binary searches.
+    Adding or removing a request costs a few binary searches for each node on its path.
     """
 
     __slots__ = ("_nodes", "_root")
@@ -48,10 +48,10 @@ class PrefixTree(Generic[W]):
         self._nodes: dict[int, Node] = {}  # where each request rests, by arrival; written by: add, discard
 
     def add(self, request: W, prefix: bytes) -> None:
-        """Take a request in under a prefix: a multiple of four bytes.
+        """Add a request with its prefix, a multiple of four bytes.
 
         Raises:
-            ValueError: a request with its `arrival` is here already.
+            ValueError: A request with the same `arrival` is already here.
         """
         arrival = request.arrival
         if arrival in self._nodes:
@@ -70,10 +70,10 @@ class PrefixTree(Generic[W]):
         self._count(node, arrival)
 
     def discard(self, request: W) -> None:
-        """Let a request go.
+        """Remove a request.
 
         Raises:
-            KeyError: It is not here.
+            KeyError: The request is not here.
         """
         arrival = request.arrival
         node = self._nodes.pop(arrival)
@@ -86,7 +86,7 @@ class PrefixTree(Generic[W]):
             self._merge(node)
 
     def __iter__(self) -> Iterator[W]:
-        """Yield the requests: heaviest subtrees first, what is below a node before its own, each in arrival order."""
+        """Yield the requests: heaviest subtrees first, each before its node's own requests, then by arrival."""
         pending = [(self._root, iter(self._root.ranked))]
         while pending:
             node, children = pending[-1]
@@ -99,21 +99,21 @@ class PrefixTree(Generic[W]):
                 yield request
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request is here."""
+        """Return whether a request is here."""
         return request.arrival in self._nodes
 
     def __len__(self) -> int:
-        """Return how many requests are here."""
+        """Return the number of requests here."""
         return len(self._nodes)
 
     def _grow(self, parent: Node, edge: bytes) -> Node:
-        """Return a new leaf, not yet ranked."""
+        """Return a new leaf, which is not yet ranked."""
         leaf = Node(edge=edge, parent=parent)
         parent.children[edge[:_ITEM_BYTES]] = leaf
         return leaf
 
     def _split(self, node: Node, other: bytes) -> Node:
-        """Return a new node in the middle of an edge, where it parts from `other`; it takes the old one's rank."""
+        """Split an edge where it differs from `other`; return the new middle node, which has the same rank."""
         parent = node.parent
         assert parent is not None
         num_shared = _num_shared(node.edge, other)
@@ -126,7 +126,7 @@ class PrefixTree(Generic[W]):
         return middle
 
     def _merge(self, node: Node) -> None:
-        """Take a node that no longer parts anything out of the path; its child takes its rank."""
+        """Remove a node with a single child from the path; the child takes its rank."""
         (child,) = node.children.values()
         assert node.parent is not None
         self._replace(node.parent, node, child)
@@ -134,13 +134,13 @@ class PrefixTree(Generic[W]):
         child.parent = node.parent
 
     def _replace(self, parent: Node, old: Node, new: Node) -> None:
-        """Put a node where one of the same weight and age was."""
+        """Replace a node by one of the same rank."""
         parent.children[old.edge[:_ITEM_BYTES]] = new
         place = bisect_left(parent.ranked, old.rank)
         parent.ranked[place] = (*old.rank, new)
 
     def _count(self, node: Node, arrival: int) -> None:
-        """Count a request in at its node and all above it."""
+        """Add a request to the counts of its node and all nodes above."""
         at: Node | None = node
         while at is not None:
             parent = at.parent
@@ -152,7 +152,7 @@ class PrefixTree(Generic[W]):
             at = parent
 
     def _uncount(self, node: Node, arrival: int) -> None:
-        """Count a request out at its node and all above it."""
+        """Remove a request from the counts of its node and all nodes above."""
         at: Node | None = node
         while at is not None:
             parent = at.parent
@@ -165,7 +165,7 @@ class PrefixTree(Generic[W]):
 
 
 def _num_shared(a: bytes, b: bytes) -> int:
-    """Return the length of the longest common prefix, in bytes but of whole items."""
+    """Return the length in bytes of the longest common prefix of whole items."""
     least, most = 0, min(len(a), len(b)) // _ITEM_BYTES
     while least < most:
         middle = (least + most + 1) // 2

@@ -1,4 +1,4 @@
-"""What one tenant may hold at once, however much it asks for."""
+"""Limits on what one tenant may hold at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Quota:
 
     Attributes:
         max_running: Requests that run at once.
-        max_tokens_in_flight: Tokens of running requests, prompt and all that they may still generate.
-        max_kv_tokens: Tokens that running requests hold in memory now.
+        max_tokens_in_flight: Tokens of running requests: their tokens now, plus all they may still generate.
+        max_kv_tokens: Tokens of KV that running requests hold now.
     """
 
     max_running: int | None = None
@@ -30,7 +30,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a tenant holds."""
+    """What a tenant holds now."""
 
     num_running: int
     num_tokens_in_flight: int
@@ -38,21 +38,22 @@ class Usage:
 
 
 class Quotas:
-    """Keeps count of what tenants hold, and says who may have more.
+    """Counts what tenants hold, and checks requests against the quotas.
 
-    A request of a tenant at its limit is passed over, not refused; others do not wait for it. Invariant: if
-    requests are admitted only where `check` says so, no tenant has more running or in flight than its quota, and none
-    is admitted beyond its KV; what runs already may grow beyond that by what it generates.
+    The caller passes over a request whose tenant is at its limit, and does not refuse it; others do not wait for it.
+    Invariant: if requests are admitted only where `check` allows it, no tenant exceeds its `max_running` or
+    `max_tokens_in_flight`, and no admission exceeds `max_kv_tokens`; running requests may grow beyond that by what
+    they generate.
     """
 
     __slots__ = ("_default", "_quotas", "_running")
 
     def __init__(self, quotas: Mapping[str, Quota], *, default: Quota | None = None) -> None:
-        """Start with nobody running.
+        """Start with no running requests.
 
         Args:
-            quotas: by tenant.
-            default: of those that are not named; None for no limits.
+            quotas: Quotas by tenant.
+            default: Quota of tenants that are not named; None for no limits.
         """
         self._quotas = dict(quotas)
         self._default = default or Quota()
@@ -60,7 +61,7 @@ class Quotas:
         self._running: dict[str, dict[int, TenantWaiting]] = {}
 
     def check(self, request: TenantWaiting) -> Verdict:
-        """Say whether the request's tenant may run it now; a limit of its own is no reason to look no further."""
+        """Return whether the tenant may run the request now; if not, requests of other tenants may still fit."""
         quota = self._quotas.get(request.tenant, self._default)
         usage = self.usage(request.tenant)
         for name, limit, used, wanted in (
@@ -73,7 +74,7 @@ class Quotas:
         return FITS
 
     def can_ever_run(self, request: TenantWaiting) -> Verdict:
-        """Say whether the request would be let in if its tenant had nothing else: refuse at once what would not."""
+        """Return whether the request fits its tenant's quota alone; refuse it on arrival if it does not."""
         quota = self._quotas.get(request.tenant, self._default)
         for name, limit, wanted in (
             ("max_tokens_in_flight", quota.max_tokens_in_flight, _num_at_end(request)),
@@ -93,11 +94,11 @@ class Quotas:
         )
 
     def admit(self, request: TenantWaiting) -> None:
-        """Count a request that runs from now on."""
+        """Count a request that starts to run."""
         self._running.setdefault(request.tenant, {})[request.arrival] = request
 
     def stop(self, request: TenantWaiting) -> None:
-        """Count a request no longer that has ended or was preempted."""
+        """Stop counting a request that has ended or was preempted."""
         running = self._running[request.tenant]
         del running[request.arrival]
         if not running:

@@ -1,4 +1,4 @@
-"""Orders in which a request has a rank of its own: fcfs, priority, lof, shortest, edf and lpm."""
+"""Orders by a rank that depends on one request only: fcfs, priority, lof, shortest, edf and lpm."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,10 +12,11 @@ from pagewood.schedpolicy.sorted_queue import Key, SortedQueue
 
 
 class RankedOrder(Generic[W]):
-    """Smallest rank first, ties by arrival. Invariant: every waiting request is sorted by its rank.
+    """Orders by rank, smallest first, ties by arrival. Invariant: every waiting request is sorted by its rank.
 
-    A rank must not depend on the time. Where it reads `num_matched`, every pass first reads that of all requests and
-    moves those where it has changed; where changes are told (`update`), a pass costs only what is taken from it.
+    A rank must not depend on the time. If it depends on `num_matched`, every pass first reads `num_matched` of all
+    requests and moves those that changed. With `notified=True` the caller reports changes by `update` instead, and the
+    cost of a pass depends only on how many requests are taken from it.
     """
 
     __slots__ = ("_queue", "_rank", "_sweep")
@@ -24,7 +25,7 @@ class RankedOrder(Generic[W]):
         """Start empty.
 
         Args:
-            rank: gives the key of a request; all keys can be compared with each other.
+            rank: Returns the key of a request; all keys must be comparable with each other.
             reads_match: whether the rank depends on `num_matched`.
             notified: whether the caller calls `update` on every change of `num_matched`.
         """
@@ -33,13 +34,13 @@ class RankedOrder(Generic[W]):
         self._sweep = MatchSweep[W]() if reads_match and not notified else None
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         self._queue.add(request, self._rank(request))
         if self._sweep is not None:
             self._sweep.add(request)
 
     def remove(self, request: W) -> None:
-        """Let a request go."""
+        """Remove a request."""
         self._queue.discard(request)
         if self._sweep is not None:
             self._sweep.discard(request)
@@ -48,10 +49,10 @@ class RankedOrder(Generic[W]):
     park = remove
 
     def stop(self, request: W) -> None:
-        """Do nothing: who runs does not matter here."""
+        """Do nothing: running requests do not affect this order."""
 
     def update(self, request: W) -> None:
-        """Rank a request again."""
+        """Rank a request again, with its present attributes."""
         self._queue.move(request, self._rank(request))
         if self._sweep is not None:
             self._sweep.read(request)
@@ -64,16 +65,16 @@ class RankedOrder(Generic[W]):
         return iter(self._queue)
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request in self._queue
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._queue)
 
 
 def by_arrival(request: Waiting) -> Key:
-    """Rank all alike, so that the arrival decides."""
+    """Rank all requests the same, so that the arrival decides."""
     return ()
 
 
@@ -88,14 +89,14 @@ def by_priority_low_first(request: Waiting) -> Key:
 
 
 def by_longest_output(request: Waiting) -> Key:
-    """Rank by priority, then by what may still be generated, most first: the long ones do not stay for last."""
+    """Rank by priority, then by the tokens that may still be generated, most first, so that long ones start early."""
     return -request.priority, request.num_generated - request.max_new_tokens
 
 
 def by_deadline(request: DeadlineWaiting) -> Key:
-    """Rank by deadline, earliest first; those without one come last.
+    """Rank by deadline, earliest first; requests without a deadline come last.
 
-    If any order meets all deadlines on one machine that serves one request at a time, this one does.
+    If any order meets all deadlines on a machine that serves one request at a time, this order does.
     """
     return (request.deadline_s,)
 
@@ -104,18 +105,19 @@ def by_deadline(request: DeadlineWaiting) -> Key:
 class ByLongestMatch:
     """Rank by priority, then by cached prefix with ageing: the greatest `num_matched + age_weight * waited_s` first.
 
-    Serving requests with a long cached prefix first uses the cache before it is evicted, but alone it starves those
-    with none. With ageing, a request is overtaken, within its priority, only by requests that arrived less than
-    `(max_match - num_matched) / age_weight` seconds after it, where `max_match` is the longest prefix that can be
-    cached: at the default weight, 32 s for a request without a match where contexts reach 32,000 tokens. Proof: if
+    Serving requests with a long cached prefix first uses the cache before it is evicted, but without ageing it starves
+    requests that have no match. With ageing, a request is overtaken, within its priority, only by requests that arrived
+    less than `(max_match - num_matched) / age_weight` seconds after it, where `max_match` is the longest prefix that
+    can be cached: at the default weight, 32 s for a request without a match if contexts reach 32,000 tokens. Proof: if
     B goes before A, then `B.num_matched + w * (now - B.arrived_s) >= A.num_matched + w * (now - A.arrived_s)`, so
     `w * (B.arrived_s - A.arrived_s) <= B.num_matched - A.num_matched <= max_match - A.num_matched`.
-    All ages grow alike, so the time drops out of every comparison and the rank is constant while the match is.
+    All ages grow at the same rate, so `now` cancels in every comparison, and the rank changes only with the match.
 
-    Source: the cache-aware order of RadixAttention (SGLang, arXiv 2312.07104), to which the ageing is added.
+    Source: the cache-aware order of RadixAttention (SGLang, arXiv 2312.07104); the ageing is ours.
 
     Attributes:
-        age_weight: Tokens of match that one second of waiting is worth, >= 0 and finite; 0 starves as SGLang's does.
+        age_weight: Tokens of match that one second of waiting is worth, >= 0 and finite. With 0, requests can starve,
+            as in SGLang.
     """
 
     age_weight: float = 1000.0
@@ -131,13 +133,13 @@ class ByLongestMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByShortest:
-    """Rank by priority, then by estimated work: uncached input, plus output weighed by what a token of it costs.
+    """Rank by priority, then by estimated work: uncached input plus weighted expected output.
 
-    Least work first minimises the mean time to the end. A long request can starve: combine it with `Ageing`.
+    Least work first minimises the mean completion time. A long request can starve: combine it with `Ageing`.
 
     Attributes:
-        output_ratio: Part of the allowed output that is expected, in [0, 1]: the new-token ratio's first guess.
-        output_weight: Tokens of input that cost as much as one token of output, > 0 and finite.
+        output_ratio: Part of the allowed output that is expected, in [0, 1]; the default is that of `NewTokenRatio`.
+        output_weight: Cost of one output token in input tokens, > 0 and finite.
     """
 
     output_ratio: float = 0.7

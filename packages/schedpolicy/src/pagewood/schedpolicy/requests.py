@@ -1,34 +1,34 @@
-"""What the policies read of a request: any object with these attributes will do."""
+"""The attributes of a request that the policies read; any object that has them can be used."""
 
 from typing import Any, Protocol
 
 
 class Waiting(Protocol):
-    """A request in the queue: all that most policies read."""
+    """A waiting request; most policies read nothing else."""
 
     @property
     def arrival(self) -> int:
-        """Sequence number of its first arrival, unique, ascending in time; a preempted request keeps its own."""
+        """Sequence number of its first arrival: unique, ascending in time, kept when it is preempted."""
         ...
 
     @property
     def arrived_s(self) -> float:
-        """Time of its first arrival, on the clock of the `now_s` that policies are given."""
+        """Time of its first arrival, on the same clock as `now_s`."""
         ...
 
     @property
     def priority(self) -> int:
-        """Higher goes first. It may change; while the request waits, its order is told so by `update`."""
+        """Higher goes first. If it changes while the request waits, call `update` of its order."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, and those generated so far."""
+        """Tokens of the prompt plus the tokens generated so far."""
         ...
 
     @property
     def num_matched(self) -> int:
-        """Leading tokens whose KV is cached, now: a property over a `LiveMatch`, or a number kept fresh."""
+        """Leading tokens whose KV is cached now: a property over a `LiveMatch`, or a number that the caller updates."""
         ...
 
     @property
@@ -38,19 +38,19 @@ class Waiting(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens that it may generate in all."""
+        """Limit on generated tokens, over all its runs."""
         ...
 
 
 class LiveMatch(Protocol):
-    """The cached prefix of one request, kept true by its cache; a watch of pagewood-radixcache is one.
+    """The length of one request's cached prefix, kept up to date by the cache; a pagewood-radixcache watch is one.
 
-    A request that has one answers `num_matched` with its `num_tokens`.
+    A request that has a live match returns its `num_tokens` as `num_matched`.
     """
 
     @property
     def num_tokens(self) -> int:
-        """Leading tokens whose KV is cached, now."""
+        """Leading tokens whose KV is cached now."""
         ...
 
 
@@ -64,12 +64,12 @@ class Running(Protocol):
 
     @property
     def priority(self) -> int:
-        """Higher goes first; may change while it runs."""
+        """Higher goes first. It may change while the request runs."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, and those generated so far."""
+        """Tokens of the prompt plus the tokens generated so far."""
         ...
 
     @property
@@ -79,25 +79,25 @@ class Running(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens that it may generate in all."""
+        """Limit on generated tokens, over all its runs."""
         ...
 
 
 class HasPrefix(Protocol):
-    """What is read of requests whose prompts are compared with one another."""
+    """A request whose prompt can be compared with other prompts."""
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return bytes that stand for the first `num_tokens` tokens of the prompt (all of it, if it is shorter).
+        """Return bytes that identify the first `num_tokens` tokens of the prompt (all of it, if it is shorter).
 
-        Four bytes stand for one token, or for as many as the cache keeps together. The bytes of a prefix are a prefix
-        of the bytes of whatever it is a prefix of; prompts that may not share KV start with different bytes (the
-        hash of their namespace, say, in a multiple of four bytes).
+        Four bytes stand for one token, or for one page of the cache. If one token sequence is a prefix of another, so
+        are their bytes. Prompts that must not share KV start with different bytes, for example a hash of their
+        namespace, padded to a multiple of four bytes.
         """
         ...
 
 
 class HasPrompt(Protocol):
-    """What `InBatchDeferral` reads of waiting and running requests, to find prompts that repeat each other."""
+    """The attributes of waiting and running requests by which `InBatchDeferral` finds repeated prompts."""
 
     @property
     def arrival(self) -> int:
@@ -141,43 +141,43 @@ class HasPrompt(Protocol):
 
 
 class HasTenant(Protocol):
-    """What is read of requests whose senders share the machine."""
+    """A request of a tenant, where tenants share the engine."""
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """Name of the tenant."""
         ...
 
 
 class HasDeadline(Protocol):
-    """What is read of requests that are worth little when they are late."""
+    """A request with a deadline."""
 
     @property
     def deadline_s(self) -> float:
-        """When it should have ended, on the clock of `now_s`; infinite where that does not matter."""
+        """Time by which it should have ended, on the clock of `now_s`; infinity if it has no deadline."""
         ...
 
 
 class HasClass(Protocol):
-    """What is read of requests that belong to a named class of service."""
+    """A request in a named class of service."""
 
     @property
     def service_class(self) -> str:
-        """Name of its class."""
+        """Name of the class."""
         ...
 
 
 class HasTag(Protocol):
-    """What is read of requests that run better beside their like: of one adapter, say."""
+    """A request that runs better next to requests with the same tag, for example of the same adapter."""
 
     @property
     def tag(self) -> str:
-        """What it shares with its like."""
+        """The tag."""
         ...
 
 
 class PrefixWaiting(Waiting, HasPrefix, Protocol):
-    """A waiting request whose prompt can be compared."""
+    """A waiting request whose prompt can be compared with others."""
 
 
 class TenantWaiting(Waiting, HasTenant, Protocol):
@@ -189,7 +189,7 @@ class DeadlineWaiting(Waiting, HasDeadline, Protocol):
 
 
 class ClassWaiting(Waiting, HasClass, Protocol):
-    """A waiting request of a class."""
+    """A waiting request in a class of service."""
 
 
 class TagWaiting(Waiting, HasTag, Protocol):
@@ -197,7 +197,7 @@ class TagWaiting(Waiting, HasTag, Protocol):
 
 
 class FullWaiting(Waiting, HasPrefix, HasTenant, HasDeadline, HasClass, HasTag, Protocol):
-    """A waiting request that has what any of the orders reads."""
+    """A waiting request with every attribute that any order reads."""
 
 
 class TenantRunning(Running, HasTenant, Protocol):

@@ -1,4 +1,4 @@
-"""How much memory to leave for the tokens that requests have yet to generate."""
+"""How much memory to reserve for tokens that requests will generate."""
 
 import math
 from collections.abc import Iterable
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 
 from pagewood.schedpolicy.requests import Running, Waiting
 
-# Of longer allowances only this much is reserved: hardly any request uses them up.
+# Limit on the reserved part of `max_new_tokens`: few requests generate more.
 _MAX_RESERVED_TOKENS = 4096
-# How far every survivor of a preemption should come before the next.
+# Tokens that each remaining request should be able to generate before the next preemption.
 _HEADROOM_TOKENS = 20
 
 
 class NewTokenRatio:
-    """Estimates which part of the tokens that requests may generate they will generate.
+    """Estimates the part of their allowed output that requests will generate.
 
-    Reserving all of them leaves memory idle, reserving none preempts too often. The ratio decays a little in every step
-    and jumps up when memory has run out and somebody was preempted. After that it holds still for `hold_steps`, so
-    that the memory just freed is not at once filled with new requests that bring about the next preemption.
+    Reserving all of it leaves memory idle; reserving nothing causes too many preemptions. The ratio decays a little in
+    every step and jumps up when memory has run out and a request was preempted. Then it holds for `hold_steps`, so that
+    the freed memory is not filled at once with new requests that cause the next preemption.
 
     Invariant: `min_factor * init <= ratio <= 1`.
 
-    There is no reset when the engine falls idle. The ratio is what was learned of the requests; an idle spell does not
-    make that wrong, only steps do, by decay. Should the next requests differ, a ratio too high decays and a ratio too
-    low costs one preemption.
+    The ratio is not reset when the engine becomes idle: it was learned from the requests, and idle time does not make
+    it wrong. If the next requests differ, a ratio that is too high decays, and one that is too low costs one
+    preemption.
 
-    Source: `new_token_ratio` of SGLang, to which the hold is added.
+    Source: `new_token_ratio` of SGLang; the hold is ours.
     """
 
     __slots__ = ("_decay", "_min_ratio", "_num_held", "_ratio", "hold_steps")
@@ -33,16 +33,16 @@ class NewTokenRatio:
     def __init__(
         self, *, init: float = 0.7, min_factor: float = 0.14, decay_steps: int = 600, hold_steps: int = 60
     ) -> None:
-        """Start at `init`; SGLang's is 0.7 times the conservativeness that a user asks for, and 1 at most.
+        """Start at `init`; SGLang starts at 0.7 times the configured conservativeness, and 1 at most.
 
         Args:
-            init: Ratio before anything is known, in (0, 1].
+            init: Initial ratio, in (0, 1].
             min_factor: The least ratio, as a part of `init`, in [0, 1].
             decay_steps: Steps from `init` to the least ratio, >= 1.
             hold_steps: Steps without decay after a preemption, >= 0.
 
         Raises:
-            ValueError: One of them is out of range.
+            ValueError: An argument is out of range.
         """
         if not 0 < init <= 1:
             raise ValueError(f"init must be in (0, 1], got {init}")
@@ -64,17 +64,17 @@ class NewTokenRatio:
         return self._ratio
 
     def on_step(self) -> None:
-        """Take note of a step in which memory sufficed."""
+        """Record a step without preemption."""
         if self._num_held:
             self._num_held -= 1
         else:
             self._ratio = max(self._min_ratio, self._ratio - self._decay)
 
     def on_preempt(self, survivors: Iterable[Running]) -> None:
-        """Take note that memory ran out and requests were preempted.
+        """Record that memory ran out and requests were preempted.
 
-        By SGLang's formula the ratio becomes the part of their allowance that the survivors have generated so far, plus
-        headroom for 20 steps; here only if that is more than it was.
+        By SGLang's formula the ratio becomes the part of their allowed output that the survivors have generated so far,
+        plus 20 tokens each; here only if that is more than the present ratio.
         """
         num_expected, num_allowed = 0, 1
         for request in survivors:
@@ -84,7 +84,7 @@ class NewTokenRatio:
         self._num_held = self.hold_steps
 
     def reserved_tokens(self, running: Iterable[Running | Waiting], *, page_size: int) -> int:
-        """Estimate what running requests still need beyond the pages that hold their `num_tokens`.
+        """Estimate the memory that running requests need beyond the pages of their `num_tokens`.
 
         Returns:
             Tokens, a multiple of `page_size`.
@@ -96,12 +96,12 @@ class NewTokenRatio:
         return num_pages * page_size
 
     def open(self, running: Iterable[Running], *, page_size: int, num_to_complete: int) -> "StepReserve":
-        """Return what is kept from those who are admitted in one step; it costs a look at each running request, once.
+        """Return the reserve of one step; reads each running request once.
 
         Args:
-            running: all that run when the step begins.
-            page_size: tokens of a page.
-            num_to_complete: pages that these still lack for the `num_tokens` that they have.
+            running: Requests that run when the step begins.
+            page_size: Tokens of a page.
+            num_to_complete: Pages that these requests still need for their `num_tokens`.
         """
         running = tuple(running)
         num_to_come = self.reserved_tokens(running, page_size=page_size) // page_size
@@ -110,7 +110,7 @@ class NewTokenRatio:
         )
 
     def wanted_tokens(self, waiting: Waiting, *, page_size: int) -> int:
-        """Estimate what a waiting request needs from admission to its end, beyond its cached prefix.
+        """Estimate the memory that a waiting request needs from admission to its end, beyond its cached prefix.
 
         Returns:
             Tokens, a multiple of `page_size`.
@@ -124,16 +124,16 @@ class NewTokenRatio:
 
 @dataclass(slots=True, kw_only=True)
 class StepReserve:
-    """What is kept from those who are admitted in one step; made by `NewTokenRatio.open`.
+    """Memory reserved in one step while requests are admitted; made by `NewTokenRatio.open`.
 
-    Invariant: `num_pages` is what `NewTokenRatio.reserved_tokens` says of all that run, those admitted included, and
-    what completes their prompts; in pages. To admit costs the same, however many run.
+    Invariant: `num_pages` is `NewTokenRatio.reserved_tokens` of all running requests, including those admitted in this
+    step, plus what completes their prompts; in pages. The cost of an admission does not depend on how many run.
 
     Attributes:
-        ratio: Says what requests will generate.
+        ratio: Estimates what requests will generate.
         page_size: Tokens of a page.
-        num_running: Requests that run.
-        num_pages: What they are expected to take of the memory that is available.
+        num_running: Running requests.
+        num_pages: Available pages that they are expected to take.
     """
 
     ratio: NewTokenRatio
@@ -142,11 +142,11 @@ class StepReserve:
     num_pages: int  # written by: admit
 
     def beside(self, candidate: Running | Waiting) -> int:
-        """Return how many pages must be left when a request has those of all its `num_tokens`; 0 if it runs alone."""
+        """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone."""
         return self.num_pages + self._to_come(candidate) if self.num_running else 0
 
     def admit(self, request: Running | Waiting, *, num_to_complete: int) -> None:
-        """Take note that a request runs that still lacks so many pages for its `num_tokens`."""
+        """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
         self.num_running += 1
         self.num_pages += num_to_complete + self._to_come(request)
 

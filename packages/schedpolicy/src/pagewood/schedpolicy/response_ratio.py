@@ -1,4 +1,4 @@
-"""Highest response ratio next."""
+"""Orders by response ratio, highest first."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
@@ -15,18 +15,19 @@ _ROUNDING = 1 - 1e-9
 
 
 class HighestResponseRatio(Generic[W]):
-    """The greatest `(waited + service) / service` first: short prompts first, but the ratio of a long one grows too.
+    """Orders by `(waited + service) / service`, greatest first: short prompts first, but long ones gain with time.
 
-    The service of a request is the time that its uncached prompt takes, so a cached prefix counts; how long a token
-    takes drops out of every comparison. Nobody starves: a request that lacks u tokens and has waited w is overtaken
-    by none that lacks v and has waited less than `w * v / u`.
+    The service of a request is the time to compute its uncached prompt tokens; the time per token cancels in every
+    comparison. No request starves: a request with u uncached tokens that has waited w is not overtaken by a request
+    with v uncached tokens that has waited less than `w * v / u`.
 
-    Ranks cross as time passes, so no sorted list can hold them. Requests are kept by uncached tokens in buckets, eight
-    to each doubling, and by arrival in each: no ratio in a bucket exceeds that of its oldest request with the bucket's
-    fewest tokens. A pass takes from the bucket with the greatest such bound, until the best request that it has found
-    beats all bounds. The order is exact. Invariant: every waiting request is in the bucket of its uncached tokens.
+    Ranks cross as time passes, so a sorted list cannot hold them. Requests are kept in buckets by uncached tokens,
+    eight buckets to each doubling, and by arrival within a bucket. No ratio in a bucket exceeds the ratio that its
+    oldest request would have with the fewest tokens of the bucket. A pass takes from the bucket with the greatest such
+    bound until the best request found beats all bounds, so the order is exact. Invariant: every waiting request is in
+    the bucket of its uncached tokens.
 
-    Source: P. Brinch Hansen (1971); SGLang's `hrrn` counts tokens processed meanwhile in place of time.
+    Source: P. Brinch Hansen (1971); SGLang's `hrrn` counts tokens processed meanwhile instead of time.
     """
 
     __slots__ = ("_bucket_of", "_buckets", "_sweep")
@@ -38,7 +39,7 @@ class HighestResponseRatio(Generic[W]):
         self._sweep = None if notified else MatchSweep[W]()
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         if request.arrival in self._bucket_of:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
         self._place(request)
@@ -46,7 +47,7 @@ class HighestResponseRatio(Generic[W]):
             self._sweep.add(request)
 
     def remove(self, request: W) -> None:
-        """Let a request go."""
+        """Remove a request."""
         self._take_out(request)
         if self._sweep is not None:
             self._sweep.discard(request)
@@ -55,10 +56,10 @@ class HighestResponseRatio(Generic[W]):
     park = remove
 
     def stop(self, request: W) -> None:
-        """Do nothing: who runs does not matter here."""
+        """Do nothing: running requests do not affect this order."""
 
     def update(self, request: W) -> None:
-        """Put a request into the bucket of its uncached tokens as they are now."""
+        """Move a request to the bucket of its present uncached tokens."""
         if self._bucket_of[request.arrival] != _bucket(request):
             self._take_out(request)
             self._place(request)
@@ -89,11 +90,11 @@ class HighestResponseRatio(Generic[W]):
             yield heappop(found)[2]
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request.arrival in self._bucket_of
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._bucket_of)
 
     def _place(self, request: W) -> None:
@@ -121,5 +122,5 @@ def _bucket(request: Waiting) -> int:
 
 
 def _bound(oldest: Waiting, bucket: int, now_s: float) -> float:
-    """Return what no request of a bucket from `oldest` on is below, of the negated ratio less one."""
+    """Return a lower bound on `1 - ratio` of `oldest` and all later requests of a bucket."""
     return (oldest.arrived_s - now_s) / (_ROUNDING * 2.0 ** (bucket / _BUCKETS_PER_DOUBLING))

@@ -1,4 +1,4 @@
-"""Groups that share one machine in proportion to their weights: tenants by tokens, classes by turns."""
+"""Groups that share one engine in proportion to their weights: tenants by tokens, classes by turns."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
@@ -16,18 +16,19 @@ C = TypeVar("C", bound=ClassWaiting)
 
 
 class ShareOrder(Generic[W]):
-    """The group that was served least is next; within a group, its own order decides.
+    """Serves the group with the least service next; within a group, an order of its own decides.
 
-    A group's service is what it was charged, divided by its weight: something for every admission, and something for
-    every token that its running requests generate. A group that returns after a time without waiting requests is
-    lifted to the least service of those that wait (if none does, of the last that did), so that nobody saves up idle
-    time to have the machine alone later. Within a pass, every request that was yielded is reckoned as admitted.
+    The service of a group is the sum of its charges divided by its weight: a charge for every admission, and a charge
+    for every token that its running requests generate. A group that returns after a time without waiting requests is
+    lifted to the least service of the groups that wait (if none waits, of the last group that did), so that a group
+    cannot save up idle time. A group whose waiting requests are all parked is not idle, and is not lifted. Within a
+    pass, every yielded request counts as admitted.
 
     Invariant: `_active` is sorted, and has exactly the groups with a waiting or parked request, each with its service.
 
-    Bound: while two groups have waiting requests throughout, and the engine admits in this order whenever it admits,
-    their services differ by at most 2 * max(largest charge of an admission, most that the requests of one group that
-    run at once can be charged for output), over the smaller weight. Nobody who has a request waiting starves.
+    Bound: as long as two groups both have waiting requests that are not parked, and the engine admits in this order,
+    their services differ by at most 2 * max(largest charge of an admission, largest output charge of the requests of
+    one group that run at once), divided by the smaller weight. So no group with a waiting request starves.
 
     Source: the virtual token counter of VTC (Sheng et al., arXiv 2401.00588), Theorem 4.4 and its weighted form.
     """
@@ -46,14 +47,14 @@ class ShareOrder(Generic[W]):
         admission_cost: Callable[[W], float],
         output_cost: float,
     ) -> None:
-        """Start with nobody served.
+        """Start with no groups.
 
         Args:
-            group_of: names the group of a request; it may change while the request waits, if that is told.
-            make_order: makes the order of the requests within one group.
-            weights: shares of groups, > 0 and finite; 1 for those that are not named.
-            admission_cost: what an admission is charged, >= 0; read when the request is admitted.
-            output_cost: what a generated token is charged, >= 0.
+            group_of: Returns the group of a request; if it changes while the request waits, call `update`.
+            make_order: Makes the order of the requests within one group.
+            weights: Shares of groups, > 0 and finite; 1 for groups that are not named.
+            admission_cost: Returns the charge for admitting a request, >= 0; called when it is admitted.
+            output_cost: Charge for one generated token, >= 0.
 
         Raises:
             ValueError: A weight or `output_cost` is out of range.
@@ -75,16 +76,16 @@ class ShareOrder(Generic[W]):
         self._service: dict[str, float] = {}  # by group; written by: add, _charge
         self._active: list[tuple[float, str]] = []  # written by: add, _charge, _leave
         self._last_service = 0.0  # of the group that was the last to wait; written by: _leave
-        # Running requests by arrival: who pays, and for how many tokens he has; written by: admit, stop, _settle.
+        # Running requests by arrival, with their group and the tokens charged so far; written by: admit, stop, _settle.
         self._running: dict[int, tuple[W, str, int]] = {}
 
     def service(self, group: str) -> float:
-        """Return what a group has been charged over its weight, lifts included."""
+        """Return the charges of a group divided by its weight, lifts included."""
         self._settle()
         return self._service.get(group, 0.0)
 
     def add(self, request: W) -> None:
-        """Take a request in; lift its group, if it returns."""
+        """Add a request; lift its group if it was idle."""
         if request.arrival in self._groups:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
         group = self._group_of(request)
@@ -104,14 +105,14 @@ class ShareOrder(Generic[W]):
         self._orders[group].add(request)
 
     def remove(self, request: W) -> None:
-        """Let a request go that will not run; it costs nothing."""
+        """Remove a waiting request that will not run; its group is not charged."""
         group = self._groups[request.arrival]
         self._orders[group].remove(request)
         del self._groups[request.arrival]
         self._leave(group)
 
     def admit(self, request: W) -> None:
-        """Let a request go that runs, and charge its group for the admission."""
+        """Remove a waiting request that starts to run, and charge its group for the admission."""
         group = self._groups[request.arrival]
         self._orders[group].admit(request)
         self._charge(group, self._admission_cost(request))
@@ -143,7 +144,7 @@ class ShareOrder(Generic[W]):
             order.stop(request)
 
     def update(self, request: W) -> None:
-        """Tell the order of its group; move it, if that is another now."""
+        """Notify the order of its group; move the request if its group has changed."""
         group = self._groups[request.arrival]
         if group == self._group_of(request):
             self._orders[group].update(request)
@@ -152,12 +153,12 @@ class ShareOrder(Generic[W]):
             self.add(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
-        """Yield the waiting requests; each next one is of the group that would then have been served least."""
+        """Yield the waiting requests; each is of the group with the least service at that point of the pass."""
         self._settle()
         active = self._active
         num_begun = 0
         passes: dict[str, Iterator[W]] = {}
-        again: list[tuple[float, str]] = []  # groups that have had a turn, with their service after it
+        again: list[tuple[float, str]] = []  # groups that had a turn, with their service after it
         while True:
             if again and (num_begun == len(active) or again[0] < active[num_begun]):
                 service, group = heappop(again)
@@ -173,15 +174,15 @@ class ShareOrder(Generic[W]):
                 heappush(again, (service + self._admission_cost(request) / self._weights.get(group, 1.0), group))
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request.arrival in self._groups
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._groups)
 
     def _settle(self) -> None:
-        """Charge running requests for the tokens that they have generated since they were last charged."""
+        """Charge running requests for the tokens generated since they were last charged."""
         if self._output_cost:
             for arrival, (request, group, num_paid) in self._running.items():
                 num_generated = request.num_generated
@@ -198,7 +199,7 @@ class ShareOrder(Generic[W]):
             insort(self._active, (after, group))
 
     def _leave(self, group: str) -> None:
-        """Count one request less of a group; the last one takes its order along."""
+        """Remove one request from the count of a group; a group without requests loses its order."""
         self._num_members[group] -= 1
         if not self._num_members[group]:
             self._settle()
@@ -214,15 +215,15 @@ def fair_share(
     output_cost: float = 2.0,
     make_order: Callable[[], Order[T]] | None = None,
 ) -> ShareOrder[T]:
-    """Return an order in which tenants share by tokens: uncached prompt tokens, and what they generate.
+    """Return an order in which tenants share by tokens: uncached prompt tokens and generated tokens.
 
-    A cached prefix costs its tenant nothing, because it costs the machine nothing.
+    A cached prefix is free for the tenant, because it costs no computation.
 
     Args:
-        weights: shares of tenants; 1 for those that are not named.
-        prefill_cost: of a prompt token that is not cached, >= 0.
-        output_cost: of a generated token, >= 0; VTC's 2 to 1.
-        make_order: makes the order within a tenant: by default by priority, then arrival.
+        weights: Shares of tenants; 1 for tenants that are not named.
+        prefill_cost: Charge for a prompt token that is not cached, >= 0.
+        output_cost: Charge for a generated token, >= 0; the default ratio of 2 to 1 is that of VTC.
+        make_order: Makes the order within a tenant; by default by priority, then arrival.
     """
     if not 0 <= prefill_cost < inf:
         raise ValueError(f"prefill_cost must be >= 0 and finite, got {prefill_cost}")
@@ -242,11 +243,11 @@ def fair_share(
 def weighted_round_robin(
     weights: Mapping[str, float], *, make_order: Callable[[], Order[C]] | None = None
 ) -> ShareOrder[C]:
-    """Return an order in which named classes take turns: of every sum-of-weights admissions, a class gets its weight.
+    """Return an order in which classes take turns: of `sum(weights)` admissions, each class gets its weight.
 
     Args:
-        weights: turns of each class, > 0; 1 for those that are not named.
-        make_order: makes the order within a class: by default by priority, then arrival.
+        weights: Turns of each class, > 0; 1 for classes that are not named.
+        make_order: Makes the order within a class; by default by priority, then arrival.
     """
     return ShareOrder[C](
         attrgetter("service_class"),

@@ -1,4 +1,4 @@
-"""Random order."""
+"""Random order, drawn again in each pass."""
 
 from collections.abc import Iterator
 from random import Random
@@ -8,29 +8,29 @@ from pagewood.schedpolicy.order import W
 
 
 class ShuffledOrder(Generic[W]):
-    """Every pass in another random order: nobody is preferred, and nobody starves.
+    """Yields every pass in a new random order: no request is preferred, and none starves.
 
-    Where a pass takes k of at most n requests, one that waits is among them with a chance of at least k / n, whatever
-    happened before. Invariant: with the same calls and the same generator, the orders are the same.
+    If a pass takes k of at most n requests, each waiting request is among them with a probability of at least k / n,
+    independently of earlier passes. Invariant: the same calls and the same generator give the same orders.
     """
 
     __slots__ = ("_places", "_requests", "_rng")
 
     def __init__(self, rng: Random) -> None:
-        """Start empty; `rng` is drawn from once per request yielded."""
+        """Start empty; each request yielded draws one number from `rng`."""
         self._rng = rng
         self._requests: list[W] = []  # written by: add, remove, ordered
         self._places: dict[int, int] = {}  # in it, by arrival; written by: add, remove, ordered
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         if request.arrival in self._places:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
         self._places[request.arrival] = len(self._requests)
         self._requests.append(request)
 
     def remove(self, request: W) -> None:
-        """Let a request go; the last one takes its place."""
+        """Remove a request; the last one takes its place."""
         place = self._places.pop(request.arrival)
         last = self._requests.pop()
         if place < len(self._requests):
@@ -41,15 +41,15 @@ class ShuffledOrder(Generic[W]):
     park = remove
 
     def stop(self, request: W) -> None:
-        """Do nothing: who runs does not matter here."""
+        """Do nothing: running requests do not affect this order."""
 
     def update(self, request: W) -> None:
-        """Do nothing: what a request is like does not matter here."""
+        """Do nothing: the attributes of a request do not affect this order."""
         if request.arrival not in self._places:
             raise KeyError(request.arrival)
 
     def ordered(self, now_s: float) -> Iterator[W]:
-        """Yield the waiting requests, shuffling them no further than they are taken.
+        """Yield the waiting requests, shuffling only as many as are taken.
 
         Source: the shuffle of Fisher and Yates.
         """
@@ -62,9 +62,9 @@ class ShuffledOrder(Generic[W]):
             yield requests[place]
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request.arrival in self._places
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._requests)

@@ -1,4 +1,4 @@
-"""How far admission may go past waiting requests that do not fit."""
+"""Bounds how far admission may look past waiting requests that do not fit."""
 
 from collections.abc import Container
 from typing import Any
@@ -7,19 +7,20 @@ from pagewood.schedpolicy.requests import Waiting
 
 
 class SkipAhead:
-    """Lets small requests past a large one that does not fit, for a bounded number of times.
+    """Lets small requests pass a large one that does not fit, a bounded number of times.
 
-    Without this a request that needs more memory than is free holds up everyone behind it. Invariant: there are at most
-    `max_passes` steps in which anybody is admitted past a given request; then it blocks the line until it fits. Steps
-    in which nobody gets past it do not count.
+    Without this, a request that needs more memory than is free holds up all requests behind it. Invariant: there are at
+    most `max_passes` steps in which any request is admitted past a given one; after that it blocks the queue until it
+    fits. Steps in which no request passes it do not count.
 
-    In every step: `begin_step`; then, for the requests in order, either `admitted`, or `pass_over` and on False stop.
+    In every step call `begin_step`; then, for each request in order, either `admitted`, or `pass_over`, and stop if
+    that returns False.
     """
 
     __slots__ = ("_num_skipped", "_passed", "_skipped", "max_passes", "max_skipped")
 
     def __init__(self, *, max_skipped: int, max_passes: int) -> None:
-        """Start with nobody passed over.
+        """Start with no request passed over.
 
         Args:
             max_skipped: Requests that may be passed over in one step; 0 turns skipping off.
@@ -36,18 +37,18 @@ class SkipAhead:
         self.max_passes = max_passes
         self._num_skipped = 0  # in this step; written by: begin_step, pass_over
         self._skipped: list[Waiting] = []  # since the last admission; written by: begin_step, pass_over, admitted
-        # Requests that somebody got past, and in how many steps, by arrival; written by: begin_step, admitted.
+        # Requests that others have passed, with the number of steps, by arrival; written by: begin_step, admitted.
         self._passed: dict[int, tuple[Waiting, int]] = {}
 
     def begin_step(self, waiting: Container[Any]) -> None:
-        """Allow `max_skipped` requests to be passed over again; forget those that are no longer waiting."""
+        """Reset this step's allowance of skipped requests; forget requests that are no longer waiting."""
         self._num_skipped = 0
         self._skipped.clear()
         if self._passed:
             self._passed = {arrival: entry for arrival, entry in self._passed.items() if entry[0] in waiting}
 
     def pass_over(self, request: Waiting) -> bool:
-        """Decide whether admission may go on past `request`, which does not fit; False ends it for this step."""
+        """Return whether admission may continue past a request that does not fit; if not, it ends for this step."""
         if self._num_skipped == self.max_skipped or self._num_passes(request) >= self.max_passes:
             return False
         self._num_skipped += 1
@@ -55,7 +56,7 @@ class SkipAhead:
         return True
 
     def admitted(self, request: Waiting) -> None:
-        """Take note that `request` runs: it got past everybody who was passed over before it in this step."""
+        """Record that a request was admitted: it passed all requests that were passed over before it in this step."""
         for other in self._skipped:
             self._passed[other.arrival] = other, self._num_passes(other) + 1
         self._skipped.clear()

@@ -1,4 +1,4 @@
-"""Requests beside their like: by how many with the same tag run."""
+"""Orders tags by the number of their running requests."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ T = TypeVar("T", bound=TagWaiting)
 
 
 class TagAffinity(Generic[T]):
-    """Requests of the tag that most running requests have first; within a tag by priority, then by arrival.
+    """Serves the tag with the most running requests first; within a tag by priority, then by arrival.
 
-    For adapters, sessions, or whatever is cheaper beside its like. A rare tag can starve: combine it with `Ageing`.
-    Invariant: the counts are of the requests admitted from here that have not stopped.
+    It is for requests that are cheaper together, such as those of one adapter or session. A rare tag can starve:
+    combine it with `Ageing`. Invariant: the counts are of requests that were admitted from here and have not stopped.
 
     Source: `routing-key` of SGLang.
     """
@@ -29,7 +29,7 @@ class TagAffinity(Generic[T]):
         self._num_running = Counter[str]()  # by tag; written by: admit, stop
 
     def add(self, request: T) -> None:
-        """Take a request in."""
+        """Add a request."""
         if request.arrival in self._tag_of:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
         tag = self._tag_of[request.arrival] = request.tag
@@ -39,7 +39,7 @@ class TagAffinity(Generic[T]):
         queue.add(request, (-request.priority,))
 
     def remove(self, request: T) -> None:
-        """Let a request go that will not run."""
+        """Remove a waiting request that will not run."""
         tag = self._tag_of.pop(request.arrival)
         self._queues[tag].discard(request)
         if not self._queues[tag]:
@@ -48,14 +48,14 @@ class TagAffinity(Generic[T]):
     park = remove
 
     def admit(self, request: T) -> None:
-        """Let a request go that runs, and count it."""
+        """Remove a waiting request that starts to run, and count it."""
         tag = self._tag_of[request.arrival]
         self.remove(request)
         self._running[request.arrival] = tag
         self._num_running[tag] += 1
 
     def stop(self, request: T) -> None:
-        """Count a running request no longer."""
+        """Stop counting a running request."""
         tag = self._running.pop(request.arrival, None)
         if tag is not None:
             self._num_running[tag] -= 1
@@ -63,12 +63,12 @@ class TagAffinity(Generic[T]):
                 del self._num_running[tag]
 
     def update(self, request: T) -> None:
-        """Put a request where its tag and priority say now."""
+        """Sort a request again by its present tag and priority."""
         self.remove(request)
         self.add(request)
 
     def ordered(self, now_s: float) -> Iterator[T]:
-        """Yield the waiting requests, tag by tag; of tags with as many running, the one of the first request first."""
+        """Yield the waiting requests, tag by tag; ties go to the tag whose first request arrived earliest."""
         heap: list[tuple[int, int, str]] = []
         for tag, queue in self._queues.items():
             first = queue.first()
@@ -79,9 +79,9 @@ class TagAffinity(Generic[T]):
             yield from self._queues[heappop(heap)[2]]
 
     def __contains__(self, request: T) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         return request.arrival in self._tag_of
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return len(self._tag_of)

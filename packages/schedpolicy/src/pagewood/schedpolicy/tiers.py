@@ -1,4 +1,4 @@
-"""Any order, in tiers: by priority, or by what a user's own function says."""
+"""Any order, in tiers: by priority, or by a function of the user."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
@@ -8,12 +8,13 @@ from pagewood.schedpolicy.order import Order, W
 
 
 class Tiers(Generic[W]):
-    """The requests of a higher tier first, and within a tier in any order: this is where users adjust a policy.
+    """Orders by tier, highest first, and within a tier by any order: the place where users adjust a policy.
 
-    The tier may be the priority, or anything that a function makes of a request: `lambda r: r.num_tokens < 1000`
-    lets short prompts first. A lower tier can starve: combine it with `Ageing`.
+    The tier can be the priority, or any function of a request: `lambda r: r.num_tokens < 1000` puts short prompts
+    first. A lower tier can starve: combine it with `Ageing`.
 
-    Invariant: a waiting request is in the order of its tier as it was last told, a running one in that it ran from.
+    Invariant: a waiting or parked request belongs to the tier that it had at its last `add` or `update`, a running
+    request to the tier from which it was admitted.
     """
 
     __slots__ = ("_make_order", "_num_members", "_orders", "_parked", "_running", "_tier_of", "_tiers", "_tiers_of")
@@ -22,8 +23,8 @@ class Tiers(Generic[W]):
         """Start empty.
 
         Args:
-            tier_of: gives the tier of a request, the greatest goes first; it is asked on `add` and on `update`.
-            make_order: makes the order within a tier.
+            tier_of: Returns the tier of a request, greatest first; called by `add` and `update`.
+            make_order: Makes the order within a tier.
         """
         self._tier_of = tier_of
         self._make_order = make_order
@@ -31,11 +32,11 @@ class Tiers(Generic[W]):
         self._num_members: dict[float, int] = {}  # waiting, running or parked, by tier; written by: add, _leave
         self._tiers: list[float] = []  # of `_orders`, negated, sorted; written by: add, _leave
         self._tiers_of: dict[int, float] = {}  # waiting, running or parked, by arrival; written by: add, _leave
-        self._running: set[int] = set()  # of these, the arrivals of those that run; written by: admit, stop
-        self._parked: set[int] = set()  # of these, the arrivals of those that are parked; written by: add, park, stop
+        self._running: set[int] = set()  # arrivals of running requests; written by: admit, stop
+        self._parked: set[int] = set()  # arrivals of parked requests; written by: add, park, stop
 
     def add(self, request: W) -> None:
-        """Take a request in."""
+        """Add a request."""
         tier = self._tier_of(request)
         if request.arrival in self._parked:
             if self._tiers_of[request.arrival] == tier:
@@ -55,12 +56,12 @@ class Tiers(Generic[W]):
         self._tiers_of[request.arrival] = tier
 
     def remove(self, request: W) -> None:
-        """Let a request go that will not run."""
+        """Remove a waiting request that will not run."""
         self._orders[self._tiers_of[request.arrival]].remove(request)
         self._leave(request)
 
     def admit(self, request: W) -> None:
-        """Let a request go that runs."""
+        """Remove a waiting request that starts to run."""
         self._orders[self._tiers_of[request.arrival]].admit(request)
         self._running.add(request.arrival)
 
@@ -78,7 +79,7 @@ class Tiers(Generic[W]):
             self._leave(request)
 
     def update(self, request: W) -> None:
-        """Move a waiting request to the tier that it belongs to now."""
+        """Move a waiting request to its present tier."""
         if self._tiers_of[request.arrival] == self._tier_of(request):
             self._orders[self._tiers_of[request.arrival]].update(request)
         else:
@@ -91,12 +92,12 @@ class Tiers(Generic[W]):
             yield from self._orders[-negated].ordered(now_s)
 
     def __contains__(self, request: W) -> bool:
-        """Return whether the request waits here."""
+        """Return whether a request is waiting here."""
         tier = self._tiers_of.get(request.arrival)
         return tier is not None and request in self._orders[tier]
 
     def __len__(self) -> int:
-        """Return how many requests wait here."""
+        """Return the number of waiting requests."""
         return sum(map(len, self._orders.values()))
 
     def _leave(self, request: W) -> None:

@@ -1,29 +1,29 @@
-"""Whether a request may go on, and if not, which number was short."""
+"""The result of a check: whether a request fits, and if not, which number was short."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Outcome(Enum):
-    """What follows from a check; the words are SGLang's."""
+    """What the caller does after a check; the names are SGLang's."""
 
     CONTINUE = "continue"
-    """It fits; try the next."""
+    """The request fits; try the next one."""
     NO_TOKEN = "no_token"
-    """Memory is short: nothing more fits until something ends."""
+    """Memory is short: nothing more fits until a request ends."""
     OTHER = "other"
-    """A limit of this step, or of this request's owner, is reached: try in the next step."""
+    """A limit of this step, or of the request's tenant, is reached: try again in the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of one check, with the number that decided. `short_of` is empty exactly if the outcome is CONTINUE.
+    """The outcome of a check, with the deciding number. Invariant: `short_of` is empty if and only if it is CONTINUE.
 
     Attributes:
         outcome: What to do.
-        short_of: Name of the number that was too small, as it is called where it lives.
-        wanted: How much of it was needed.
-        left: How much there was.
+        short_of: Name of the attribute or field that was too small.
+        wanted: Amount needed.
+        left: Amount available.
     """
 
     outcome: Outcome
@@ -38,9 +38,9 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Say what was short, for logs; empty if nothing was."""
+        """What was short, for logs; empty if nothing was."""
         return f"{self.short_of}: {self.wanted:g} wanted, {self.left:g} left" if self.short_of else ""
 
 
 FITS = Verdict(outcome=Outcome.CONTINUE)
-"""The verdict that has no reason."""
+"""The verdict of a request that fits."""

@@ -1,4 +1,4 @@
-"""Who yields: whom to preempt when memory runs out, and when a waiting request is worth preempting others."""
+"""Which requests to preempt when memory runs out, and when a waiting request is worth preempting others."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -7,20 +7,20 @@ from pagewood.schedpolicy.requests import DeadlineRunning, Running, Waiting
 
 R = TypeVar("R", bound=Running)
 VictimRank = Callable[[R], tuple[float, ...]]
-"""What running requests are compared by: the smallest yields first."""
+"""Rank of a running request: the smallest is preempted first."""
 
 PREEMPTION_THRESHOLD = 10
-"""How far below a waiting request's priority a running one must be to yield to it: SGLang's default."""
+"""A running request is preempted for a waiting one only if its priority is lower by more than this (SGLang's)."""
 HEADROOM_STEPS = 20
-"""Steps that survivors should be able to make before memory runs out again: SGLang's."""
+"""Steps that the remaining requests should be able to make before memory runs out again, as in SGLang."""
 
 
 class KeepingRunning(Running, Protocol):
-    """A running request of which it is known what would stay cached."""
+    """A running request that knows how much of its KV would stay cached."""
 
     @property
     def num_kept(self) -> int:
-        """Leading tokens whose KV would stay in memory if it yielded now: published, or shared with others."""
+        """Leading tokens whose KV would stay in memory if it were preempted now: published, or shared with others."""
         ...
 
 
@@ -43,20 +43,20 @@ def by_lowest_priority(request: Running) -> tuple[float, ...]:
 
 
 def by_least_output(request: Running) -> tuple[float, ...]:
-    """Let who has generated least yield first, then who has the longest prompt: SGLang's order of retraction."""
+    """Preempt the request with the least output first, then the one with the longest prompt, as SGLang does."""
     return request.num_generated, request.num_generated - request.num_tokens, -request.arrival
 
 
 def by_least_lost(request: KeepingRunning) -> tuple[float, ...]:
-    """Let that yield first which can come back at the least cost: by tokens that must be computed again."""
+    """Preempt the request with the fewest tokens to compute again first."""
     return request.num_tokens - request.num_kept, -request.arrival
 
 
 def by_most_slack(seconds_per_token: float) -> VictimRank[DeadlineRunning]:
-    """Let who can wait longest yield first: by the time between its deadline and its end, if it ran on undisturbed.
+    """Preempt the request with the most slack first: the time from its end, if it ran on undisturbed, to its deadline.
 
     Args:
-        seconds_per_token: of one decode step.
+        seconds_per_token: Duration of one decode step.
     """
 
     def rank(request: DeadlineRunning) -> tuple[float, ...]:
@@ -67,7 +67,7 @@ def by_most_slack(seconds_per_token: float) -> VictimRank[DeadlineRunning]:
 
 
 def choose_victim(running: Sequence[R], *, rank: VictimRank[R] = by_lowest_priority) -> R | None:
-    """Return the request to preempt when memory has run out; None if none runs."""
+    """Return the request to preempt when memory has run out, or None if nothing is running."""
     return min(running, key=rank, default=None)
 
 
@@ -80,21 +80,21 @@ def choose_victims(
     rank: VictimRank[R] = by_lowest_priority,
     freed_by: Callable[[R], int] | None = None,
 ) -> list[R]:
-    """Return whom to preempt so that the others can generate `num_steps` tokens each (or all that they may).
+    """Return the requests to preempt so that the others can generate `num_steps` tokens each, or all they may generate.
 
-    One request is always left; if even that does not fit, it is the only one left.
-
-    Returns:
-        The first to yield first.
+    One request always remains; if even that one does not fit, it is the only one that remains.
 
     Args:
-        running: all that run.
-        num_available: tokens of KV that can be had now.
-        page_size: tokens of a page, >= 1.
-        num_steps: tokens that each survivor must have room for, >= 1.
-        rank: the smallest yields first.
-        freed_by: gives the tokens that become available when a request yields; by default those of its pages. Where
-            requests share pages, tell what each holds alone, or too few may yield.
+        running: All running requests.
+        num_available: Tokens of KV memory that are free or can be evicted now.
+        page_size: Tokens of a page, >= 1.
+        num_steps: Tokens that each remaining request must have room for, >= 1.
+        rank: Requests with the smallest rank are preempted first.
+        freed_by: Returns the tokens that become available when a request is preempted; by default those of its pages.
+            If requests share pages, return what each one holds alone, or too few may be preempted.
+
+    Returns:
+        The requests to preempt, in this order.
 
     Raises:
         ValueError: `page_size` or `num_steps` is out of range.
@@ -124,21 +124,21 @@ def choose_victims(
 def worth_preempting(
     candidate: Waiting, running: Sequence[R], threshold: int = PREEMPTION_THRESHOLD, *, num_missing: int = 1
 ) -> list[R]:
-    """Return the requests to preempt so that `candidate` can run, or none if preempting is not worth it.
+    """Return the requests to preempt so that `candidate` can run, or an empty list if preempting is not worth it.
 
-    Only requests of a priority more than `threshold` below the candidate's are taken, and only if together they give
-    enough. Of these the highest priorities are spared first, and among them the oldest; nobody is taken who could be
-    spared. A request is counted with all its tokens; what it shares with others is not freed with it, so fewer may
-    become free.
-
-    Returns:
-        The first to yield first.
+    Only requests whose priority is more than `threshold` below the candidate's are preempted, and only if together they
+    free enough. Of these the highest priorities are spared first, and among equals the oldest; no request is preempted
+    that could be spared. A request is counted with all its tokens; tokens that it shares with others are not freed, so
+    less may become free.
 
     Args:
         candidate: The request that does not fit.
         running: Requests that can be preempted.
-        threshold: >= 0.
-        num_missing: Tokens of memory that the candidate lacks, >= 1; 1 where it lacks but a place.
+        threshold: Least difference of priority, exclusive, >= 0.
+        num_missing: Tokens of memory that the candidate lacks, >= 1; 1 if it lacks only a place.
+
+    Returns:
+        The requests to preempt, in this order.
 
     Raises:
         ValueError: `threshold` or `num_missing` is out of range.

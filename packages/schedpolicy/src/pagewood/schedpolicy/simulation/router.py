@@ -83,7 +83,7 @@ class PrefixAware:
             slack: Requests that a replica may have in any case, >= 0.
 
         Raises:
-            ValueError: One of them is out of range.
+            ValueError: An argument is out of range.
         """
         if not factor >= 1:
             raise ValueError(f"factor must be >= 1, got {factor}")

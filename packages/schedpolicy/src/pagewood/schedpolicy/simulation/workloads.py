@@ -155,7 +155,7 @@ def generate(name: str, *, num_requests: int, rate: float, seed: int) -> Trace:
         seed: Of the random numbers.
 
     Raises:
-        ValueError: One of them is out of range.
+        ValueError: An argument is out of range.
     """
     if num_requests < 1:
         raise ValueError(f"num_requests must be >= 1, got {num_requests}")

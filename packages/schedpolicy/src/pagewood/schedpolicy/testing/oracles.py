@@ -16,11 +16,11 @@ class Naive:
         self.waiting: list[FakeRequest] = []
 
     def add(self, request: FakeRequest) -> None:
-        """Take a request in."""
+        """Add a request."""
         self.waiting.append(request)
 
     def remove(self, request: FakeRequest) -> None:
-        """Let a request go."""
+        """Remove a request."""
         self.waiting.remove(request)
 
     admit = remove
@@ -112,7 +112,7 @@ class NaiveShares:
         return {group for _, group in (*self.waiting, *self.parked)}
 
     def add(self, request: FakeRequest) -> None:
-        """Take a request in."""
+        """Add a request."""
         self.settle()
         group = self.group_of(request)
         was_in = [other for parked, other in self.parked if parked is request]
@@ -142,11 +142,11 @@ class NaiveShares:
             self.left_at = self.service[group]
 
     def remove(self, request: FakeRequest) -> None:
-        """Let a request go."""
+        """Remove a request."""
         self.leave(self.take(request))
 
     def admit(self, request: FakeRequest) -> None:
-        """Let a request go that runs."""
+        """Remove a waiting request that starts to run."""
         group = self.take(request)
         self.charge(group, self.cost(request))
         self.leave(group)
@@ -202,15 +202,15 @@ class NaiveTags:
         self.running: list[tuple[FakeRequest, str]] = []
 
     def add(self, request: FakeRequest) -> None:
-        """Take a request in."""
+        """Add a request."""
         self.waiting.append(request)
 
     def remove(self, request: FakeRequest) -> None:
-        """Let a request go."""
+        """Remove a request."""
         self.waiting.remove(request)
 
     def admit(self, request: FakeRequest) -> None:
-        """Let a request go that runs."""
+        """Remove a waiting request that starts to run."""
         self.remove(request)
         self.running.append((request, request.tag))
 
