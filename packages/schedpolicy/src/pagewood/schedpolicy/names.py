@@ -45,7 +45,7 @@ def order_named(name: str, *, seed: int = 0, notified: bool = False) -> Order[An
     Args:
         name: One of `ORDERS`; underscores and hyphens are the same.
         seed: Seed of "random".
-        notified: whether the caller calls `update` on every change of `num_matched`; if not, each pass reads them all.
+        notified: Whether the caller calls `update` on every change of `num_matched`; if not, each pass reads them all.
 
     Raises:
         ValueError: There is no order of that name.

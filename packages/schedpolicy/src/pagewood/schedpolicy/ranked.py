@@ -26,8 +26,8 @@ class RankedOrder(Generic[W]):
 
         Args:
             rank: Returns the key of a request; all keys must be comparable with each other.
-            reads_match: whether the rank depends on `num_matched`.
-            notified: whether the caller calls `update` on every change of `num_matched`.
+            reads_match: Whether the rank depends on `num_matched`.
+            notified: Whether the caller calls `update` on every change of `num_matched`.
         """
         self._rank = rank
         self._queue = SortedQueue[W]()

@@ -33,7 +33,7 @@ _DEFAULT_RATE = 4.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status, which is 2, with a line on stderr, where the input is wrong."""
+    """Run the command line; return the exit status, which is 2 with a line on stderr if the input is wrong."""
     options = _parser().parse_args(arguments)
     try:
         _run(options)
@@ -146,7 +146,7 @@ def _num_pages(options: argparse.Namespace, machine: Machine) -> int:
     if options.cache_pages is not None:
         return options.cache_pages
     if not machine.kv_tokens:
-        raise ValueError(f"--cache-pages must be given, since {machine.name} does not say how much KV it holds")
+        raise ValueError(f"--cache-pages must be given, since {machine.name} has no kv_tokens")
     return machine.kv_tokens // max(1, options.page_size)
 
 
@@ -163,45 +163,54 @@ def _parser() -> argparse.ArgumentParser:
         description="Run scheduling policies over a trace, in virtual time.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    what = parser.add_argument_group("what arrives")
+    what = parser.add_argument_group("trace")
     what.add_argument("trace", metavar="TRACE", nargs="?", type=Path, help="JSON lines: Mooncake, or OpenAI requests")
     what.add_argument(
-        "--workload", choices=[name for name, _ in WORKLOADS], help="a generated trace, instead of a file"
+        "--workload", choices=[name for name, _ in WORKLOADS], help="generate a trace instead of reading a file"
     )
-    what.add_argument("--requests", type=int, metavar="N", help="how many: the first of a file; 1,000 if generated")
+    what.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="number of requests: the first N of a file; default 1,000 if generated",
+    )
     what.add_argument("--rate", type=float, default=_DEFAULT_RATE, metavar="R", help="requests/s of a generated trace")
-    what.add_argument("--speed", type=float, default=1.0, metavar="X", help="play it so many times as fast")
-    what.add_argument("--seed", type=int, default=0, help="of all that is random")
+    what.add_argument("--speed", type=float, default=1.0, metavar="X", help="speed-up of the trace")
+    what.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     what.add_argument(
         "--block-size", type=int, default=MOONCAKE_BLOCK_SIZE, metavar="T", help="tokens per hash id in the file"
     )
-    what.add_argument("--save-trace", type=Path, metavar="FILE", help="write the trace as Mooncake lines, too")
-    where = parser.add_argument_group("what it runs on")
+    what.add_argument("--save-trace", type=Path, metavar="FILE", help="also write the trace as Mooncake lines")
+    where = parser.add_argument_group("replicas")
     where.add_argument("--step-model", default=PRESETS[0].name, metavar="FILE", help="a file, h100-8b or h100-70b")
-    where.add_argument("--cache-pages", type=int, metavar="P", help="pages of KV per replica; else what the model says")
+    where.add_argument(
+        "--cache-pages", type=int, metavar="P", help="pages of KV per replica; default: from the step model"
+    )
     where.add_argument("--page-size", type=int, default=64, metavar="T", help="tokens per page")
     where.add_argument("--replicas", type=int, default=1, metavar="N", help="1 to 1,000")
-    where.add_argument("--router", choices=ROUTERS, default=ROUTERS[0], help="who chooses the replica")
-    who = parser.add_argument_group("who decides")
+    where.add_argument("--router", choices=ROUTERS, default=ROUTERS[0], help="how to choose a replica")
+    policy = parser.add_argument_group("policies")
     orders = ", ".join((*ORDERS, *SGLANG_ORDERS))
-    who.add_argument(
+    policy.add_argument(
         "--policy",
         default="lpm,fcfs",
         metavar="A,B",
         help=f"one or more of {orders}; each with +{', +'.join(EXTRAS)}",
     )
-    who.add_argument("--max-running", type=int, default=256, metavar="N", help="requests that run at once")
-    who.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")
-    who.add_argument("--chunk-tokens", type=int, metavar="T", help="prompt tokens of one request in one step")
-    who.add_argument("--max-prefills", type=int, default=8, metavar="N", help="prompts computed in one step")
-    who.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
-    who.add_argument("--victim", choices=VICTIMS, default=VICTIMS[0], help="who yields when memory runs out")
-    who.add_argument("--max-running-per-tenant", type=int, metavar="N", help="quota of every tenant")
-    who.add_argument("--refuse-late", action="store_true", help="refuse at once what would miss its deadline")
-    out = parser.add_argument_group("what is said about it")
+    policy.add_argument("--max-running", type=int, default=256, metavar="N", help="requests that run at once")
+    policy.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")
+    policy.add_argument("--chunk-tokens", type=int, metavar="T", help="prompt tokens of one request in one step")
+    policy.add_argument("--max-prefills", type=int, default=8, metavar="N", help="prompts computed in one step")
+    policy.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
+    policy.add_argument(
+        "--victim", choices=VICTIMS, default=VICTIMS[0], help="which request to preempt when memory runs out"
+    )
+    policy.add_argument("--max-running-per-tenant", type=int, metavar="N", help="quota of every tenant")
+    policy.add_argument("--refuse-late", action="store_true", help="refuse requests that would miss their deadline")
+    out = parser.add_argument_group("results")
     out.add_argument("--slo-ttft", type=float, default=2.0, metavar="S", help="served well: first token within")
     out.add_argument("--slo-itl", type=float, default=0.1, metavar="S", help="served well: mean time between tokens")
-    out.add_argument("--json", action="store_true", help="everything, as JSON")
+    out.add_argument("--json", action="store_true", help="print all results as JSON")
     out.add_argument("--plot", type=Path, metavar="DIR", help="draw CDFs and a timeline there; needs matplotlib")
     return parser
 

@@ -1,4 +1,4 @@
-"""Policies over traces in virtual time: what `python -m pagewood.schedpolicy.simulate` is made of."""
+"""Runs policies over traces in virtual time; `python -m pagewood.schedpolicy.simulate` is its command line."""
 
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate

@@ -1,4 +1,4 @@
-"""The prefix cache of a simulated replica: which leading pages of a request are there already."""
+"""The prefix cache of a simulated replica: which leading pages of a request are cached."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -7,16 +7,16 @@ from typing import Protocol
 
 
 class PrefixCache(Protocol):
-    """What the simulator asks of a cache: pages by key, where a key stands for its page and all before it."""
+    """The cache interface of the simulator: pages by key, where a key identifies its page and all pages before it."""
 
     @property
     def num_pages(self) -> int:
-        """Pages that it holds."""
+        """Cached pages."""
         ...
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can give back now."""
+        """Pages that `evict` can free now."""
         ...
 
     def match(self, keys: Sequence[int]) -> int:
@@ -24,11 +24,11 @@ class PrefixCache(Protocol):
         ...
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
-        """Adopt those of the first `num_pages` pages that are lacking, and return how many those are."""
+        """Adopt those of the first `num_pages` pages that are not cached yet, and return how many those are."""
         ...
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
-        """Keep the first `num_pages` pages, which are cached, from eviction."""
+        """Lock the first `num_pages` pages, which are cached, against eviction."""
         ...
 
     def unlock(self, keys: Sequence[int], num_pages: int) -> None:
@@ -36,23 +36,23 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, num_pages: int) -> int:
-        """Give up to `num_pages` unlocked pages back, and return how many."""
+        """Evict up to `num_pages` unlocked pages, and return how many."""
         ...
 
 
 class MatchWatch:
-    """How many leading pages of one request are cached, kept true by the cache; made by `BlockCache.watch`."""
+    """The number of cached leading pages of one request, kept up to date by the cache; made by `BlockCache.watch`."""
 
     __slots__ = ("_on_change", "keys", "num_pages")
 
     def __init__(self, keys: Sequence[int], on_change: Callable[[], None]) -> None:
-        """Start with nothing known to be cached."""
+        """Start with no cached pages."""
         self.keys = keys
         self.num_pages = 0  # written by: BlockCache
         self._on_change = on_change
 
     def changed(self) -> None:
-        """Tell the owner that `num_pages` is another."""
+        """Notify the owner that `num_pages` has changed."""
         self._on_change()
 
 
@@ -66,16 +66,17 @@ class _Node:
         self.num_locks = 0
         """Leases on this page, plus children that are locked."""  # written by: BlockCache
         self.used = used
-        """Time of its own last use; it leaves after its descendants, whatever that is."""  # written by: BlockCache
+        """Time of its own last use; a page is evicted after its descendants in any case."""  # written by: BlockCache
 
 
 class BlockCache:
-    """A hash table of pages, each of which knows the one before it; the least recently used are evicted, leaves first.
+    """A hash table of pages with links to the page before; evicts the least recently used pages, leaves first.
 
-    Invariant: with a page, all pages before it are cached; a page is evictable exactly if no lock is on it or after it.
+    Invariant: if a page is cached, so are all pages before it; a page is evictable if and only if neither it nor a page
+    after it is locked.
 
-    A match is a binary search, since cached pages are a prefix. Using, locking and unlocking a prefix touch its last
-    page, and the ancestors only as far as their lock changes.
+    A match is a binary search, because the cached pages are a prefix. Using, locking and unlocking a prefix touch its
+    last page, and its ancestors only as far as their locks change.
 
     Source: block hashing of vLLM's prefix caching, with the leaf order of RadixAttention (arXiv 2312.07104).
     """
@@ -92,12 +93,12 @@ class BlockCache:
 
     @property
     def num_pages(self) -> int:
-        """Pages that it holds."""
+        """Cached pages."""
         return len(self._nodes)
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can give back now."""
+        """Pages that `evict` can free now."""
         return len(self._nodes) - self._num_locked
 
     def match(self, keys: Sequence[int]) -> int:
@@ -108,7 +109,7 @@ class BlockCache:
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in nodes)
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
-        """Adopt those of the first `num_pages` pages that are lacking, and return how many those are."""
+        """Adopt those of the first `num_pages` pages that are not cached yet, and return how many those are."""
         if not num_pages:
             return 0
         nodes = self._nodes
@@ -128,7 +129,7 @@ class BlockCache:
         return num_pages - num_cached
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
-        """Keep the first `num_pages` pages, which are cached, from eviction."""
+        """Lock the first `num_pages` pages, which are cached, against eviction."""
         node = self._nodes[keys[num_pages - 1]] if num_pages else None
         while node is not None:
             node.num_locks += 1
@@ -156,7 +157,7 @@ class BlockCache:
             node = node.parent
 
     def evict(self, num_pages: int) -> int:
-        """Give up to `num_pages` unlocked pages back, and return how many."""
+        """Evict up to `num_pages` unlocked pages, and return how many."""
         nodes, leaves = self._nodes, self._leaves
         evicted: list[int] = []
         while len(evicted) < num_pages and leaves:
@@ -164,8 +165,8 @@ class BlockCache:
             node = nodes.get(key)
             if node is None or node.used != used or node.num_children or node.num_locks:
                 continue
-            # Up the branch without the heap, as long as a page was not used after the one behind it: all other leaves
-            # were.
+            # Continue up the branch without the heap as long as a page was not used after its child: all other leaves
+            # were used later.
             while True:
                 del nodes[node.key]
                 evicted.append(node.key)
@@ -182,14 +183,14 @@ class BlockCache:
         return len(evicted)
 
     def watch(self, keys: Sequence[int], on_change: Callable[[], None]) -> MatchWatch:
-        """Return a live match; `on_change` is called whenever it has changed. It lasts until `unwatch`."""
+        """Return a live match, which lasts until `unwatch`; `on_change` is called whenever it has changed."""
         watch = MatchWatch(keys, on_change)
         watch.num_pages = self.match(keys)
         self._rest(watch)
         return watch
 
     def unwatch(self, watch: MatchWatch) -> None:
-        """Let go of a live match."""
+        """Stop updating a live match."""
         self._lift(watch, self._resting)
         self._lift(watch, self._awaiting)
 
@@ -198,7 +199,7 @@ class BlockCache:
             heappush(self._leaves, (node.used, node.key))
 
     def _move(self, watches: list[MatchWatch], other: dict[int, list[MatchWatch]]) -> None:
-        """Match again those that were popped from one table and are still in the other."""
+        """Update watches that were popped from one table and are still in the other."""
         for watch in watches:
             self._lift(watch, other)
             watch.num_pages = self.match(watch.keys)

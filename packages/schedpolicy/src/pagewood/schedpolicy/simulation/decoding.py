@@ -1,4 +1,4 @@
-"""The requests of a replica that decode: what a step of them takes, and when it is over, without counting them."""
+"""The decoding requests of a replica: the pages and tokens of their steps, without a loop over the requests."""
 
 from heapq import heappop, heappush
 
@@ -8,25 +8,25 @@ from pagewood.schedpolicy.simulation.request import DecodeClock, SimRequest
 class Decoding:
     """All requests that generate a token in every step.
 
-    Invariant: `num_requests`, `kv_tokens` and the pages per step are those of the requests added and not removed,
-    after `clock.num_steps` steps. None of the questions costs more than O(page_size), however many requests there are.
+    Invariant: `num_requests`, `kv_tokens` and the pages per step are those of the requests added and not removed, after
+    `clock.num_steps` steps. Every method costs at most O(page_size), or O(log n) for n requests.
     """
 
     __slots__ = ("_crossing", "_ends", "_page_size", "clock", "kv_tokens", "num_requests")
 
     def __init__(self, *, page_size: int) -> None:
-        """Start with nobody."""
+        """Start with no requests."""
         self.clock = DecodeClock()
         self.num_requests = 0  # written by: Decoding
         self.kv_tokens = 0
-        """Tokens of all of them: what the next step reads."""  # written by: Decoding
+        """Tokens of all requests: the KV that the next step reads."""  # written by: Decoding
         self._page_size = page_size
         self._crossing = [0] * page_size
-        """Requests that need a page in steps of that residue."""  # written by: Decoding
+        """Requests that need a page in a step, by the step's number modulo the page size."""  # written by: Decoding
         self._ends: list[tuple[int, int, SimRequest]] = []  # heap of (end_step, arrival), stale entries included
 
     def add(self, request: SimRequest) -> None:
-        """Let a request decode whose prompt is computed, and whose first token is there."""
+        """Add a request whose prompt is computed and whose first token is sampled."""
         request.start_decoding(self.clock)
         num_tokens = request.num_tokens
         request.end_step = self.clock.num_steps + request.num_output - request.num_generated
@@ -36,7 +36,7 @@ class Decoding:
         self._crossing[self._residue(num_tokens)] += 1
 
     def remove(self, request: SimRequest) -> int:
-        """Let a request decode no more; return how many tokens have their KV computed."""
+        """Remove a request; return how many of its tokens have their KV computed."""
         num_tokens = request.num_tokens
         request.stop_decoding()
         request.end_step = -1
@@ -46,7 +46,7 @@ class Decoding:
         return num_tokens - 1
 
     def num_new_pages(self, num_steps: int) -> int:
-        """Return how many pages the next steps need in all."""
+        """Return how many pages the next `num_steps` steps need together."""
         cycles, rest = divmod(num_steps, self._page_size)
         first = self.clock.num_steps
         crossing, page_size = self._crossing, self._page_size
@@ -67,7 +67,7 @@ class Decoding:
 
     @property
     def steps_to_end(self) -> int:
-        """Steps until the first request has all its output; there must be a request."""
+        """Steps until the first request has all its output; there must be at least one request."""
         while True:
             end_step, _, request = self._ends[0]
             if request.end_step == end_step:
@@ -75,12 +75,12 @@ class Decoding:
             heappop(self._ends)
 
     def advance(self, num_steps: int) -> None:
-        """Let time pass, no more than `steps_to_end`."""
+        """Advance the clock by at most `steps_to_end` steps."""
         self.clock.num_steps += num_steps
         self.kv_tokens += num_steps * self.num_requests
 
     def pop_ended(self) -> SimRequest | None:
-        """Return a request that has all its output, oldest first; it decodes until it is removed."""
+        """Return the oldest request that has all its output, or None; it still has to be removed."""
         while self._ends and self._ends[0][0] <= self.clock.num_steps:
             end_step, _, request = heappop(self._ends)
             if request.end_step == end_step:

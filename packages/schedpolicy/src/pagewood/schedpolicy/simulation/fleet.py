@@ -19,13 +19,13 @@ MAX_REPLICAS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What a trace is run on.
+    """The replicas that a trace is run on.
 
     Attributes:
-        machine: What each replica runs on.
-        num_pages: Pages of KV on each, >= 1.
+        machine: The machine of each replica.
+        num_pages: Pages of KV of each replica, >= 1.
         page_size: Tokens per page, >= 1.
-        num_replicas: 1 to 1,000.
+        num_replicas: Number of replicas, 1 to 1,000.
     """
 
     machine: Machine
@@ -52,17 +52,17 @@ def simulate(
 ) -> list[Observations]:
     """Run a trace to its end.
 
-    Nothing here draws random numbers or reads a clock: the same arguments give the same observations.
+    It draws no random numbers and reads no clock: the same arguments give the same observations.
 
     Args:
         trace: The requests.
-        fleet: What they run on.
-        make_policies: Makes the policies of the replica of that number.
-        router: Chooses the replica of each request; by default one after the other.
+        fleet: The replicas.
+        make_policies: Makes the policies of a replica, given its number.
+        router: Chooses the replica of each request; by default in turn.
         make_cache: Makes the prefix cache of a replica.
 
     Returns:
-        What each replica observed.
+        The observations of each replica.
     """
     router = router or RoundRobin()
     replicas = [
@@ -91,7 +91,7 @@ def simulate(
                 heappush(ends, (replica.end_s, index))
 
     for arrival, spec in enumerate(trace.requests):
-        # A step that ends just now has not begun the next one yet: the request is in time for it.
+        # If a step ends at this time, its successor has not begun, and the request can still be in it.
         finish_runs(spec.arrived_s)
         keys = trace.page_keys(spec, fleet.page_size)
         index = router.choose(keys, loads)

@@ -1,6 +1,6 @@
-"""Which policy wins on which workload: `python -m pagewood.schedpolicy.simulation.gallery FOLDER`.
+"""Compares policies on workloads: `python -m pagewood.schedpolicy.simulation.gallery FOLDER`.
 
-Writes a picture for every case into FOLDER/gallery, and the tables into FOLDER/README.md, between two comments.
+Writes a picture of every case into FOLDER/gallery, and the tables into FOLDER/README.md, between two comments.
 """
 
 import sys
@@ -22,9 +22,11 @@ from pagewood.schedpolicy.simulation.trace import Trace
 from pagewood.schedpolicy.simulation.workloads import generate
 
 BEGIN, END = "<!-- gallery -->", "<!-- end of gallery -->"
+PICTURES = "https://raw.githubusercontent.com/pagewood/pagewood/main/packages/schedpolicy/gallery"
+"""Absolute, so that the README shows the pictures on a package index."""
 
 Column = tuple[str, Callable[[Summary], str]]
-"""Heading, and what to say of a summary."""
+"""Heading, and the cell for a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +43,18 @@ class Case:
     """One workload, and the ways to run it that are compared.
 
     Attributes:
-        name: Of the picture.
-        title: Of the section.
+        name: Name of the picture.
+        title: Title of the section.
         finding: What the table shows, in words.
-        workload: A generated trace.
-        num_requests: Of them.
+        workload: Name of a generated trace.
+        num_requests: Number of requests.
         rate: Requests per second.
         num_pages: Pages of KV of a replica.
-        num_replicas: Replicas.
-        ways: By the name in the table.
-        columns: Of the table.
-        wins_by: What decides which way wins, in words.
-        score: The same as a number, the highest of which wins.
+        num_replicas: Number of replicas.
+        ways: Ways to run the case, by the name in the table.
+        columns: Columns of the table.
+        wins_by: Criterion for the winner, in words.
+        score: The criterion as a number; the highest wins.
     """
 
     name: str
@@ -69,11 +71,11 @@ class Case:
     score: Callable[[Summary], float] = lambda summary: summary.goodput
 
     def trace(self) -> Trace:
-        """Return the requests."""
+        """Return the trace."""
         return generate(self.workload, num_requests=self.num_requests, rate=self.rate, seed=0)
 
     def run(self) -> dict[str, list[Observations]]:
-        """Return what was observed, by way."""
+        """Return the observations of each way."""
         trace = self.trace()
         fleet = Fleet(machine=H100_8B, num_pages=self.num_pages, page_size=64, num_replicas=self.num_replicas)
         return {
@@ -88,7 +90,7 @@ class Case:
 
 
 def _tenants(*names: str, percentile: str) -> Callable[[Summary], str]:
-    """Return what says the worst of some tenants' times to first token."""
+    """Return a function that formats the worst time to first token of some tenants."""
 
     def worst(summary: Summary) -> str:
         return f"{max(getattr(summary.tenants[name].ttft, percentile) for name in names):.3g}"
@@ -119,10 +121,10 @@ CASES: tuple[Case, ...] = (
         name="starvation",
         title="Cold requests among hot ones (SGLang #31954)",
         finding=(
-            "By match alone, nearly all are served at once, but the 5% without a cached prefix wait until a wave of "
-            "load is over. Ageing keeps its bound: a request is overtaken by none that arrives later than `longest "
-            "match / age_weight` after it, 32 s at the default 1,000 tokens a second and 8 s at 4,000. By requests "
-            "served well it is best to let the few starve: that is why a bound has to be asked for, and what it costs."
+            "Without ageing, nearly all requests are served at once, but the 5% without a cached prefix wait until a "
+            "wave of load is over. With ageing the bound holds: a request is overtaken only by requests that arrive "
+            "less than `longest match / age_weight` after it, which is 32 s at the default 1,000 tokens a second and "
+            "8 s at 4,000. The number of requests served well is greatest if the few starve; a bound has this cost."
         ),
         workload="hot-and-cold",
         num_requests=4000,
@@ -146,9 +148,9 @@ CASES: tuple[Case, ...] = (
         name="turns",
         title="Conversations that outgrow the cache",
         finding=(
-            "Serving together what shares a prefix, before it is evicted, saves prefill: orders that read the cache "
-            "beat those that do not, and the tree order beats the longest match. The highest response ratio, which "
-            "prefers what is nearly all cached, serves as many well, but lets the others wait as long as fcfs does."
+            "Serving requests with the same prefix together, before it is evicted, saves prefill: orders that read the "
+            "cache beat those that do not, and the tree order beats the longest match. The highest response ratio "
+            "prefers requests that are mostly cached; it serves as many well, but the others wait as long as in fcfs."
         ),
         workload="multi-turn",
         num_requests=4000,
@@ -161,9 +163,9 @@ CASES: tuple[Case, ...] = (
         name="tail",
         title="A few long prompts",
         finding=(
-            "Where lengths differ by a factor of 500, shortest first serves nearly all well, and the few longest wait "
-            "nine times as long as in order of arrival. The highest response ratio, with which nobody waits without "
-            "end, does about the same in a run as short as this one."
+            "If lengths differ by a factor of 500, shortest first serves nearly all requests well, and the few longest "
+            "wait nine times as long as in fcfs. The highest response ratio, in which no request starves, gives nearly "
+            "the same result in a run as short as this one."
         ),
         workload="heavy-tailed",
         num_requests=4000,
@@ -175,9 +177,9 @@ CASES: tuple[Case, ...] = (
         name="tenants",
         title="One tenant floods",
         finding=(
-            "First come, first served makes everybody wait for the flood. Fair shares keep the service of tenants that "
-            "wait within a bound of each other, so those who ask for little hardly notice, and the flood is served "
-            "with all that is left. A quota protects the others as well, but idles where they ask for nothing."
+            "With fcfs, all tenants wait for the flood. Fair shares keep the services of waiting tenants within a "
+            "bound of each other, so tenants with few requests are hardly delayed, and the flood gets all the rest. "
+            "A quota protects the others as well, but leaves the machine idle when they send nothing."
         ),
         workload="noisy-tenant",
         num_requests=4000,
@@ -202,8 +204,9 @@ CASES: tuple[Case, ...] = (
         name="deadlines",
         title="Deadlines in a burst",
         finding=(
-            "Earliest deadline first meets more of them, until there is more to do than time: then it spends it on "
-            "what is late already. Refusing at once what cannot be met any more leaves that time to the others."
+            "Earliest deadline first meets more deadlines than fcfs, until the load exceeds the machine: then it "
+            "spends time on requests that are already late. Refusing on arrival what would be late leaves that time "
+            "to the others."
         ),
         workload="deadlines",
         num_requests=4000,
@@ -233,8 +236,8 @@ CASES: tuple[Case, ...] = (
         name="fleet",
         title="64 replicas behind a router",
         finding=(
-            "Where conversations come back, sending them to where they were is worth more than an even load: the "
-            "prefix-aware router hits far more, and by that all wait less."
+            "If conversations continue, sending them to the same replica is worth more than an even load: the "
+            "prefix-aware router has a far higher hit rate, so all requests wait less."
         ),
         workload="multi-turn",
         num_requests=20_000,
@@ -255,7 +258,7 @@ def table_of(case: Case, runs: Mapping[str, Sequence[Observations]]) -> str:
     winner = max(summaries, key=lambda name: case.score(summaries[name]))
     lines = [("", *(heading for heading, _ in case.columns)), ("---",) * (len(case.columns) + 1)]
     for name, summary in summaries.items():
-        cells = (say(summary) for _, say in case.columns)
+        cells = (format_cell(summary) for _, format_cell in case.columns)
         lines.append((f"**{name}**" if name == winner else name, *cells))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -265,13 +268,13 @@ def section_of(case: Case, runs: Mapping[str, Sequence[Observations]]) -> str:
     what = f"`{case.workload}`, {case.num_requests:,} requests at {case.rate:g}/s"
     return (
         f"### {case.title}\n\n{case.finding}\n\n{what}, {case.num_replicas} x {H100_8B.name}, "
-        f"{case.num_pages:,} pages of 64 tokens; in bold the best by {case.wins_by}:\n\n{table_of(case, runs)}\n\n"
-        f"![{case.title}](gallery/{case.name}.png)\n"
+        f"{case.num_pages:,} pages of 64 tokens; the best by {case.wins_by} is in bold:\n\n{table_of(case, runs)}\n\n"
+        f"![{case.title}]({PICTURES}/{case.name}.png)\n"
     )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make the gallery of the package in a folder; return the exit status."""
+    """Write the gallery into a folder; return the exit status."""
     if len(arguments) != 1:
         print("usage: python -m pagewood.schedpolicy.simulation.gallery FOLDER", file=sys.stderr)
         return 2

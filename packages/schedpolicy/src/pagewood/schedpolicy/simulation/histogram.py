@@ -1,4 +1,4 @@
-"""Percentiles of many durations in little memory."""
+"""Percentiles of many durations, counted in buckets."""
 
 import math
 
@@ -21,7 +21,7 @@ class DurationHistogram:
         self.longest_s = 0.0  # written by: DurationHistogram
 
     def add(self, seconds: float, num: int = 1) -> None:
-        """Count `num` durations of that many seconds, > 0."""
+        """Count `num` durations of `seconds`, > 0."""
         bucket = math.floor(math.log(seconds) / _WIDTH)
         self._counts[bucket] = self._counts.get(bucket, 0) + num
         self.num += num
@@ -29,7 +29,7 @@ class DurationHistogram:
         self.longest_s = max(self.longest_s, seconds)
 
     def add_ramp(self, first_s: float, step_s: float, num_steps: int, num: int) -> None:
-        """Count `num` of each of `first_s`, `first_s + step_s`, ..., so many in all; a bucket at a time."""
+        """Count `num` of each of the `num_steps` durations `first_s`, `first_s + step_s`, ...; one bucket at a time."""
         index = 0
         while index < num_steps:
             seconds = first_s + index * step_s
@@ -39,14 +39,14 @@ class DurationHistogram:
                 end = min(num_steps, max(index + 1, math.ceil((bucket_end_s - first_s) / step_s)))
             count = end - index
             self.add(seconds, num * count)
-            # `add` has counted all of them as the shortest: the ramp's mean is half its rise above.
+            # `add` counted each of them as the shortest; their mean is longer by half the rise.
             rise_s = step_s * (count - 1)
             self.total_s += num * count * rise_s / 2
             self.longest_s = max(self.longest_s, seconds + rise_s)
             index = end
 
     def merge(self, other: "DurationHistogram") -> None:
-        """Count what the other has counted, too."""
+        """Add the counts of another histogram."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + count
         self.num += other.num
@@ -54,7 +54,7 @@ class DurationHistogram:
         self.longest_s = max(self.longest_s, other.longest_s)
 
     def percentile(self, percent: float) -> float:
-        """Return a duration that `percent` of all do not exceed, by nearest rank; 0 where there are none."""
+        """Return the percentile by nearest rank; 0 if the histogram is empty."""
         if not self.num:
             return 0.0
         rank = max(1, math.ceil(percent / 100 * self.num))
@@ -68,5 +68,5 @@ class DurationHistogram:
         raise AssertionError("num is the sum of the counts")
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return (upper end in seconds, count) of every bucket that is not empty, ascending."""
+        """Return (upper end in seconds, count) of every non-empty bucket, in ascending order."""
         return [(math.exp((bucket + 1) * _WIDTH), self._counts[bucket]) for bucket in sorted(self._counts)]

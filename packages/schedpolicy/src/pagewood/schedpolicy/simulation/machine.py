@@ -1,4 +1,4 @@
-"""What a replica runs on: how long its steps take and how much KV it holds, with the file that says so."""
+"""The machine of a replica: the duration of its steps, the KV that it holds, and a file format for both."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,15 @@ FORMAT = "pagewood-step-model/1"
 class Machine:
     """A step model with a name.
 
-    Linear on purpose: four numbers that a handful of measured steps give, and sums over many steps in closed form.
-    What it leaves out: the quadratic part of a prompt's attention, and that kernels are less efficient at odd sizes.
+    The model is linear on purpose: a few measured steps determine its four coefficients, and sums over many steps have
+    a closed form. It leaves out the quadratic part of a prompt's attention, and the lower efficiency of kernels at odd
+    sizes.
 
     Attributes:
-        name: What it stands for.
-        source: Where the numbers are from.
-        model: Seconds of a step.
-        kv_tokens: Tokens of KV that it holds, >= 0; 0 where that is not known.
+        name: Name of the machine and the model.
+        source: Source of the numbers.
+        model: Duration of a step.
+        kv_tokens: Tokens of KV that fit, >= 0; 0 if unknown.
     """
 
     name: str
@@ -34,22 +35,22 @@ class Machine:
         if self.kv_tokens < 0:
             raise ValueError(f"kv_tokens must be >= 0, got {self.kv_tokens}")
         if not self.model.base_s + self.model.decode_s > 0:
-            raise ValueError("base_s + decode_s must be > 0, so that time passes, got 0")
+            raise ValueError("base_s + decode_s must be > 0, got 0")
 
     def decode_s(self, num_steps: int, num_decode: int, num_kv: int) -> float:
-        """Return how long so many steps take in which the same requests decode, and nothing else.
+        """Return the duration of `num_steps` steps in which the same requests decode, and nothing else happens.
 
         Args:
-            num_steps: >= 0.
+            num_steps: Number of steps, >= 0.
             num_decode: Requests that decode.
-            num_kv: Tokens of KV that the first of these steps reads; each later one reads `num_decode` more.
+            num_kv: Tokens of KV that the first step reads; each later step reads `num_decode` more.
         """
         model = self.model
         total_kv = num_steps * num_kv + num_decode * (num_steps * (num_steps - 1) // 2)
         return num_steps * (model.base_s + model.decode_s * num_decode) + model.kv_s * total_kv
 
     def num_decode_steps(self, within_s: float, num_decode: int, num_kv: int, *, at_most: int) -> int:
-        """Return the fewest such steps that together take `within_s` or longer, but not more than `at_most`."""
+        """Return the smallest number of such steps that takes at least `within_s`, but not more than `at_most`."""
         low, high = 0, at_most
         while low < high:
             middle = (low + high) // 2
@@ -60,21 +61,21 @@ class Machine:
         return low
 
     def to_json(self) -> str:
-        """Return the text of its file."""
+        """Return the content of its file."""
         value = {"format": FORMAT, "name": self.name, "source": self.source, "kv_tokens": self.kv_tokens}
         return json.dumps(value | asdict(self.model), indent=2) + "\n"
 
 
 def load_machine(path: Path) -> Machine:
-    """Read a machine from a JSON file, such as an engine's benchmark can write.
+    """Read a machine from a JSON file, which the benchmark of an engine can write.
 
     The file is an object with `"format": "pagewood-step-model/1"`, optionally `name`, `source` and `kv_tokens`, and
-    either the coefficients (the fields of `StepModel`), or `samples`: measured steps (objects with the fields of
-    `StepSample`), to which `StepModel.fitted` fits them.
+    either the coefficients (the fields of `StepModel`) or `samples`: measured steps (objects with the fields of
+    `StepSample`), from which `StepModel.fitted` computes the coefficients.
 
     Raises:
-        ValueError: The file is not of that form; the message says where.
-        OSError: It cannot be read.
+        ValueError: The file does not have this form; the message names the place.
+        OSError: The file cannot be read.
     """
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -98,14 +99,14 @@ def _model(content: Mapping[str, Any]) -> StepModel:
         return StepModel(**_numbers(content, [field.name for field in fields(StepModel)], "the object"))
     samples: Any = content["samples"]
     if not isinstance(samples, list) or len(content) > 1:
-        raise ValueError("samples must be a list, and stand in place of the coefficients")
+        raise ValueError("samples must be a list and replace the coefficients")
     names = list(StepSample._fields)
     rows = enumerate(cast("list[Any]", samples))
     return StepModel.fitted(StepSample(**_numbers(sample, names, f"samples[{index}]")) for index, sample in rows)
 
 
 def _numbers(value: object, names: list[str], where: str) -> dict[str, Any]:
-    """Return an object as it is, if it has exactly these fields, all of them numbers."""
+    """Check that an object has exactly these fields, all of them numbers, and return it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be an object, got {value!r:.80}")
     given = cast("Mapping[str, Any]", value)

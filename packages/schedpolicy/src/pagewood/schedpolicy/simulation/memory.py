@@ -5,9 +5,9 @@ from pagewood.schedpolicy.simulation.request import SimRequest
 
 
 class Memory:
-    """Counts pages. Invariant: free + cached + private pages are all pages, and none of the three is negative.
+    """Counts pages. Invariant: free, cached and private pages add up to all pages, and no count is negative.
 
-    It knows requests by how many pages they hold; which pages those are does not matter here.
+    It counts how many pages a request holds, not which ones.
     """
 
     __slots__ = ("_num_private", "cache", "num_pages", "page_size")
@@ -16,9 +16,9 @@ class Memory:
         """Start with all pages free.
 
         Args:
-            num_pages: Pages in all.
+            num_pages: Number of pages.
             page_size: Tokens per page.
-            cache: Where computed pages are kept for others; empty.
+            cache: An empty cache for computed pages.
         """
         self.num_pages = num_pages
         self.page_size = page_size
@@ -27,12 +27,12 @@ class Memory:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that are neither cached nor private."""
         return self.num_pages - self._num_private - self.cache.num_pages
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had: free, or cached and in nobody's use."""
+        """Pages that can be taken: free, or cached and unlocked."""
         return self.num_free + self.cache.num_evictable
 
     @property
@@ -41,33 +41,33 @@ class Memory:
         return self.num_pages - self.num_available
 
     def pages_of(self, num_tokens: int) -> int:
-        """Return how many pages so many tokens take."""
+        """Return how many pages `num_tokens` tokens need."""
         return -(-num_tokens // self.page_size)
 
     def matched_pages(self, request: SimRequest, num_cached: int) -> int:
-        """Return how many of its leading cached pages a request can use: its last token is always computed."""
+        """Return how many of its cached leading pages a request can use; its last token is always computed."""
         return min(num_cached, (request.num_tokens - 1) // self.page_size)
 
     def lease(self, request: SimRequest, num_pages: int) -> None:
-        """Lock the leading cached pages of a request that is to run."""
+        """Lock the leading cached pages of a request that will run."""
         self.cache.lock(request.keys, num_pages)
         request.num_leased = request.num_pages = num_pages
 
     def unlease(self, request: SimRequest) -> None:
-        """Undo `lease`, with nothing taken since."""
+        """Undo `lease`, if no page was taken since."""
         self.cache.unlock(request.keys, request.num_leased)
         request.num_leased = request.num_pages = 0
 
     def take(self, num_pages: int) -> None:
-        """Make so many available pages private; evicts as needed."""
+        """Make available pages private; evicts as needed."""
         num_lacking = num_pages - self.num_free
         if num_lacking > 0:
             num_evicted = self.cache.evict(num_lacking)
-            assert num_evicted == num_lacking, "only what is available is taken"
+            assert num_evicted == num_lacking, "take must not exceed num_available"
         self._num_private += num_pages
 
     def grow(self, request: SimRequest, num_tokens: int) -> bool:
-        """Give a request that does not decode the pages of its first `num_tokens` tokens, or decline."""
+        """Give a request that does not decode pages for its first `num_tokens` tokens; return whether they fit."""
         num_lacking = self.pages_of(num_tokens) - request.num_pages
         if num_lacking > self.num_available:
             return False
@@ -78,7 +78,7 @@ class Memory:
         return True
 
     def settle(self, request: SimRequest, num_taken: int) -> None:
-        """Note the pages that `take` has taken for a request while it was decoding."""
+        """Assign to a request the pages that `take` took for it while it was decoding."""
         request.num_pages += num_taken
         request.num_private += num_taken
 
@@ -87,7 +87,7 @@ class Memory:
         num_pages = min(num_tokens // self.page_size, len(request.keys))
         if num_pages <= request.num_leased:
             return
-        # What the cache has already from somebody else stays private until it is released.
+        # Copies of pages that another request has published stay private until they are released.
         num_adopted = self.cache.insert(request.keys, num_pages)
         request.num_private -= num_adopted
         self._num_private -= num_adopted
@@ -96,7 +96,7 @@ class Memory:
         request.num_leased = num_pages
 
     def release(self, request: SimRequest, num_tokens: int) -> None:
-        """Publish, and take everything back."""
+        """Publish the computed pages, and free everything that the request holds."""
         self.publish(request, num_tokens)
         self._num_private -= request.num_private
         self.cache.unlock(request.keys, request.num_leased)

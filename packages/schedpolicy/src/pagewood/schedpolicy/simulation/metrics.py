@@ -1,4 +1,4 @@
-"""What one replica observed: every request's times, the gaps between tokens, and how busy it was."""
+"""Observations of one replica: the times of every request, the gaps between tokens, and the load."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -22,20 +22,20 @@ class RequestRecord:
 
     Attributes:
         arrival: Its number in the trace.
-        replica: Where it was sent.
-        tenant: Whose it is.
+        replica: Number of its replica.
+        tenant: Its tenant.
         outcome: How it ended.
         reason: Why it was refused; "" if it was not.
-        arrived_s: When it arrived.
-        admitted_s: When it was first admitted; infinite if it was refused.
-        first_token_s: When it got its first token; infinite if it was refused.
-        finished_s: When it ended.
+        arrived_s: Time of arrival.
+        admitted_s: Time of its first admission; infinite if it was refused.
+        first_token_s: Time of its first token; infinite if it was refused.
+        finished_s: Time of its end.
         num_prompt: Tokens of the prompt.
         num_output: Tokens generated.
         num_hit: Tokens of the prompt found in the cache when it was first admitted.
-        num_preemptions: Times that it had to give up its pages.
-        num_recomputed: Tokens computed again because of that.
-        deadline_s: When it should have ended; infinite for none.
+        num_preemptions: Number of its preemptions.
+        num_recomputed: Tokens computed again after preemptions.
+        deadline_s: Time by which it should have ended; infinite if it has no deadline.
     """
 
     arrival: int
@@ -66,13 +66,13 @@ class RequestRecord:
 
     @property
     def per_token_s(self) -> float:
-        """Mean time between its tokens; 0 where it has but one."""
+        """Mean time between its tokens; 0 if it has only one."""
         return (self.finished_s - self.first_token_s) / (self.num_output - 1) if self.num_output > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How busy a replica was at one time."""
+    """Load of a replica at one time."""
 
     at_s: float
     num_running: int
@@ -80,26 +80,26 @@ class Moment:
     num_used: int
     """Pages that running requests hold."""
     num_cached: int
-    """Pages kept for nobody but the cache."""
+    """Cached pages that no running request holds."""
 
 
 class Timeline:
-    """Moments, evenly spread over the run so far. Invariant: at most 600, however long the run."""
+    """Moments spread evenly over the run so far. Invariant: there are at most 600, however long the run is."""
 
     __slots__ = ("_next_s", "_spacing_s", "moments")
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start with no moments."""
         self.moments: list[Moment] = []  # written by: Timeline
         self._next_s = 0.0
         self._spacing_s = 0.0
 
     def is_due(self, at_s: float) -> bool:
-        """Whether a moment at that time is wanted."""
+        """Return whether to add a moment at this time."""
         return at_s >= self._next_s
 
     def add(self, moment: Moment) -> None:
-        """Keep a moment."""
+        """Add a moment; halves the number of moments when there are too many."""
         self.moments.append(moment)
         if len(self.moments) == _MAX_MOMENTS:
             self.moments = self.moments[::2]
@@ -109,17 +109,17 @@ class Timeline:
 
 
 class Observations:
-    """What one replica observed; read by the report once the run is over."""
+    """Observations of one replica; the report reads them after the run."""
 
     __slots__ = (
         "busy_s", "gaps", "num_decode_tokens", "num_prefill_tokens", "num_steps", "records", "service", "timeline",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Start with no observations."""
         self.records: list[RequestRecord] = []  # written by: recorder
         self.gaps = DurationHistogram()
-        """Between two tokens of one request, preemptions included."""  # written by: recorder
+        """Times between two tokens of one request, preemptions included."""  # written by: recorder
         self.timeline = Timeline()  # written by: recorder
         self.service = ServiceGap()
         self.num_steps = 0  # written by: recorder

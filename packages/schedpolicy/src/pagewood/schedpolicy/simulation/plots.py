@@ -1,4 +1,4 @@
-"""Pictures of runs: how long requests took, and how busy the replicas were."""
+"""Plots of runs: durations of requests and load of replicas."""
 # pyright: basic
 # matplotlib's own annotations are incomplete.
 
@@ -14,19 +14,19 @@ from pagewood.schedpolicy.simulation.metrics import Moment, Observations, Outcom
 from pagewood.schedpolicy.simulation.report import records_of
 
 Runs = Mapping[str, Sequence[Observations]]
-"""What the replicas observed, by policy."""
+"""Observations of the replicas, by policy."""
 
 _STYLES = ("-", "--", "-.", ":")
 
 
 def draw(folder: Path, runs: Runs, *, num_pages: int, title: str) -> None:
-    """Write `cdf.png` (three distributions) and `timeline.png` (the first replica) into a folder; makes the folder.
+    """Write `cdf.png` (three distributions) and `timeline.png` (the first replica) into a folder, which is created.
 
     Args:
-        folder: Where to write.
-        runs: What to draw.
+        folder: Folder for the files.
+        runs: Runs to draw.
         num_pages: Pages of a replica.
-        title: What was run.
+        title: Title of the plots.
     """
     folder.mkdir(parents=True, exist_ok=True)
     figure, axes = new_figure(title, 3)
@@ -42,7 +42,7 @@ def draw(folder: Path, runs: Runs, *, num_pages: int, title: str) -> None:
 
 
 def new_figure(title: str, num_axes: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes side by side."""
+    """Return a figure with `num_axes` axes side by side."""
     figure = Figure(figsize=(4 * num_axes, 2.8), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=10)
@@ -57,10 +57,10 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw_cdf(axes: Axes, runs: Runs, value: Callable[[RequestRecord], float], label: str) -> None:
-    """Draw which part of the finished requests had at most which value."""
+    """Draw the cumulative distribution of a value over the finished requests."""
     for index, (policy, observed) in enumerate(runs.items()):
         values = sorted(value(record) for record in records_of(observed) if record.outcome is Outcome.FINISHED)
-        # A few hundred points draw the same line as all of them, in a smaller file.
+        # A few hundred points draw the same line in a smaller file.
         step = max(1, len(values) // 400)
         points = [(values[place], (place + 1) / len(values)) for place in range(0, len(values), step)]
         _curve(axes, policy, index, points)
@@ -69,7 +69,7 @@ def draw_cdf(axes: Axes, runs: Runs, value: Callable[[RequestRecord], float], la
 
 
 def draw_gap_cdf(axes: Axes, runs: Runs) -> None:
-    """Draw which part of the tokens came at most so long after the one before."""
+    """Draw the cumulative distribution of the time between two tokens."""
     for index, (policy, observed) in enumerate(runs.items()):
         gaps = DurationHistogram()
         for one in observed:
@@ -84,7 +84,7 @@ def draw_gap_cdf(axes: Axes, runs: Runs) -> None:
 
 
 def draw_timeline(axes: Axes, runs: Runs, value: Callable[[Moment], float], label: str) -> None:
-    """Draw a number of the first replica over time."""
+    """Draw a value of the first replica over time."""
     for index, (policy, observed) in enumerate(runs.items()):
         _curve(axes, policy, index, [(moment.at_s, value(moment)) for moment in observed[0].timeline.moments])
     _label(axes, "time, s", label)

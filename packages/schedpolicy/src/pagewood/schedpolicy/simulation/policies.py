@@ -1,4 +1,4 @@
-"""What decides on a simulated replica: the very objects that an engine runs, by name."""
+"""The policies of a simulated replica by name: the same objects that an engine uses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """The objects of one replica, none of them shared with another.
+    """The policy objects of one replica; replicas must not share them.
 
     Attributes:
         order: Which request is considered first; it is notified of every change of a match.
-        budget: What a step may take.
-        reserve: What is kept for tokens to come.
-        skip_ahead: How far admission goes past a request that does not fit.
+        budget: Limits of a step.
+        reserve: Memory to reserve for tokens that requests will generate.
+        skip_ahead: How far admission looks past a request that does not fit.
         deferral: Parks requests that repeat a prompt in progress; None to park none.
         victim: Which request is preempted when memory runs out: the one with the smallest rank.
-        quotas: What a tenant may hold; None for no limits.
-        feasibility: What refuses requests that would miss their deadline; None to let them try.
+        quotas: Limits of tenants; None for no limits.
+        feasibility: Refuses requests that would miss their deadline; None to accept all.
     """
 
     order: Order[SimRequest]
@@ -46,7 +46,7 @@ class Policies:
 DEFAULT_BUDGET = Budget(max_step_tokens=2048, max_chunk_tokens=None, max_running=256, max_prefills=8)
 VICTIMS = ("priority", "least-output")
 SGLANG_ORDERS = ("lpm-unaged", "lpm-sglang")
-"""For comparisons: lpm by match alone, and that with SGLang's fall-back to fcfs above 128 waiting requests."""
+"""For comparisons: lpm without ageing, and the same with SGLang's fallback to fcfs above 128 waiting requests."""
 EXTRAS = ("age", "defer")
 """What a name may be followed by, as in `lpm+defer`: a bound on waiting, and in-batch prefix deferral."""
 
@@ -54,10 +54,10 @@ _COMES_OF_AGE_S = 10.0
 
 
 def check_policy(name: str) -> None:
-    """Say whether `policies_named` knows a name.
+    """Check that `policies_named` knows a name.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The name is unknown.
     """
     base, *extras = name.split("+")
     known = (*ORDERS, *SGLANG_ORDERS)
@@ -78,19 +78,19 @@ def policies_named(
     feasibility: Feasibility | None = None,
     seed: int = 0,
 ) -> Policies:
-    """Return policies by name, with the defaults of everything else.
+    """Return policies by name, with defaults for everything else.
 
     Args:
         policy: An order: one of `ORDERS` or `SGLANG_ORDERS`, and any of `EXTRAS`, as in `lpm+defer+age`.
         page_size: Tokens per page.
-        budget: What a step may take.
+        budget: Limits of a step.
         victim: One of `VICTIMS`.
-        quotas: What a tenant may hold; not shared with another replica.
-        feasibility: What refuses requests that would miss their deadline.
-        seed: Of an order that draws random numbers.
+        quotas: Limits of tenants; not shared with another replica.
+        feasibility: Refuses requests that would miss their deadline.
+        seed: Seed of an order that draws random numbers.
 
     Raises:
-        ValueError: There is no such policy or victim.
+        ValueError: The policy or victim is unknown.
     """
     check_policy(policy)
     if victim not in VICTIMS:

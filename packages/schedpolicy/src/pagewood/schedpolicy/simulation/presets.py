@@ -1,4 +1,4 @@
-"""Machines of one H100, derived from published throughput."""
+"""Machines with one H100, derived from published throughput."""
 
 from pagewood.schedpolicy.latency import StepModel
 from pagewood.schedpolicy.simulation.machine import Machine
@@ -16,9 +16,9 @@ H100_8B = Machine(
 """Llama 3.1 8B, weights and KV in FP8, one H100 SXM 80 GB.
 
 At full load a request of I prompt and O output tokens costs `prefill_s * I + decode_s * O + kv_s * O * (I + O / 2)`,
-and its share of `base_s` in each of O steps, where as many requests run as 60 GB of KV at 65,536 bytes a token hold.
-Least squares of the relative error over the ten published (I, O, tokens/s) leaves `base_s` nearly free; it is set to
-where the fitted `kv_s` equals the roofline, 65,536 bytes at 3.35 TB/s = 19.6 ns. All ten are met within 6%.
+plus its share of `base_s` in each of O steps; the number of running requests is what 60 GB of KV at 65,536 bytes a
+token holds. Least squares of the relative error over the ten published (I, O, tokens/s) hardly determines `base_s`; it
+is set so that the fitted `kv_s` equals the roofline, 65,536 bytes at 3.35 TB/s = 19.6 ns. All ten are met within 6%.
 """
 
 H100_70B = Machine(
@@ -27,23 +27,23 @@ H100_70B = Machine(
     model=StepModel(base_s=28.0e-3, prefill_s=150e-6, decode_s=17e-6, kv_s=48.9e-9),
     kv_tokens=50_000,
 )
-"""Llama 3.3 70B, weights and KV in FP8, one H100 SXM 80 GB: hardly room for KV, so a step is mostly reading weights.
+"""Llama 3.3 70B, weights and KV in FP8, one H100 SXM 80 GB: little room for KV, so a step mostly reads weights.
 
-Fitted as `H100_8B`, but where memory is short it matters what a request holds: its whole I + O tokens from the
-start, because that scheduler preempts nobody. `kv_s` is the roofline, 163,840 bytes at 3.35 TB/s. The figures tell
-`base_s` over `kv_tokens` only (0.56 us); 50,000 tokens are what about 73 GB of weights (embedding and head are 16
-bit) and 4 GB of everything else leave of 85 GB, and `base_s` is then 1.3 times the roofline of the weights. All six
-are met within 2%. (The table of TensorRT-LLM 1.0 has no single H100 for this model.)
+Fitted like `H100_8B`, but because memory is short, it matters what a request holds: all its I + O tokens from the
+start, since that scheduler does not preempt. `kv_s` is the roofline, 163,840 bytes at 3.35 TB/s. The figures determine
+only the ratio of `base_s` to `kv_tokens` (0.56 us); 50,000 tokens is what remains of 85 GB after about 73 GB of weights
+(embedding and head are 16 bit) and 4 GB of everything else, and `base_s` is then 1.3 times the roofline of the weights.
+All six are met within 2%. (The table of TensorRT-LLM 1.0 has no single H100 for this model.)
 """
 
 PRESETS = (H100_8B, H100_70B)
 
 
 def preset_named(name: str) -> Machine:
-    """Return the preset of that name.
+    """Return a preset by name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The name is unknown.
     """
     for preset in PRESETS:
         if preset.name == name:

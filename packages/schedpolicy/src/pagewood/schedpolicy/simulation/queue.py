@@ -65,7 +65,7 @@ class Queue:
         self._unfollow(request)
 
     def start(self, request: SimRequest) -> None:
-        """Take note that a request runs from now on, within a pass; call `admit` after the pass."""
+        """Report, within a pass, that a request will run; call `admit` after the pass."""
         if self._deferral is not None:
             self._deferral.start(request)
 
@@ -76,7 +76,7 @@ class Queue:
         del self._waiting[request.arrival]
 
     def stop(self, request: SimRequest) -> None:
-        """Take note that a running request has ended or was preempted."""
+        """Report that a running request has ended or was preempted."""
         self._order.stop(request)
         if self._deferral is not None:
             self._deferral.stop(request)

@@ -1,4 +1,4 @@
-"""Takes down what happens on one replica."""
+"""Records what happens on one replica."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -14,23 +14,23 @@ K = TypeVar("K")
 
 
 class Recorder:
-    """Fills in the `Observations` of one replica; decides nothing.
+    """Fills in the `Observations` of one replica; makes no decisions.
 
-    Invariant: `_by_tenant` and `_token_times` count exactly the requests that decode.
+    Invariant: `_by_tenant` and `_token_times` count exactly the decoding requests.
     """
 
     __slots__ = ("_by_tenant", "_index", "_token_times", "observed")
 
     def __init__(self, index: int) -> None:
-        """Start with nothing observed; `index` is the number of the replica."""
+        """Start with no observations; `index` is the number of the replica."""
         self.observed = Observations()
         self._index = index
         self._by_tenant: dict[str, int] = {}
         self._token_times: dict[float, int] = {}
-        """When those who decode had their last token, with how many of them; first those who have decoded since."""
+        """Number of decoding requests by the time of their last token; those that decoded last come first."""
 
     def token_after_prompt(self, request: SimRequest, now_s: float) -> None:
-        """A prompt is computed, which brings its first token, or the next after a preemption."""
+        """Record the token that follows a computed prompt: the first, or the next one after a preemption."""
         self.observed.service.serve({request.tenant: OUTPUT_COST})
         if request.num_generated == 1:
             request.first_token_s = now_s
@@ -39,13 +39,13 @@ class Recorder:
         request.last_token_s = now_s
 
     def decodes(self, request: SimRequest) -> None:
-        """A request begins to decode."""
+        """Record that a request starts to decode."""
         at_s = request.last_token_s
         self._token_times[at_s] = self._token_times.get(at_s, 0) + 1
         self._by_tenant[request.tenant] = self._by_tenant.get(request.tenant, 0) + 1
 
     def decodes_no_more(self, request: SimRequest) -> None:
-        """A request that decoded ends or is preempted."""
+        """Record that a decoding request has ended or was preempted."""
         if request.last_token_s not in self._token_times:
             request.last_token_s = next(iter(self._token_times))
         _count_down(self._token_times, request.last_token_s)
@@ -60,15 +60,15 @@ class Recorder:
         decoding: Decoding | None,
         machine: Machine,
     ) -> None:
-        """Steps have come to their end.
+        """Record steps that have ended.
 
         Args:
-            start_s: When they began.
-            end_s: Now.
-            num_steps: More than one only without prompts.
-            prefills: Prompt tokens that they computed.
-            decoding: Those who have decoded, as they were before; None if nobody has.
-            machine: What it ran on.
+            start_s: Time when they began.
+            end_s: Time when they ended.
+            num_steps: Number of steps; more than one only without prompts.
+            prefills: Prompt tokens that they computed, by request.
+            decoding: State before the steps of the requests that decoded in them; None if none did.
+            machine: The machine of the replica.
         """
         observed, model = self.observed, machine.model
         observed.num_steps += num_steps
@@ -92,7 +92,7 @@ class Recorder:
         observed.service.serve(costs)
 
     def ended(self, request: SimRequest, now_s: float, *, refused: str = "") -> None:
-        """A request has all its output, or was refused for that reason."""
+        """Record that a request has all its output, or was refused for the given reason."""
         self.observed.records.append(
             RequestRecord(
                 arrival=request.arrival,
@@ -114,7 +114,7 @@ class Recorder:
         )
 
     def moment(self, now_s: float, *, num_running: int, num_waiting: int, memory: Memory) -> None:
-        """A step begins."""
+        """Record the load at the beginning of a step."""
         if self.observed.timeline.is_due(now_s):
             self.observed.timeline.add(
                 Moment(now_s, num_running, num_waiting, memory.num_used, memory.cache.num_evictable)

@@ -1,4 +1,4 @@
-"""One simulated replica: the package's policies over a queue, a page count and a clock, in virtual time."""
+"""One simulated replica: policies, a queue, counted pages and a machine, in virtual time."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from pagewood.schedpolicy.victim import choose_victim, deserving
 
 
 class Replica:
-    """Runs steps: decodes first, then prompts in progress, then admissions, as the engine's planner does.
+    """Runs steps: decodes first, then prompts in progress, then admissions, in the same order as the engine's planner.
 
-    Time moves from event to event. A step with prompt tokens is one event. Steps in which the same requests decode and
-    nothing is waiting that could be admitted are one event together, up to the first end, the first page that must be
-    evicted from a running request, or the next arrival.
+    Time moves from event to event. A step with prompt tokens is one event. Consecutive steps in which the same requests
+    decode and no waiting request could be admitted are one event, up to the first end of a request, the first
+    preemption, or the next arrival.
 
-    Invariant: between events, every request sent here is waiting, running or recorded; a running one either decodes or
-    is in `_prefilling`.
+    Invariant: between events, every request sent here is waiting, running or recorded; a running request either decodes
+    or is in `_prefilling`.
     """
 
     __slots__ = (
@@ -49,8 +49,8 @@ class Replica:
 
         Args:
             index: Its number.
-            policies: What decides.
-            machine: How long its steps take.
+            policies: Its policies.
+            machine: Determines the duration of steps.
             num_pages: Pages of KV, >= 1.
             page_size: Tokens per page, >= 1.
             make_cache: Makes the empty prefix cache.
@@ -68,20 +68,18 @@ class Replica:
         self._decoding = Decoding(page_size=page_size)
         self._queue = Queue(policies.order, self._memory, deferral=policies.deferral)
         self._running: dict[int, SimRequest] = {}  # by arrival
-        self._prefilling: list[
-            SimRequest
-        ] = []  # those of `_running` whose prompts are not computed, most deserving first
-        self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the step that runs
+        self._prefilling: list[SimRequest] = []  # running requests with prompts in progress, most deserving first
+        self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the present step
         self._inbox: list[SimRequest] = []  # arrived since the last event
         self._run_started_s = 0.0
         self._num_run_steps = 0
-        self._is_decoding = False  # whether those who decode do so in the steps that run
+        self._is_decoding = False  # whether requests decode in the present steps
         self.end_s = inf
-        """When the steps that run are over; infinite while idle."""  # written by: replica
+        """Time when the present steps end; infinite while idle."""  # written by: replica
 
     @property
     def observed(self) -> Observations:
-        """What has been observed so far."""
+        """Observations so far."""
         return self._recorder.observed
 
     @property
@@ -90,15 +88,15 @@ class Replica:
         return len(self._inbox) + len(self._queue) + len(self._running)
 
     def arrive(self, request: SimRequest, now_s: float) -> None:
-        """Take a request, which is seen when the step under way is over.
+        """Accept a request; it is considered when the present step ends.
 
-        `now_s` is not before the last event and not after `end_s`.
+        `now_s` must not be before the last event or after `end_s`.
         """
         self._inbox.append(request)
         if self.end_s == inf:
-            self._run_started_s = self.end_s = now_s  # wakes up, once all that arrive now are here
+            self._run_started_s = self.end_s = now_s  # an event now, after all requests that arrive at this time
         elif self._num_run_steps > 1:
-            # The steps that only decode end with the one under way.
+            # End the run of decode steps with the present step.
             decoding, elapsed_s = self._decoding, now_s - self._run_started_s
             num_steps = self._machine.num_decode_steps(
                 elapsed_s, decoding.num_requests, decoding.kv_tokens, at_most=self._num_run_steps
@@ -106,7 +104,7 @@ class Replica:
             self._set_run(max(1, num_steps))
 
     def finish_run(self) -> None:
-        """Let the steps that run come to their end at `end_s`, and start the next."""
+        """End the present steps at `end_s`, and start the next."""
         now_s, decoding, num_steps = self.end_s, self._decoding, self._num_run_steps
         self._recorder.ran(
             self._run_started_s,
@@ -117,7 +115,7 @@ class Replica:
             self._machine,
         )
         if self._is_decoding:
-            # The pages of the first step were taken when it began, and the reserve knows of it.
+            # The pages of the first step were taken when it began, and the reserve has counted it.
             self._memory.take(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
             for _ in range(num_steps - 1):
                 self._policies.reserve.on_step()
@@ -136,7 +134,7 @@ class Replica:
         self._start(now_s)
 
     def _start(self, now_s: float) -> None:
-        """Decide the next step, or as many as are alike."""
+        """Decide the next step, and how often it repeats."""
         decoding, policies, memory = self._decoding, self._policies, self._memory
         self._prefills = []
         self._run_started_s = now_s
@@ -170,25 +168,25 @@ class Replica:
         elif self._is_decoding:
             self._set_run(self._num_alike())
         else:
-            assert has_preempted, "whoever waits can run when nobody does"
+            assert has_preempted, "a waiting request must fit when no request runs"
             self._start(now_s)
 
     def _set_run(self, num_steps: int) -> None:
-        """Let so many steps run in which nothing happens but decoding."""
+        """Start a run of `num_steps` steps in which requests only decode."""
         decoding = self._decoding
         self._num_run_steps = num_steps
         self.end_s = self._run_started_s + self._machine.decode_s(num_steps, decoding.num_requests, decoding.kv_tokens)
 
     def _num_alike(self) -> int:
-        """Return how many steps pass, from the one just decided, in which nothing can happen but decoding."""
+        """Return the number of steps, from the one just decided, in which requests can only decode."""
         decoding = self._decoding
         if self._queue and len(self._running) < self._policies.budget.max_running:
             return 1
-        num_pages = self._memory.num_available + decoding.num_new_pages(1)  # those of the first step are taken
+        num_pages = self._memory.num_available + decoding.num_new_pages(1)  # the pages of the first step are taken
         return decoding.steps_within(num_pages, at_most=decoding.steps_to_end)
 
     def _decode(self, budget: StepBudget) -> bool:
-        """Grant a token to everybody who decodes; preempt until there is room; return whether anybody was preempted."""
+        """Grant a token to every decoding request; preempt until they fit; return whether any request was preempted."""
         decoding, has_preempted = self._decoding, False
         while decoding.num_requests and decoding.num_new_pages(1) > self._memory.num_available:
             self._preempt(list(self._running.values()))
@@ -200,11 +198,11 @@ class Replica:
         return has_preempted
 
     def _continue_prompts(self, budget: StepBudget) -> bool:
-        """Grant tokens to the prompts in progress, most deserving first; return whether anybody was preempted."""
+        """Grant tokens to prompts in progress, most deserving first; return whether any request was preempted."""
         has_preempted = False
         for request in list(self._prefilling):
             if request.arrival not in self._running:
-                continue  # it was preempted for one before it
+                continue  # it was preempted for a more deserving one
             num_tokens = budget.offer_prefill(request.num_tokens - request.num_computed)
             if not num_tokens:
                 break
@@ -219,7 +217,7 @@ class Replica:
         return has_preempted
 
     def _admit(self, budget: StepBudget, now_s: float) -> None:
-        """Start waiting requests while budget and memory last."""
+        """Admit waiting requests while budget and memory last."""
         if not budget.can_admit:
             return
         policies, memory = self._policies, self._memory
@@ -269,7 +267,7 @@ class Replica:
                 request.num_recomputed += request.num_tokens - request.num_matched
 
     def _has_quota(self, request: SimRequest, quotas: Quotas, full_tenants: set[str]) -> bool:
-        """Whether a request's tenant may run it; asks once in a pass for a tenant that may run no more at all."""
+        """Return whether the tenant may run a request; checks a tenant at its `max_running` only once in a pass."""
         if request.tenant in full_tenants:
             return False
         verdict = quotas.check(request)
@@ -278,7 +276,7 @@ class Replica:
         return verdict.fits
 
     def _fit(self, request: SimRequest, budget: StepBudget, *, num_reserved: int) -> int:
-        """Give a waiting request the pages of its first chunk, and return its tokens; 0 if it does not fit."""
+        """Give a waiting request pages for its first chunk, and return the chunk's tokens; 0 if it does not fit."""
         memory, known_matched = self._memory, request.num_matched
         num_matched = memory.matched_pages(request, memory.cache.match(request.keys))
         memory.lease(request, num_matched)
@@ -293,7 +291,7 @@ class Replica:
         return num_tokens
 
     def _refusal(self, request: SimRequest, now_s: float) -> str:
-        """Say why a request cannot be served; "" if it can."""
+        """Return why a request cannot be served; "" if it can."""
         memory, policies = self._memory, self._policies
         num_most = memory.pages_of(request.num_prompt + request.max_new_tokens - 1)
         if num_most > memory.num_pages:
@@ -318,7 +316,7 @@ class Replica:
         self._recorder.observed.service.wait(request.tenant)
 
     def _computed(self, request: SimRequest, num_tokens: int, now_s: float) -> None:
-        """Note that prompt tokens of a request are computed; the last of them bring a token."""
+        """Record computed prompt tokens of a request; after the last of them it gets a token."""
         request.num_computed += num_tokens
         self._memory.publish(request, request.num_computed)
         if request.num_computed < request.num_tokens:
@@ -334,16 +332,16 @@ class Replica:
             self._recorder.decodes(request)
 
     def _stop_decoding(self, request: SimRequest) -> int:
-        """Take a request out of the decoding ones, and return how many of its tokens are computed."""
+        """Remove a request from the decoding ones, and return how many of its tokens are computed."""
         num_computed = self._decoding.remove(request)
         self._memory.settle(request, self._memory.pages_of(num_computed) - request.num_pages)
         self._recorder.decodes_no_more(request)
         return num_computed
 
     def _preempt(self, candidates: list[SimRequest]) -> None:
-        """Take one of them back into the queue; what it has computed stays in the cache while there is room."""
+        """Put one of the candidates back into the queue; its computed tokens stay in the cache while there is room."""
         request = choose_victim(candidates, rank=self._policies.victim)
-        assert request is not None, "whoever needs room is a candidate"
+        assert request is not None, "the request that needs memory is itself a candidate"
         if request.is_decoding:
             request.num_computed = self._stop_decoding(request)
         else:

@@ -1,4 +1,4 @@
-"""What a run amounts to: percentiles, goodput, fairness, hit rate; as a table and as JSON."""
+"""The result of a run: percentiles, goodput, fairness and hit rate, as a table and as JSON."""
 
 import json
 import math
@@ -14,11 +14,11 @@ PERCENTS = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """When a request was served well.
+    """The limits within which a request counts as served well.
 
     Attributes:
-        first_token_s: Its time to first token was at most this, > 0.
-        per_token_s: Its mean time between tokens was at most this, > 0.
+        first_token_s: Longest time to first token, > 0.
+        per_token_s: Longest mean time between tokens, > 0.
     """
 
     first_token_s: float = 2.0
@@ -31,7 +31,7 @@ class Objective:
                 raise ValueError(f"{name} must be > 0, got {value}")
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Whether a request was served well, in time for its own deadline, if it has one."""
+        """Return whether a request was served well, and met its deadline if it has one."""
         return (
             record.outcome is Outcome.FINISHED
             and record.first_token_after_s <= self.first_token_s
@@ -42,7 +42,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A distribution in five numbers, in seconds; all 0 where there is nothing."""
+    """A distribution in five numbers, in seconds; all are 0 if it is empty."""
 
     mean: float
     p50: float
@@ -53,10 +53,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSummary:
-    """One tenant's requests.
+    """Results of one tenant.
 
     Attributes:
-        num_requests: All, refused ones included.
+        num_requests: All requests, including refused ones.
         ttft: Time to first token.
         goodput: Part of its requests that met the objective.
     """
@@ -68,29 +68,29 @@ class TenantSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One run.
+    """Results of one run.
 
     Attributes:
-        num_requests: All, refused ones included.
-        num_refused: Refused ones.
+        num_requests: All requests, including refused ones.
+        num_refused: Refused requests.
         duration_s: From the first arrival to the last end.
         ttft: Time to first token.
         itl: Time between two tokens of a request, over all tokens; percentiles within 1%.
         e2e: Time from arrival to end.
         goodput_per_s: Requests per second that met the objective.
         goodput: Part of all requests that met it.
-        deadlines_met: Part of the requests with a deadline that ended in time; 1 where there is none.
-        output_tokens_per_s: Generated tokens.
+        deadlines_met: Part of the requests with a deadline that met it; 1 if no request has one.
+        output_tokens_per_s: Generated tokens per second.
         hit_rate: Part of all prompt tokens that were found in the cache.
-        num_preemptions: Times that a request had to give up its pages.
-        num_recomputed: Tokens computed again because of that.
+        num_preemptions: Number of preemptions.
+        num_recomputed: Tokens computed again after preemptions.
         num_steps: Steps of all replicas.
-        busy: Part of the time that a replica had a step running, on average.
-        overtaken_s: How much later the latest request arrived that was admitted before another on the same replica: 0
-            where requests are admitted as they arrive, growing without end where somebody starves.
-        service_gap: Largest difference in service between two tenants that both had requests waiting; the largest of
-            any replica. 1 for a computed prompt token, 2 for a generated one.
-        tenants: By name, at most the first 16 to appear.
+        busy: Mean part of the time in which a replica ran a step.
+        overtaken_s: Longest time by which a request arrived after another one on the same replica and was admitted
+            before it; 0 if requests are admitted as they arrive, without bound if a request starves.
+        service_gap: Largest difference in service between two tenants that both had requests waiting, over all
+            replicas. A computed prompt token counts 1, a generated token 2.
+        tenants: Results by tenant, for at most the first 16 to appear.
     """
 
     num_requests: int
@@ -117,7 +117,7 @@ _MAX_TENANTS = 16
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return the five numbers of a sample, percentiles by nearest rank."""
+    """Return the spread of a sample, with percentiles by nearest rank."""
     if not values:
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0, longest=0.0)
     ordered = sorted(values)
@@ -126,12 +126,12 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def records_of(observed: Sequence[Observations]) -> list[RequestRecord]:
-    """Return the records of all replicas by arrival."""
+    """Return the records of all replicas, sorted by arrival."""
     return sorted((record for one in observed for record in one.records), key=lambda record: record.arrival)
 
 
 def summarise(observed: Sequence[Observations], objective: Objective) -> Summary:
-    """Sum up what the replicas observed."""
+    """Summarise the observations of all replicas."""
     records = records_of(observed)
     finished = [record for record in records if record.outcome is Outcome.FINISHED]
     start_s = min(record.arrived_s for record in records)
@@ -165,9 +165,9 @@ def summarise(observed: Sequence[Observations], objective: Objective) -> Summary
 
 
 def overtaken_s(records: Sequence[RequestRecord]) -> float:
-    """Return how much later the latest request of one replica arrived that was admitted before another.
+    """Return the longest time by which a request of one replica arrived after another and was admitted before it.
 
-    Those admitted in the same step do not count as one before the other.
+    Requests admitted in the same step do not count as admitted one before the other.
     """
     longest_s = latest_s = 0.0
     ordered = sorted((r for r in records if r.admitted_s < math.inf), key=lambda record: record.admitted_s)
@@ -213,7 +213,7 @@ COLUMNS = (
 
 
 def row_of(policy: str, summary: Summary) -> tuple[str, ...]:
-    """Return one line of the table: seconds, but milliseconds between tokens; service in thousands of units."""
+    """Return one line of the table: times in seconds, gaps between tokens in milliseconds, service in thousands."""
     ttft, itl, e2e = summary.ttft, summary.itl, summary.e2e
     seconds = tuple(f"{value:.3g}" for value in (ttft.p50, ttft.p90, ttft.p99, ttft.longest))
     gaps = tuple(f"{1e3 * value:.3g}ms" for value in (itl.p50, itl.p99))
@@ -235,7 +235,7 @@ def row_of(policy: str, summary: Summary) -> tuple[str, ...]:
 
 
 def table_of(rows: Sequence[Sequence[str]]) -> str:
-    """Return lines of aligned columns, the first to the left and the others to the right."""
+    """Return lines of aligned columns, the first aligned left and the others right."""
     lines = [COLUMNS, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
     return "\n".join(
@@ -248,6 +248,6 @@ def table_of(rows: Sequence[Sequence[str]]) -> str:
 
 
 def json_of(run: dict[str, object], summaries: dict[str, Summary]) -> str:
-    """Return the summaries of several policies, and what was run, as JSON; the same run gives the same bytes."""
+    """Return the summaries of policies and the settings of the run as JSON; the same run gives the same bytes."""
     policies = {policy: asdict(summary) for policy, summary in summaries.items()}
     return json.dumps({"format": "pagewood-simulation/1", "run": run, "policies": policies}, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""A request inside the simulator: what the policies read of it, and how far it is."""
+"""A request of the simulator: the attributes that policies read, and its progress."""
 
 from array import array
 from bisect import bisect_left
@@ -11,7 +11,7 @@ _NEVER_S = float("inf")
 
 
 class DecodeClock:
-    """Counts the decode steps of one replica, so that all that decode need not be counted one by one."""
+    """Counts the decode steps of one replica, from which all decoding requests derive their tokens."""
 
     __slots__ = ("num_steps",)
 
@@ -21,9 +21,9 @@ class DecodeClock:
 
 
 class SimRequest:
-    """One request on one replica; satisfies what the orders, budgets and victims of this package read.
+    """One request on one replica; it has the attributes that the policies of this package read.
 
-    Invariant: while it decodes, it gains a token with every step of the replica's clock.
+    Invariant: while it decodes, it has one more token after every step of the replica's clock.
     """
 
     __slots__ = (
@@ -34,12 +34,12 @@ class SimRequest:
     )  # fmt: skip
 
     def __init__(self, arrival: int, spec: TraceRequest, keys: Sequence[int], page_size: int) -> None:
-        """Begin as a request that has just arrived.
+        """Start as a request that has just arrived.
 
         Args:
             arrival: Its number in the trace.
-            spec: Its line of the trace.
-            keys: One per whole page that others can share.
+            spec: The request in the trace.
+            keys: One key per whole page that others can share.
             page_size: Tokens per page.
         """
         self.arrival = arrival
@@ -56,29 +56,29 @@ class SimRequest:
         self._page_size = page_size
         self._num_prompt_pages = min(len(keys), spec.num_prompt // page_size)
         self.num_matched = 0
-        """Tokens of cached prefix: live while it waits, as admitted while it runs."""  # written by: replica, queue
+        """Tokens of cached prefix: live while it waits, fixed at admission."""  # written by: replica, queue
         self.num_computed = 0
-        """Tokens whose KV is there, while it is not decoding."""  # written by: replica
+        """Tokens whose KV is computed; not updated while it decodes."""  # written by: replica
         self.num_leased = 0
         """Leading pages that it has locked in the cache."""  # written by: memory
         self.num_pages = 0
-        """Pages that it holds, while it is not decoding."""  # written by: memory
+        """Pages that it holds; not updated while it decodes."""  # written by: memory
         self.num_private = 0
-        """Those of them that are not the cache's."""  # written by: memory
+        """Number of these that the cache does not own."""  # written by: memory
         self.end_step = -1
-        """Step of the clock with which its output is complete; -1 unless it decodes."""  # written by: decoding
+        """Step of the clock after which its output is complete; -1 unless it decodes."""  # written by: decoding
         self.watch: MatchWatch | None = None
-        """Its live match, while it waits and the cache has such."""  # written by: queue
+        """Its live match; None unless it waits in the order and the cache has live matches."""  # written by: queue
         self.num_hit = -1
-        """Tokens that it found in the cache when it was first admitted; -1 before."""  # written by: replica
+        """Tokens found in the cache at its first admission; -1 before."""  # written by: replica
         self.num_recomputed = 0
-        """Tokens that were computed again after a preemption."""  # written by: replica
+        """Tokens computed again after preemptions."""  # written by: replica
         self.num_preemptions = 0  # written by: replica
         self.admitted_s = _NEVER_S
-        """When it was first admitted."""  # written by: replica
+        """Time of its first admission."""  # written by: replica
         self.first_token_s = _NEVER_S  # written by: recorder
         self.last_token_s = _NEVER_S
-        """When it got its last token, if it does not decode or has not decoded since."""  # written by: recorder
+        """Time of its last token; not updated while it decodes."""  # written by: recorder
         self._clock: DecodeClock | None = None
         self._num_generated = 0
         self._since = 0
@@ -97,15 +97,15 @@ class SimRequest:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether it takes part in every step."""
+        """Whether it generates a token in every step."""
         return self._clock is not None
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return four bytes for each page of the first `num_tokens` tokens of the prompt that others can share."""
+        """Return four bytes for each page of the first `num_tokens` tokens that others can share."""
         return self.window(0, num_tokens)
 
     def window(self, start: int, end: int) -> bytes:
-        """Return four bytes for each page from `start` to `end`, both in tokens, of the prompt."""
+        """Return four bytes for each page of the tokens [start, end) of the prompt."""
         if self._prefix is None:
             self._prefix = array("i", self.keys[: self._num_prompt_pages]).tobytes()
         return self._prefix[4 * (start // self._page_size) : 4 * (end // self._page_size)]
@@ -113,14 +113,14 @@ class SimRequest:
     def num_shared(self, other: "SimRequest") -> int:
         """Return the length in tokens of the common prefix of two prompts, in whole pages.
 
-        A key stands for its page and all before it, so the pages that agree are a prefix, and a binary search finds it.
+        A key identifies its page and all pages before it, so a binary search finds the length.
         """
         mine, theirs = self.keys, other.keys
         num_pages = min(self._num_prompt_pages, other._num_prompt_pages)
         return self._page_size * bisect_left(range(num_pages), True, key=lambda page: mine[page] != theirs[page])
 
     def generate_one(self) -> None:
-        """Gain the token that follows a prompt."""
+        """Add the token that follows a prompt."""
         self._num_generated += 1
 
     def start_decoding(self, clock: DecodeClock) -> None:
@@ -129,6 +129,6 @@ class SimRequest:
         self._since = clock.num_steps
 
     def stop_decoding(self) -> None:
-        """Gain no more."""
+        """Stop gaining tokens."""
         self._num_generated = self.num_generated
         self._clock = None

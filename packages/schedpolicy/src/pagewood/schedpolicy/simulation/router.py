@@ -1,4 +1,4 @@
-"""To which replica a request goes."""
+"""Routers, which choose a replica for each request."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,17 +9,17 @@ class Router(Protocol):
     """Chooses a replica for each request, in the order of their arrival."""
 
     def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:
-        """Return the number of the replica that is to run a request.
+        """Return the number of the replica for a request.
 
         Args:
-            keys: The pages of the request that others can share.
-            loads: Requests sent to each replica that have not ended.
+            keys: Keys of the request's pages that others can share.
+            loads: Number of requests of each replica that have not ended.
         """
         ...
 
 
 class RoundRobin:
-    """One after the other, whatever they have to do. Invariant: the counts sent to two replicas differ by at most 1."""
+    """Chooses replicas in turn, whatever their load. Invariant: request counts of two replicas differ by at most 1."""
 
     __slots__ = ("_next",)
 
@@ -35,7 +35,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The one with the fewest requests, the first of equals. It must know all loads as they are now."""
+    """Chooses the replica with the fewest requests, ties by number. It needs the present load of every replica."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class LeastLoaded:
 
 
 class PowerOfTwo:
-    """The less loaded of two drawn at random: nearly as even as `LeastLoaded`, knowing two loads.
+    """Chooses the less loaded of two random replicas: nearly as even as `LeastLoaded`, but reads only two loads.
 
     Source: M. Mitzenmacher, The power of two choices in randomized load balancing (2001).
     """
@@ -63,12 +63,12 @@ class PowerOfTwo:
 
 
 class PrefixAware:
-    """The one that was last sent the longest prefix of the request, unless it is overloaded; then the least loaded.
+    """Chooses the replica that last got the longest prefix of a request, or the least loaded if that is overloaded.
 
-    Overloaded is more than `slack` requests and more than `factor` times the mean. What it remembers is what it sent,
-    not what the replicas still cache; so it needs no word from them.
+    A replica is overloaded if it has more than `slack` requests and more than `factor` times the mean. The router
+    remembers what it sent, not what the replicas still cache, so it needs no messages from them.
 
-    Invariant: with a prefix, every shorter one is known.
+    Invariant: if a prefix is known, so is every shorter one.
 
     Source: the cache-aware router of SGLang, in its simplest form.
     """
@@ -79,8 +79,8 @@ class PrefixAware:
         """Start with nothing sent.
 
         Args:
-            factor: Times the mean load that a replica may have, >= 1.
-            slack: Requests that a replica may have in any case, >= 0.
+            factor: Load that a replica may have, as a multiple of the mean, >= 1.
+            slack: Number of requests that a replica may have in any case, >= 0.
 
         Raises:
             ValueError: An argument is out of range.
@@ -115,10 +115,10 @@ ROUTERS = ("round-robin", "least-loaded", "prefix-aware", "power-of-two")
 
 
 def router_named(name: str, *, seed: int) -> Router:
-    """Return the router of that name, with its defaults.
+    """Return a router by name, with default parameters.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The name is unknown.
     """
     match name:
         case "round-robin":

@@ -1,21 +1,21 @@
-"""How unequally tenants are served while all of them have requests waiting."""
+"""The largest difference in service between tenants that have requests waiting."""
 
 from collections.abc import Mapping
 
 PREFILL_COST = 1.0
 OUTPUT_COST = 2.0
 MAX_TENANTS = 16
-"""Tenants that are compared with each other: the first to appear."""
+"""Number of tenants that are compared with each other: the first to appear."""
 
 
 class ServiceGap:
-    """The largest difference between what two tenants were served over an interval in which both had requests waiting.
+    """The largest difference in service of two tenants over an interval in which both had requests waiting.
 
-    Service is counted as VTC counts it: 1 for a computed prompt token, 2 for a generated one. Only while both wait
-    could the scheduler have served either; so a tenant that asks for little does not make a gap.
+    Service is counted as in VTC: 1 for a computed prompt token, 2 for a generated token. Only intervals in which both
+    wait count, because only then could the scheduler have served either; so a tenant with few requests makes no gap.
 
-    Invariant: for every pair of tenants that wait now, `_pairs` has the least and greatest difference
-    of their services since the last moment at which one of them did not wait.
+    Invariant: for every pair of tenants that wait now, `_pairs` has the least and greatest difference of their services
+    since the last time at which one of them did not wait.
 
     Source: the fairness of VTC (arXiv 2401.00588), definition and Theorem 4.4.
     """
@@ -23,7 +23,7 @@ class ServiceGap:
     __slots__ = ("_known", "_pairs", "_service", "_waiting", "largest")
 
     def __init__(self) -> None:
-        """Start with nobody served."""
+        """Start with no tenants."""
         self.largest = 0.0
         """The gap, in units of service."""  # written by: ServiceGap
         self._known: list[str] = []
@@ -32,7 +32,7 @@ class ServiceGap:
         self._pairs: dict[tuple[str, str], tuple[float, float]] = {}  # least and greatest difference, of waiting pairs
 
     def wait(self, tenant: str) -> None:
-        """A request begins to wait."""
+        """Record that a request starts to wait."""
         if tenant not in self._service:
             self._service[tenant] = 0.0
             if len(self._known) < MAX_TENANTS:
@@ -45,14 +45,14 @@ class ServiceGap:
                     self._pairs[pair] = difference, difference
 
     def leave(self, tenant: str) -> None:
-        """A request waits no longer."""
+        """Record that a request no longer waits."""
         self._waiting[tenant] -= 1
         if not self._waiting[tenant]:
             for other in self._known:
                 self._pairs.pop(_pair(tenant, other), None)
 
     def serve(self, costs: Mapping[str, float]) -> None:
-        """Count the service of one stretch of time, by tenant."""
+        """Add service, by tenant."""
         for tenant, cost in costs.items():
             self._service[tenant] += cost
         for pair, (lowest, highest) in self._pairs.items():

@@ -1,4 +1,4 @@
-"""Any cache of tokens and pages, such as `pagewood.radixcache.RadixCache`, as the cache of a simulated replica."""
+"""Adapts a cache of tokens and pages, such as `pagewood.radixcache.RadixCache`, to the simulator."""
 
 from collections.abc import Callable, Sequence, Sized
 from typing import Any, Protocol
@@ -9,21 +9,21 @@ class TokenMatch(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Its length."""
+        """Length of the prefix."""
         ...
 
     @property
     def node(self) -> Any:
-        """Handle to lock it by."""
+        """Handle for locking the prefix."""
         ...
 
 
 class TokenInsertion(Protocol):
-    """What an insert did."""
+    """Result of an insertion."""
 
     @property
     def num_existing(self) -> int:
-        """Leading pages that the cache had already."""
+        """Leading pages that were cached before."""
         ...
 
 
@@ -32,7 +32,7 @@ class TokenCache(Protocol):
 
     @property
     def num_pages(self) -> int:
-        """Pages that it owns."""
+        """Pages that the cache owns."""
         ...
 
     @property
@@ -45,11 +45,11 @@ class TokenCache(Protocol):
         ...
 
     def insert(self, tokens: Any, pages: Any) -> TokenInsertion:
-        """Adopt the pages that are lacking."""
+        """Adopt the pages that are not cached yet."""
         ...
 
     def lock(self, node: Any) -> Any:
-        """Keep a prefix from eviction; return what unlocks it."""
+        """Lock a prefix against eviction; return the handle that unlocks it."""
         ...
 
     def unlock(self, node: Any) -> None:
@@ -57,14 +57,14 @@ class TokenCache(Protocol):
         ...
 
     def evict(self, num_pages: int) -> Sized:
-        """Give up to so many pages back."""
+        """Evict up to `num_pages` pages and return them."""
         ...
 
 
 class OverTokens:
-    """A `PrefixCache` over a `TokenCache`, to which the key of a page is a token: the simulator only counts pages.
+    """A `PrefixCache` over a `TokenCache`; uses the keys of pages as tokens, since the simulator only counts pages.
 
-    Invariant: `_leases` has the handles of exactly the prefixes that are locked.
+    Invariant: `_leases` has the handles of exactly the locked prefixes.
     """
 
     __slots__ = ("_array", "_cache", "_leases")
@@ -73,8 +73,8 @@ class OverTokens:
         """Wrap an empty cache.
 
         Args:
-            cache: With a page for each token.
-            array: Makes of numbers what the cache takes as tokens and pages: for `RadixCache`,
+            cache: A cache with one page per token.
+            array: Converts numbers to the token and page arrays of the cache; for `RadixCache`,
                 `lambda numbers: numpy.array(numbers, numpy.int32)`.
         """
         self._cache = cache
@@ -83,12 +83,12 @@ class OverTokens:
 
     @property
     def num_pages(self) -> int:
-        """Pages that it holds."""
+        """Cached pages."""
         return self._cache.num_pages
 
     @property
     def num_evictable(self) -> int:
-        """Pages that `evict` can give back now."""
+        """Pages that `evict` can free now."""
         return self._cache.num_evictable
 
     def match(self, keys: Sequence[int]) -> int:
@@ -96,12 +96,12 @@ class OverTokens:
         return self._cache.peek(self._array(keys)).num_tokens
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
-        """Adopt those of the first `num_pages` pages that are lacking, and return how many those are."""
+        """Adopt those of the first `num_pages` pages that are not cached yet, and return how many those are."""
         tokens = self._array(keys[:num_pages])
         return num_pages - self._cache.insert(tokens, tokens).num_existing
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
-        """Keep the first `num_pages` pages, which are cached, from eviction."""
+        """Lock the first `num_pages` pages, which are cached, against eviction."""
         if num_pages:
             node = self._cache.peek(self._array(keys[:num_pages])).node
             self._leases.setdefault(keys[num_pages - 1], []).append(self._cache.lock(node))
@@ -115,5 +115,5 @@ class OverTokens:
                 del self._leases[keys[num_pages - 1]]
 
     def evict(self, num_pages: int) -> int:
-        """Give up to `num_pages` unlocked pages back, and return how many."""
+        """Evict up to `num_pages` unlocked pages, and return how many."""
         return len(self._cache.evict(num_pages))

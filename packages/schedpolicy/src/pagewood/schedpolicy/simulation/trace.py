@@ -1,4 +1,4 @@
-"""What is simulated: requests with their times, lengths and the identity of their contents."""
+"""Traces: requests with their times, lengths and keys that identify their contents."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 class TraceRequest:
     """One request of a trace.
 
-    Contents are known by keys: a key stands for a whole block *and everything before it*, so two requests share the
-    first n blocks exactly if their n-th keys are equal. Prompts are never needed.
+    Keys identify contents: a key stands for a whole block *and everything before it*, so two requests share the first n
+    blocks if and only if their n-th keys are equal. The text of prompts is not needed.
 
     Attributes:
         arrived_s: Seconds since the start of the trace, >= 0.
         num_prompt: Tokens of the prompt, >= 1.
-        num_output: Tokens that it generates in the end, >= 1.
-        max_new_tokens: Tokens that it asks for at most, >= num_output; what a scheduler can know.
-        keys: One per block from the start of the prompt; they may go on into the output (for a later turn that
-            repeats it). What lies beyond the last key is shared with nobody.
-        tenant: Whose it is.
+        num_output: Tokens that it generates, >= 1.
+        max_new_tokens: Its limit on generated tokens, >= num_output; the scheduler knows only this.
+        keys: One per block from the start of the prompt; they may continue into the output (for a later turn that
+            repeats it). Tokens beyond the last key are not shared.
+        tenant: Its tenant.
         priority: Higher goes first.
-        tag: Routing tag, and name of its class of service; "" for none.
+        tag: Routing tag, also the name of its class of service; "" for none.
         deadline_s: Seconds after its arrival by which it should be finished; None for none.
     """
 
@@ -49,12 +49,12 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Requests by arrival.
+    """Requests in the order of arrival.
 
-    Invariant: `arrived_s` never falls from one request to the next.
+    Invariant: `arrived_s` never decreases from one request to the next.
 
     Attributes:
-        name: Where it is from.
+        name: Name of the file or workload.
         requests: At least one.
         block_size: Tokens that a key stands for.
     """
@@ -75,7 +75,7 @@ class Trace:
             previous = request.arrived_s
 
     def page_keys(self, request: TraceRequest, page_size: int) -> tuple[int, ...]:
-        """Return the keys of the whole pages of `request` that others can share.
+        """Return the keys of the whole pages of a request that others can share.
 
         Raises:
             ValueError: Neither of `page_size` and `block_size` divides the other.

@@ -1,4 +1,4 @@
-"""Traces from files, a request a line: Mooncake's format, and logged OpenAI requests."""
+"""Traces in files with one request per line: Mooncake's format, and logged OpenAI requests."""
 
 import json
 import math
@@ -14,31 +14,31 @@ MOONCAKE_BLOCK_SIZE = 512
 """Tokens per hash id in the published Mooncake traces."""
 
 TEXT_BLOCK_SIZE = 64
-"""Tokens per key of texts."""
+"""Tokens per key of OpenAI requests."""
 
 _MARKS = frozenset(("hash_ids", "messages", "prompt", "body"))
-"""Fields that say of which kind a line is."""
+"""Fields that determine the kind of a line."""
 
 _BYTES_PER_TOKEN = 4
-"""UTF-8 bytes that a token of text stands for, where nobody has counted the tokens."""
+"""UTF-8 bytes per token, if the number of tokens is not given."""
 
 
 def load_trace(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
-    """Read a trace from a file of JSON objects, one a line; blank lines do not count.
+    """Read a trace from a file of JSON objects, one per line; blank lines are ignored.
 
-    A line with `hash_ids` is a Mooncake line: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one for
-    every block of `block_size` tokens, equal where it and all before it are equal).
+    A line with `hash_ids` is a Mooncake line: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per
+    block of `block_size` tokens; equal ids mean that the block and all blocks before it are equal).
 
-    A line with `messages` or `prompt`, at the top or in a `body` (as the files of OpenAI's batch API have it), is an
-    OpenAI request. Time: `timestamp` (ms) or `created` (unix seconds), else everything arrives at once. Input length:
-    `usage.prompt_tokens`, else a token per 4 bytes. Output length: `usage.completion_tokens`, else
+    A line with `messages` or `prompt`, at the top level or in a `body` (as in files of OpenAI's batch API), is an
+    OpenAI request. Time: `timestamp` (ms) or `created` (unix seconds), else all requests arrive at once. Input length:
+    `usage.prompt_tokens`, else one token per 4 bytes. Output length: `usage.completion_tokens`, else
     `max_completion_tokens` or `max_tokens`. Contents are compared as text; `user` is the tenant.
 
     Both kinds may have `max_new_tokens`, `tenant`, `priority`, `tag` and `deadline_s` (seconds after the arrival).
-    Lines need not be sorted; times count from the earliest.
+    Lines need not be sorted; times are relative to the earliest.
 
     Raises:
-        ValueError: A line is malformed (the message gives its number), kinds are mixed, or there are no lines.
+        ValueError: A line is malformed (the message gives its number), kinds are mixed, or the file is empty.
         OSError: The file cannot be read.
     """
     if block_size < 1:
@@ -70,7 +70,7 @@ def load_trace(path: Path, *, block_size: int = MOONCAKE_BLOCK_SIZE) -> Trace:
 
 
 def save_trace(trace: Trace, path: Path) -> None:
-    """Write a trace as Mooncake lines, with the optional fields where they are not the default."""
+    """Write a trace as Mooncake lines; optional fields are written only if they differ from the default."""
     with path.open("w", encoding="utf-8") as file:
         for request in trace.requests:
             line: dict[str, Any] = {
@@ -106,7 +106,7 @@ def _objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 @dataclass(slots=True)
 class _Interned:
-    """Small numbers for keys of any kind, in the order in which they are first seen."""
+    """Maps keys of any kind to small numbers, in the order of first use."""
 
     _numbers: dict[Any, int] = field(default_factory=dict[Any, int])
 
@@ -118,7 +118,7 @@ class _Interned:
 class _Mooncake:
     block_size: int
     _before: dict[int, int] = field(default_factory=dict[int, int])
-    """The key before each; -1 for none."""  # written by: _Mooncake
+    """The key before each key; -1 for the first."""  # written by: _Mooncake
     _interned: _Interned = field(default_factory=_Interned)
 
     def read(self, fields: Mapping[str, Any]) -> TraceRequest:
@@ -130,7 +130,7 @@ class _Mooncake:
         for key, before in zip(keys, (-1, *keys), strict=False):
             if self._before.setdefault(key, before) != before:
                 raise ValueError(
-                    f"hash_ids must stand for all that is before them, but one of {hash_ids!r:.60} came after another"
+                    f"hash_ids must identify all blocks before them, but one of {hash_ids!r:.60} followed another id"
                 )
         arrived_s = _number(fields, "timestamp") / 1e3
         return _request(fields, arrived_s, num_prompt, _integer(fields, "output_length"), keys)
@@ -167,7 +167,7 @@ class _Texts:
         return _request(fields_, arrived_s, num_prompt, _integer(counted, name), self._keys(text, num_prompt))
 
     def _keys(self, text: bytes, num_prompt: int) -> tuple[int, ...]:
-        """Return a key for each whole block of the text, and no more than the prompt has blocks."""
+        """Return a key for each whole block of the text, at most as many as the prompt has blocks."""
         width = TEXT_BLOCK_SIZE * _BYTES_PER_TOKEN
         keys: list[int] = []
         digest = blake2b(digest_size=16)

@@ -16,7 +16,7 @@ Workload = Callable[[int, float, Random], Trace]
 
 
 class Contents:
-    """Makes contents: prefixes that can be shared, and what nobody shares. Invariant: no key is given out twice."""
+    """Makes contents with shared prefixes. Invariant: every new block gets a new key."""
 
     __slots__ = ("_keys",)
 
@@ -25,7 +25,7 @@ class Contents:
         self._keys = count()
 
     def extend(self, keys: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-        """Return keys of new contents of `num_tokens` whole-block tokens, of which `keys` are the beginning."""
+        """Return the keys of new contents of `num_tokens` tokens, in whole blocks, that begin with `keys`."""
         return keys + tuple(next(self._keys) for _ in range(num_tokens // BLOCK_SIZE - len(keys)))
 
 
@@ -36,7 +36,7 @@ def poisson(num_requests: int, rate: float, rng: Random) -> Trace:
 
 
 def bursty(num_requests: int, rate: float, rng: Random) -> Trace:
-    """As `poisson`, but in bursts: gaps are Gamma-distributed with a coefficient of variation of 4."""
+    """The same as `poisson`, but in bursts: gaps are Gamma-distributed with a coefficient of variation of 4."""
     variation = 4.0
     shape = 1 / variation**2
     times: list[float] = []
@@ -48,7 +48,7 @@ def bursty(num_requests: int, rate: float, rng: Random) -> Trace:
 
 
 def multi_turn(num_requests: int, rate: float, rng: Random) -> Trace:
-    """Conversations of 1 to 10 turns, 30 s apart on average, each of which repeats all that was said before."""
+    """Conversations of 1 to 10 turns, 30 s apart on average; each turn repeats the conversation so far."""
     contents = Contents()
     system = contents.extend((), 1024)
     requests: list[TraceRequest] = []
@@ -56,19 +56,19 @@ def multi_turn(num_requests: int, rate: float, rng: Random) -> Trace:
     mean_turns = 5.5
     while len(requests) < num_requests:
         start_s += rng.expovariate(rate / mean_turns)
-        now_s, said, keys = start_s, 1024, system
+        now_s, num_so_far, keys = start_s, 1024, system
         for _ in range(rng.randint(1, 10)):
-            num_prompt = said + _lognormal(rng, 200, 1.0, 16, 4_000)
+            num_prompt = num_so_far + _lognormal(rng, 200, 1.0, 16, 4_000)
             num_output = _lognormal(rng, 250, 0.8, 8, 2_000)
-            said = num_prompt + num_output
-            keys = contents.extend(keys, said)
+            num_so_far = num_prompt + num_output
+            keys = contents.extend(keys, num_so_far)
             requests.append(_request(now_s, num_prompt, num_output, keys))
             now_s += rng.expovariate(1 / 30)
     return _trace("multi-turn", requests, num_requests)
 
 
 def heavy_tailed(num_requests: int, rate: float, rng: Random) -> Trace:
-    """Prompts from 128 to 64,000 tokens with a Pareto tail (exponent 1.1): a few are most of the work."""
+    """Prompts of 128 to 64,000 tokens with a Pareto tail (exponent 1.1): a few of them are most of the work."""
     contents = Contents()
     requests: list[TraceRequest] = []
     for now_s in _poisson_times(num_requests, rate, rng):
@@ -79,7 +79,7 @@ def heavy_tailed(num_requests: int, rate: float, rng: Random) -> Trace:
 
 
 def noisy_tenant(num_requests: int, rate: float, rng: Random) -> Trace:
-    """Four tenants with a tenth of the requests each, evenly; a fifth sends the other six tenths, in three floods."""
+    """Four tenants with a tenth of the requests each, spread evenly; a fifth tenant sends the rest in three floods."""
     contents = Contents()
     systems = {name: contents.extend((), 1024) for name in ("ada", "bob", "cyd", "dan", "mallory")}
     duration_s = num_requests / rate
@@ -90,7 +90,7 @@ def noisy_tenant(num_requests: int, rate: float, rng: Random) -> Trace:
             now_s = rng.uniform(0, duration_s)
         else:
             tenant = "mallory"
-            # Each flood comes within a fiftieth of the time.
+            # Each flood lasts a fiftieth of the time.
             now_s = duration_s * (rng.randrange(3) * 0.3 + 0.1 + rng.uniform(0, 0.02))
         num_prompt = 1024 + _lognormal(rng, 400, 0.8, 32, 4_000)
         num_output = _lognormal(rng, 150, 0.7, 8, 1_000)
@@ -100,10 +100,10 @@ def noisy_tenant(num_requests: int, rate: float, rng: Random) -> Trace:
 
 
 def hot_and_cold(num_requests: int, rate: float, rng: Random) -> Trace:
-    """Requests with some 96% of their prompt cached, and 5% with nothing cached, in waves of a minute.
+    """Requests with about 96% of their prompt cached, and 5% with nothing cached, in waves of a minute.
 
-    The traffic of SGLang's issue #31954 at a smaller scale: twelve contexts of 16,000 to 32,000 tokens, to which every
-    call adds some hundred; one minute with 1.6 times the mean rate follows one with 0.4 times.
+    This is the traffic of SGLang's issue #31954 at a smaller scale: twelve contexts of 16,000 to 32,000 tokens, to
+    which every call adds some hundred; minutes with 1.6 and 0.4 times the mean rate alternate.
     """
     contents = Contents()
     contexts = [contents.extend((), rng.randint(16_000, 32_000)) for _ in range(12)]
@@ -124,7 +124,7 @@ def hot_and_cold(num_requests: int, rate: float, rng: Random) -> Trace:
 
 
 def deadlines(num_requests: int, rate: float, rng: Random) -> Trace:
-    """As `bursty`, with a third of the requests due within 3 s, a third within 15 s and a third within 60 s."""
+    """The same as `bursty`; a third each of the requests are due within 3 s, 15 s and 60 s."""
     trace = bursty(num_requests, rate, rng)
     requests = [
         replace(request, deadline_s=deadline_s, tag=tag, tenant=tag)
@@ -146,13 +146,13 @@ WORKLOADS: tuple[tuple[str, Workload], ...] = (
 
 
 def generate(name: str, *, num_requests: int, rate: float, seed: int) -> Trace:
-    """Return the generated trace of that name; the same arguments give the same trace.
+    """Generate a trace by name; the same arguments give the same trace.
 
     Args:
-        name: One of those in `WORKLOADS`.
-        num_requests: >= 1.
-        rate: Requests per second on average, > 0 and finite.
-        seed: Of the random numbers.
+        name: A name in `WORKLOADS`.
+        num_requests: Number of requests, >= 1.
+        rate: Mean requests per second, > 0 and finite.
+        seed: Seed of the random numbers.
 
     Raises:
         ValueError: An argument is out of range.
@@ -193,7 +193,7 @@ def _lognormal(rng: Random, median: float, sigma: float, least: int, most: int) 
 
 
 def _request(arrived_s: float, num_prompt: int, num_output: int, keys: tuple[int, ...]) -> TraceRequest:
-    # Clients ask for a round number that is rarely used up.
+    # Clients ask for a round number, and requests rarely generate that many.
     max_new_tokens = max(256, 1 << (num_output - 1).bit_length())
     return TraceRequest(
         arrived_s=arrived_s, num_prompt=num_prompt, num_output=num_output, max_new_tokens=max_new_tokens, keys=keys

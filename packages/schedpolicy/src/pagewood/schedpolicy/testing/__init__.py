@@ -1,12 +1,12 @@
-"""What an order of your own must do, as checks that a test can call; needs no test framework.
+"""Conformance checks and oracles for your own orders; they need no test framework.
 
-A test gives a maker of empty orders and a generator of random numbers; every seed makes another traffic:
+A test passes a function that makes empty orders, and a random generator; every seed gives different traffic:
 
     @pytest.mark.parametrize("seed", range(100))
     def test_my_order(seed):
         check_order(MyOrder, Random(seed))
 
-With hypothesis, `@given(st.randoms(use_true_random=False))` gives generators whose failures shrink.
+With hypothesis, `@given(st.randoms(use_true_random=False))` gives generators whose failures can be shrunk.
 """
 
 from pagewood.schedpolicy.testing.oracles import (

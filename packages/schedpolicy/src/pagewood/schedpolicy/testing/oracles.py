@@ -1,4 +1,4 @@
-"""Orders as slow and plain as they can be written: what the others are compared with."""
+"""Slow and simple orders, with which the others are compared."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ Pass = Callable[[list[FakeRequest], float], list[FakeRequest]]
 
 
 class Naive:
-    """Sorts everything anew in every pass, by a function that remembers nothing."""
+    """Sorts all requests in every pass, by a function without state."""
 
     def __init__(self, sort: Pass) -> None:
         self.sort = sort
@@ -33,15 +33,15 @@ class Naive:
         """Do nothing."""
 
     def ordered(self, now_s: float) -> Iterator[FakeRequest]:
-        """Yield all that wait."""
+        """Yield the waiting requests."""
         return iter(self.sort(list(self.waiting), now_s))
 
     def __contains__(self, request: FakeRequest, /) -> bool:
-        """Return whether it waits."""
+        """Return whether a request is waiting."""
         return request in self.waiting
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting requests."""
         return len(self.waiting)
 
 
@@ -51,7 +51,7 @@ def by(key: Callable[[FakeRequest], tuple[float, ...]]) -> Pass:
 
 
 def response_ratio(waiting: list[FakeRequest], now_s: float) -> list[FakeRequest]:
-    """Sort by priority, then by the greatest ratio of waiting and uncached tokens."""
+    """Sort by priority, then by the ratio of the time waited to uncached tokens, greatest first."""
 
     def key(request: FakeRequest) -> tuple[float, ...]:
         waited_s = now_s - request.arrived_s
@@ -61,7 +61,7 @@ def response_ratio(waiting: list[FakeRequest], now_s: float) -> list[FakeRequest
 
 
 def depth_first(waiting: list[FakeRequest], now_s: float) -> list[FakeRequest]:
-    """Recurse token by token through what is cached of each, tier by tier."""
+    """Recurse token by token through the cached prefixes, tier by tier."""
 
     def below(requests: list[FakeRequest], depth: int) -> list[FakeRequest]:
         groups: dict[bytes, list[FakeRequest]] = {}
@@ -80,7 +80,7 @@ def depth_first(waiting: list[FakeRequest], now_s: float) -> list[FakeRequest]:
 
 
 class NaiveShares:
-    """Counts the service of groups as the paper says, looking at every group each time."""
+    """Counts the service of groups as in the paper, with a loop over all groups each time."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class NaiveShares:
         self.service[group] += cost / self.weights.get(group, 1.0)
 
     def settle(self) -> None:
-        """Charge running requests for what they have generated."""
+        """Charge running requests for generated tokens."""
         for entry in self.running:
             request, group, num_paid = entry
             self.charge(group, self.output_cost * (request.num_generated - num_paid))
             entry[2] = request.num_generated
 
     def groups(self) -> set[str]:
-        """Return those with a waiting or parked request."""
+        """Return the groups with a waiting or parked request."""
         return {group for _, group in (*self.waiting, *self.parked)}
 
     def add(self, request: FakeRequest) -> None:
@@ -129,13 +129,13 @@ class NaiveShares:
         self.waiting.append((request, group))
 
     def take(self, request: FakeRequest) -> str:
-        """Let a request go, and return its group."""
+        """Remove a request, and return its group."""
         (group,) = [group for other, group in self.waiting if other is request]
         self.waiting.remove((request, group))
         return group
 
     def leave(self, group: str) -> None:
-        """Remember the last group that left the queue."""
+        """Record the last group that left the queue."""
         if group not in self.groups():
             self.settle()
             self.last_to_leave = group
@@ -153,11 +153,11 @@ class NaiveShares:
         self.running.append([request, group, request.num_generated])
 
     def park(self, request: FakeRequest) -> None:
-        """Take a request out until it is added again."""
+        """Take out a request until it is added again."""
         self.parked.append((request, self.take(request)))
 
     def stop(self, request: FakeRequest) -> None:
-        """Take note that a request runs no more, or has ended while it was parked."""
+        """Report that a running or parked request has ended, or that a running one was preempted."""
         for entry in self.parked:
             if entry[0] is request:
                 self.parked.remove(entry)
@@ -167,14 +167,14 @@ class NaiveShares:
         self.running = [entry for entry in self.running if entry[0] is not request]
 
     def update(self, request: FakeRequest) -> None:
-        """Take note that a request has changed."""
+        """Report that a request has changed."""
         (group,) = [group for other, group in self.waiting if other is request]
         if group != self.group_of(request):
             self.remove(request)
             self.add(request)
 
     def ordered(self, now_s: float) -> Iterator[FakeRequest]:
-        """Yield all that wait."""
+        """Yield the waiting requests."""
         self.settle()
         service = dict(self.service)
         left = sorted(self.waiting, key=lambda entry: (-entry[0].priority, entry[0].arrival))
@@ -186,16 +186,16 @@ class NaiveShares:
             service[group] += self.cost(entry[0]) / self.weights.get(group, 1.0)
 
     def __contains__(self, request: FakeRequest, /) -> bool:
-        """Return whether it waits."""
+        """Return whether a request is waiting."""
         return any(other is request for other, _ in self.waiting)
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting requests."""
         return len(self.waiting)
 
 
 class NaiveTags:
-    """Counts the running requests of each tag anew in every pass."""
+    """Counts the running requests of each tag in every pass."""
 
     def __init__(self) -> None:
         self.waiting: list[FakeRequest] = []
@@ -217,14 +217,14 @@ class NaiveTags:
     park = remove
 
     def stop(self, request: FakeRequest) -> None:
-        """Take note that a request runs no more."""
+        """Report that a running request has ended or was preempted."""
         self.running = [entry for entry in self.running if entry[0] is not request]
 
     def update(self, request: FakeRequest) -> None:
         """Do nothing."""
 
     def ordered(self, now_s: float) -> Iterator[FakeRequest]:
-        """Yield all that wait."""
+        """Yield the waiting requests."""
 
         def first(tag: str) -> int:
             return min((r for r in self.waiting if r.tag == tag), key=lambda r: (-r.priority, r.arrival)).arrival
@@ -236,16 +236,16 @@ class NaiveTags:
         return iter(sorted(self.waiting, key=key))
 
     def __contains__(self, request: FakeRequest, /) -> bool:
-        """Return whether it waits."""
+        """Return whether a request is waiting."""
         return request in self.waiting
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting requests."""
         return len(self.waiting)
 
 
 class NaiveDeferral:
-    """What `InBatchDeferral` must do, by comparing every parked request with its leader in every pass."""
+    """The behaviour of `InBatchDeferral`, by comparing every request with every leader."""
 
     def __init__(self, *, min_shared: int = 32, page_size: int = 1) -> None:
         self.min_shared = -(-min_shared // page_size) * page_size
@@ -291,7 +291,7 @@ class NaiveDeferral:
         self.parked = [entry for entry in self.parked if entry[0] is not request]
 
     def ready(self) -> list[Any]:
-        """Take out the requests that need wait no longer."""
+        """Take out and return the requests that need not wait any longer."""
         is_ready = [
             leader is None or self.saved_by(request, leader) < self.min_shared for request, leader in self.parked
         ]

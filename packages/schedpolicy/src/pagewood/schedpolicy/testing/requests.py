@@ -6,7 +6,7 @@ from random import Random
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FakeRequest:
-    """A request with everything that any policy reads; every field may be changed by a test."""
+    """A request with every attribute that any policy reads; tests may change every field."""
 
     arrival: int
     arrived_s: float = 0.0
@@ -47,7 +47,7 @@ class FakeRequest:
 
 
 def random_request(rng: Random, arrival: int, now_s: float) -> FakeRequest:
-    """Return a request whose prompt has few different tokens, so that prefixes are shared; it arrives now."""
+    """Return a request that arrives now; its prompt has few different tokens, so that prefixes are shared."""
     num_tokens = rng.choice((2, 5, 9, 40, 80))
     text = b"".join(rng.choices((b"AAAA", b"BBBB", b"BBBC"), (8, 1, 1), k=num_tokens))
     return FakeRequest(

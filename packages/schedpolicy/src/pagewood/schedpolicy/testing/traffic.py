@@ -1,4 +1,4 @@
-"""Random traffic through an order, and what must hold whatever happens."""
+"""Random traffic through an order, with the checks that must hold for every order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +14,12 @@ AnyOrder = Order[Any]
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Random calls of two orders that should agree. Invariant: `waiting` and `running` are what the orders were told.
+    """Random calls of two orders that should agree.
 
-    What an engine may do is done: requests arrive, are aborted, change while they wait, are parked and come back, are
-    admitted from the front of a pass or past some of it, generate, end, or are preempted and come back.
+    It does what an engine can do: requests arrive, are aborted, change while they wait, are parked and return, are
+    admitted from the front of a pass or past some of it, generate, end, or are preempted and return.
+
+    Invariant: `waiting`, `running` and `parked` agree with the calls so far.
     """
 
     order: AnyOrder
@@ -33,10 +35,10 @@ class Traffic:
     parked: dict[int, FakeRequest] = field(default_factory=dict[int, FakeRequest])  # written by: step and its parts
 
     def step(self) -> None:
-        """Let some time go by, do one thing, and compare a pass.
+        """Advance the time, and do one random action.
 
         Raises:
-            AssertionError: The orders differ, or one of them is no order of what waits.
+            AssertionError: The orders differ, or one of them does not yield exactly the waiting requests.
         """
         self.now_s += self.rng.choice((0.0, 0.1, 3.0))
         actions = [self._arrive, self._arrive, self._pass, self._pass, self._change, self._generate]
@@ -73,7 +75,7 @@ class Traffic:
         request = self.parked.pop(self.rng.choice(list(self.parked)))
         request.num_matched = self.rng.randrange(request.num_tokens)
         if self.rng.random() < 0.3:
-            self._change_what_the_sender_may(request)
+            self._change_attributes(request)
         self.waiting[request.arrival] = request
         self._each(lambda order: order.add(request))
 
@@ -82,7 +84,7 @@ class Traffic:
         self._each(lambda order: order.stop(request))
 
     def _change(self) -> None:
-        """Change matches, as the cache does, and sometimes what the sender may change."""
+        """Change matches, as a cache does, and sometimes the attributes that a client may change."""
         for request in self.waiting.values():
             if self.rng.random() < 0.3:
                 request.num_matched = self.rng.randrange(request.num_tokens)
@@ -90,24 +92,26 @@ class Traffic:
                     self._each(lambda order, request=request: order.update(request))
         if self.waiting and self.rng.random() < 0.5:
             request = self.rng.choice(list(self.waiting.values()))
-            self._change_what_the_sender_may(request)
+            self._change_attributes(request)
             self._each(lambda order: order.update(request))
 
-    def _change_what_the_sender_may(self, request: FakeRequest) -> None:
+    def _change_attributes(self, request: FakeRequest) -> None:
         fresh = random_request(self.rng, request.arrival, self.now_s)
         request.priority, request.deadline_s = fresh.priority, fresh.deadline_s
         request.service_class, request.tag, request.tenant = fresh.service_class, fresh.tag, fresh.tenant
 
     def _pass(self) -> None:
-        """Compare one pass, whole or in part, and admit some of what it yielded."""
+        """Compare one pass, in whole or in part, and admit some of the yielded requests."""
         num_taken = self.rng.choice((1, 3, len(self.waiting)))
         taken = list(islice(self.order.ordered(self.now_s), num_taken))
         expected = list(islice(self.oracle.ordered(self.now_s), num_taken))
         arrivals = [request.arrival for request in taken]
-        assert len(taken) == min(num_taken, len(self.waiting)), f"{arrivals} is not all of {list(self.waiting)}"
+        assert len(taken) == min(num_taken, len(self.waiting)), f"{arrivals} lacks some of {list(self.waiting)}"
         assert len(set(arrivals)) == len(arrivals), f"{arrivals} has a request twice"
-        assert all(self.waiting.get(request.arrival) is request for request in taken), f"{arrivals} has who left"
-        assert arrivals == [request.arrival for request in expected], "the order is another than expected"
+        assert all(self.waiting.get(request.arrival) is request for request in taken), (
+            f"{arrivals} has a request that has left"
+        )
+        assert arrivals == [request.arrival for request in expected], "the order differs from the expected one"
         num_skipped = self.rng.choice((0, 0, 0, 1))
         for request in taken[num_skipped : num_skipped + self.rng.randint(0, 3)]:
             del self.waiting[request.arrival]
@@ -141,17 +145,17 @@ class Traffic:
 def check_same_order(
     order: AnyOrder, oracle: AnyOrder, rng: Random, *, num_steps: int = 40, notifies: bool = True
 ) -> None:
-    """Check that two empty orders agree in every pass of a random traffic, and yield what waits, each once.
+    """Check that two empty orders agree in every pass of random traffic, and yield each waiting request once.
 
     Args:
-        order: the one in question.
-        oracle: says what is right, however slowly.
-        rng: makes the traffic.
-        num_steps: its length.
-        notifies: whether `update` is called on every change of a match.
+        order: The order to check.
+        oracle: An order that is known to be right.
+        rng: Generator for the traffic.
+        num_steps: Length of the traffic.
+        notifies: Whether `update` is called on every change of a match.
 
     Raises:
-        AssertionError: They differ.
+        AssertionError: The orders differ.
     """
     traffic = Traffic(order=order, oracle=oracle, rng=rng, notifies=notifies)
     for _ in range(num_steps):
@@ -159,10 +163,10 @@ def check_same_order(
 
 
 def check_order(make_order: Callable[[], AnyOrder], rng: Random, *, num_steps: int = 40) -> None:
-    """Check that orders of one kind do what `Order` says: permutations, the same for the same calls, and its errors.
+    """Check that orders satisfy `Order`: permutations, the same result for the same calls, and its errors.
 
     Raises:
-        AssertionError: One does not.
+        AssertionError: An order does not.
     """
     check_same_order(make_order(), make_order(), rng, num_steps=num_steps)
     order = make_order()
@@ -186,11 +190,11 @@ def longest_wait(
     num_admissions: int,
     make_request: Callable[[Random, int, float], Any] = random_request,
 ) -> int:
-    """Return the most admissions that a request waited, where so many wait at any time.
+    """Return the most admissions for which a request waited, while `num_waiting` requests wait at any time.
 
-    Each admission is the first of a pass, takes a second, ends at once, and is replaced by a new random request. A
-    request that has not got in counts with what it has waited: an order that starves somebody returns nearly
-    `num_admissions`.
+    Each pass admits its first request, which ends at once and is replaced by a new random request; passes are a second
+    apart. Requests that are never admitted count with the time that they have waited: if the order starves a request,
+    the result is nearly `num_admissions`.
     """
     since: dict[int, int] = {}
     longest = 0
