@@ -4,7 +4,7 @@
 
 Prompts of 2,000 tokens in families of 16 that share 1,500; eight tenants. What is timed is one pass: 64 requests are
 taken from the front and admitted. Between passes, untimed, they stop, 64 new ones arrive, and 32 live matches change: a
-prompt was published and another evicted. `notified`: the cache says which; `read`: the order reads all of them.
+prompt was published and another evicted. `notified`: the cache reports changes; `read`: the order reads all matches.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 # pyright: basic
 # pytest-benchmark has no types.
-"""The reserve of 256 running requests, asked in every step that admits."""
+"""The reserve of 256 running requests, computed in every step that admits."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 # pyright: basic
 # FastAPI need not be installed.
-"""A queue for asyncio whose jobs go by a scheduling policy, and the same behind FastAPI: nothing here is about LLMs."""
+"""An asyncio job queue with a scheduling policy, and the same behind FastAPI; it has nothing to do with LLMs."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from pagewood.schedpolicy import Order, Outcome, Quota, Quotas, order_named
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """Something to do for a tenant; `num_tokens` is what it is reckoned to cost."""
+    """Work for a tenant; `num_tokens` is its estimated cost."""
 
     work: Callable[[], Awaitable[Any]]
     arrival: int
@@ -29,7 +29,7 @@ class Job:
 
 
 class JobQueue:
-    """Runs at most `num_places` jobs at once, of each tenant at most `per_tenant`, in the order of a policy."""
+    """Runs at most `num_places` jobs at once, at most `per_tenant` of each tenant, in the order of a policy."""
 
     def __init__(self, *, policy: str = "fair", num_places: int = 4, per_tenant: int = 3) -> None:
         self._waiting: Order[Job] = order_named(policy)
@@ -39,7 +39,7 @@ class JobQueue:
         self._arrivals = count()
 
     async def run(self, tenant: str, work: Callable[[], Awaitable[Any]], *, cost: int = 1, priority: int = 0) -> Any:
-        """Wait for a turn, do the work, and return what it returns; whoever stops waiting leaves the queue."""
+        """Wait for a place, do the work, and return its result; a cancelled call leaves the queue."""
         job = Job(
             work=work,
             arrival=next(self._arrivals),
@@ -57,7 +57,7 @@ class JobQueue:
                 self._waiting.remove(job)
 
     def _start(self) -> None:
-        """Start what may start: a tenant at its quota is passed over, and nobody waits for it."""
+        """Start the jobs that may start; a tenant at its quota is passed over, and others do not wait for it."""
         admitted: list[Job] = []
         for job in self._waiting.ordered(time.monotonic()):
             if len(self._running) == self._num_places:
@@ -88,7 +88,7 @@ class JobQueue:
 
 
 def make_app(queue: JobQueue) -> Any:
-    """Return a FastAPI application: `POST /jobs?tenant=a&seconds=0.1` sleeps in the queue's order and says so."""
+    """Return a FastAPI application: `POST /jobs?tenant=a&seconds=0.1` sleeps when its turn comes."""
     from fastapi import FastAPI  # pyright: ignore[reportMissingImports]
 
     app = FastAPI()

@@ -1,4 +1,4 @@
-"""A toy engine that is not ours, driven by these policies: it computes nothing, but counts memory and tokens."""
+"""A toy engine with these policies: it computes nothing, and counts memory and tokens."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +17,7 @@ from pagewood.schedpolicy import (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A prompt and its answer; both are only lengths here."""
+    """A prompt and its answer, of which only the lengths matter."""
 
     arrival: int
     arrived_s: float
@@ -51,7 +51,7 @@ class ToyEngine:
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots that no job holds."""
         return self.num_slots - sum(job.num_computed for job in self.running)
 
     def submit(self, job: Job) -> None:
@@ -61,7 +61,7 @@ class ToyEngine:
         self.waiting.add(job)
 
     def step(self) -> None:
-        """Preempt if memory is short, let every job that can generate a token do so, and use the rest for prompts."""
+        """Preempt if memory is short, decode every job that can, and use the rest of the step for prompts."""
         self._preempt()
         step = self.budget.open(len(self.running))
         for job in [job for job in self.running if job.num_computed >= job.num_prompt and step.take_decode()]:
@@ -99,7 +99,7 @@ class ToyEngine:
         )
         for job in victims:
             self.running.remove(job)
-            job.num_computed = 0  # this engine has no cache: it is all lost
+            job.num_computed = 0  # without a cache, all computed tokens are lost
             self.waiting.stop(job)
             self.waiting.add(job)
         self.num_preempted += len(victims)

@@ -1,5 +1,5 @@
 from hypothesis import settings
 
-# How long an example takes says more about the machine than about the code.
+# The duration of an example depends on the machine more than on the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

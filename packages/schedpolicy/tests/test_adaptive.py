@@ -26,7 +26,7 @@ def fill(order: AdaptiveOrder[FakeRequest], num_waiting: int) -> None:
         order.add(FakeRequest(arrival=arrival, num_matched=arrival))
 
 
-def test_it_switches_when_the_cache_is_hit_and_the_queue_is_long_and_says_why():
+def test_it_switches_when_the_cache_is_hit_and_the_queue_is_long_and_records_why():
     order = adaptive()
     fill(order, 4)
     assert [request.arrival for request in order.ordered(0.0)] == [0, 1, 2, 3]
@@ -78,7 +78,7 @@ def test_a_switch_holds_for_a_while():
     assert not order.is_cache_aware
 
 
-def test_it_ends_when_fewer_than_half_wait():
+def test_it_switches_back_when_fewer_than_half_wait():
     order = adaptive()
     fill(order, 4)
     admit(order, 100)

@@ -50,7 +50,7 @@ def test_a_request_needs_its_prompt_its_output_and_a_page(num_available: int, fi
         assert chunk.verdict.reason == "remaining_total: 126 wanted, 126 left"
 
 
-def test_what_is_cached_is_not_needed():
+def test_cached_tokens_need_no_memory():
     assert admission(127).admit(request(100, num_matched=5000)).num_tokens == 100
 
 
@@ -60,12 +60,12 @@ def test_a_long_allowance_is_clipped():
     assert admission(100 + 7 + 16 + 1, max_output_estimate=7).admit(request(100, 1_000_000)).verdict.fits
 
 
-def test_of_an_allowance_only_what_is_left_counts():
+def test_only_the_rest_of_an_allowance_counts():
     assert admission(127).admit(request(100, 30, num_generated=20)).verdict.fits
     assert admission(117).admit(request(100, 30, num_generated=50)).verdict.fits
 
 
-def test_running_requests_are_expected_to_generate_a_part_of_what_they_may():
+def test_running_requests_are_expected_to_generate_a_part_of_their_allowance():
     running = [request(0, 100, num_generated=40), request(0, 10_000)]
     step = admission(5000, running=running, num_decodes=2)
     assert step.remaining_total == 5000 - 2 - 0.5 * (60 + 4096)
@@ -73,7 +73,7 @@ def test_running_requests_are_expected_to_generate_a_part_of_what_they_may():
     assert step.remaining_input == 16_384 - 2
 
 
-def test_who_ignores_the_end_generates_all():
+def test_a_request_that_ignores_eos_is_expected_to_generate_all():
     running = [request(0, 100, num_generated=40, ignores_eos=True), request(0, 100)]
     assert admission(5000, running=running).remaining_total == 5000 - 60 - 0.5 * 100
 
@@ -87,7 +87,7 @@ def test_an_admission_reserves_whole_pages_and_one_more():
     assert step.remaining_chunk == 500 - 32
 
 
-def test_without_chunks_the_first_request_may_be_too_long_and_no_other():
+def test_without_chunks_only_the_first_request_may_be_too_long():
     step = admission(10_000, max_input_tokens=100)
     assert step.admit(request(90)).verdict.fits
     refused = step.admit(request(1))
@@ -96,7 +96,7 @@ def test_without_chunks_the_first_request_may_be_too_long_and_no_other():
     assert admission(10_000, max_input_tokens=100).admit(request(1000)).num_tokens == 1000
 
 
-def test_without_chunks_a_prompt_must_be_shorter_than_what_is_left():
+def test_without_chunks_a_prompt_must_be_shorter_than_the_rest():
     step = admission(10_000, max_input_tokens=64)
     step.admit(request(16))
     assert not step.admit(request(48)).verdict.fits
@@ -114,15 +114,15 @@ def test_a_prompt_is_cut_at_the_end_of_a_page_and_reserves_no_output():
     assert refused.verdict.outcome is Outcome.OTHER
 
 
-def test_a_cut_counts_from_where_the_prompt_is():
-    # 5 are cached, so the first page has 11 to go: 16 * 6 - 5 = 91 of the 100.
+def test_a_cut_counts_from_the_cached_tokens():
+    # 5 are cached, so 11 tokens of the first page are left: 16 * 6 - 5 = 91 of the 100.
     assert admission(10_000, max_chunk_tokens=100).admit(request(500, num_matched=5)).num_tokens == 91
-    # Where the cut comes after the end of the prompt, there is none.
+    # If the cut would be after the end of the prompt, the prompt is not cut.
     chunk = admission(10_000, max_chunk_tokens=107).admit(request(106, num_matched=5))
     assert (chunk.num_tokens, chunk.is_cut) == (106, False)
     chunk = admission(10_000, max_chunk_tokens=107).admit(request(107, num_matched=5))
     assert (chunk.num_tokens, chunk.is_cut) == (107, False)
-    # Whole pages of what is lacking fit, so it is not cut, though it reaches into one page more.
+    # The missing whole pages fit, so it is not cut, though it reaches into one more page.
     chunk = admission(10_000, max_chunk_tokens=16).admit(request(16, num_matched=5))
     assert (chunk.num_tokens, chunk.is_cut) == (16, False)
 
@@ -132,7 +132,7 @@ def test_a_cut_may_be_as_short_as_a_token():
     assert (chunk.num_tokens, chunk.is_cut) == (1, True)
 
 
-def test_outputs_need_not_be_reckoned_with():
+def test_no_output_need_be_reserved():
     assert admission(1 + 16 + 1, max_output_estimate=0).admit(request(1, 1000)).verdict.fits
 
 
@@ -149,10 +149,10 @@ def test_one_prompt_in_progress_as_in_sglang_or_several():
         chunk = step.admit(request(500))
         assert chunk.verdict.fits == fits
         assert chunk.verdict.reason == ("" if fits else "max_partial: 1 wanted, 0 left")
-        assert step.admit(request(50)).num_tokens == 50  # what need not be cut still fits
+        assert step.admit(request(50)).num_tokens == 50  # a prompt that need not be cut still fits
 
 
-def test_a_prompt_in_progress_goes_on_and_ends():
+def test_a_prompt_in_progress_continues_and_ends():
     step = admission(10_000, max_chunk_tokens=96, num_partial=1)
     chunk = step.continue_prompt(request(500), num_computed=96)
     assert (chunk.num_tokens, chunk.is_cut) == (96, True)
@@ -161,17 +161,17 @@ def test_a_prompt_in_progress_goes_on_and_ends():
     chunk = step.continue_prompt(request(500), num_computed=480)
     assert (chunk.num_tokens, chunk.is_cut) == (20, False)
     assert step.remaining_total == 10_000 - 32 - 16 - 10
-    assert step.admit(request(500)).num_tokens == 64  # its place among those in progress is free
+    assert step.admit(request(500)).num_tokens == 64  # its place among the prompts in progress is free
 
 
-def test_a_prompt_in_progress_is_limited_by_what_is_not_promised():
+def test_a_prompt_in_progress_is_limited_by_unreserved_memory():
     running = [request(0, 1000)]
     step = admission(570, running=running, max_chunk_tokens=512, num_partial=1)
     chunk = step.continue_prompt(request(500), num_computed=0)
     assert chunk.num_tokens == 64  # of the 70
 
 
-def test_the_first_prompt_in_progress_moves_though_all_is_promised():
+def test_the_first_prompt_in_progress_advances_if_all_memory_is_reserved():
     running = [request(0, 2000)]
     step = admission(100, running=running, max_chunk_tokens=64, num_partial=2)
     assert step.continue_prompt(request(500), num_computed=0).num_tokens == 64
@@ -180,20 +180,20 @@ def test_the_first_prompt_in_progress_moves_though_all_is_promised():
     assert second.verdict.short_of == "remaining_total"
 
 
-def test_the_first_prompt_in_progress_moves_where_just_all_is_promised():
+def test_the_first_prompt_in_progress_advances_if_exactly_all_memory_is_reserved():
     running = [request(0, 200)]
     step = admission(100, running=running, max_chunk_tokens=64, num_partial=1)
     assert step.remaining_total == 0
     assert step.continue_prompt(request(500), num_computed=0).num_tokens == 64
 
 
-def test_a_token_that_is_not_promised_is_all_there_is():
+def test_one_unreserved_token_is_all_that_is_left():
     step = admission(101, page_size=1, running=[request(0, 200)], max_chunk_tokens=64, num_partial=1)
     assert step.remaining_total == 1
     assert step.continue_prompt(request(500), num_computed=0).num_tokens == 1
 
 
-def test_no_prompt_moves_without_memory():
+def test_no_prompt_advances_without_memory():
     step = admission(0, max_chunk_tokens=64, num_partial=1)
     assert step.continue_prompt(request(500), num_computed=0).verdict.outcome is Outcome.NO_TOKEN
     step = admission(15, max_chunk_tokens=64, num_partial=1)  # less than a page
@@ -224,7 +224,7 @@ def test_the_verdict_names_the_number_that_is_short(options: dict[str, Any], out
     assert (verdict.outcome, verdict.reason) == (outcome, reason)
 
 
-def test_one_token_of_each_is_enough_to_look_further():
+def test_one_token_of_each_is_enough_to_continue():
     assert admission(1).verdict.fits
     assert admission(2, num_decodes=1, max_input_tokens=2).verdict.fits
     assert admission(100, num_decodes=15, max_chunk_tokens=16).verdict.fits
@@ -284,7 +284,7 @@ def test_nothing_is_ever_overcommitted(
         num_tokens += got.num_tokens
         num_cut += got.is_cut or (is_partial and not got.num_tokens)
         num_whole += bool(got.num_tokens)
-    # What is computed is in memory, beside a token for every decode.
+    # Memory holds the computed tokens and one token for every decode.
     assert num_pages * page_size + len(running) <= num_available or not num_pages
     if chunk is not None:
         assert num_tokens <= max(0, chunk - len(running))
@@ -293,19 +293,19 @@ def test_nothing_is_ever_overcommitted(
     assert num_cut <= max_partial
 
 
-def test_what_ignores_the_end_needs_what_it_may_still_generate():
+def test_a_request_that_ignores_eos_needs_all_its_remaining_output():
     running = [request(10, 8, num_generated=3)]
     assert fits_until_all_end(running, num_available=5)
     assert not fits_until_all_end(running, num_available=4)
     assert fits_until_all_end([request(10, 0)], num_available=0)
-    # The first ends after 2 steps and gives 12 back: until then 4 are needed, and 3 more for the other.
+    # The first ends after 2 steps and frees 12: until then 4 are needed, and then 3 more for the other.
     running = [request(10, 2), request(10, 5)]
     assert fits_until_all_end(running, num_available=4)
     assert not fits_until_all_end(running, num_available=3)
 
 
 @given(seed=st.integers(0, 10_000), num_available=st.integers(0, 120))
-def test_what_ignores_the_end_fits_exactly_if_running_it_shows_so(seed: int, num_available: int):
+def test_requests_that_ignore_eos_fit_exactly_if_a_simulation_shows_it(seed: int, num_available: int):
     rng = Random(seed)
     running = [request(rng.randint(1, 20), rng.randint(0, 20)) for _ in range(rng.randint(0, 5))]
     free = num_available

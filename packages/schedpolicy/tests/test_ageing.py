@@ -11,7 +11,7 @@ from pagewood.schedpolicy.testing import FakeRequest, longest_wait
 
 
 def starving() -> RankedOrder[Any]:
-    """The longest match first and nothing else."""
+    """Rank by the longest match only."""
     return RankedOrder[Any](ByLongestMatch(age_weight=0.0), reads_match=True)
 
 
@@ -19,11 +19,11 @@ def starving() -> RankedOrder[Any]:
     every=st.integers(1, 5), after_s=st.sampled_from([0.0, 3.0, 20.0]), burst=st.integers(1, 4), seed=st.integers(0, 99)
 )
 def test_the_bound_holds(every: int, after_s: float, burst: int, seed: int):
-    """Count the admissions from each coming of age; newcomers always match more than those who wait."""
+    """Count the admissions since each request reached `after_s`; new requests always have longer matches."""
     rng = Random(seed)
     order = Ageing[FakeRequest](starving(), after_s=after_s, every=every)
     waiting: dict[int, FakeRequest] = {}
-    bounds: dict[int, int] = {}  # admissions left, of those who are of age
+    bounds: dict[int, int] = {}  # admissions left for each request that has waited `after_s`
     for second in range(80):
         now_s = float(second)
         for _ in range(rng.randint(0, 2)):
@@ -42,7 +42,7 @@ def test_the_bound_holds(every: int, after_s: float, burst: int, seed: int):
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-def test_of_so_many_admissions_one_is_the_oldest_in_one_pass_or_in_many(every: int):
+def test_one_of_every_k_admissions_is_the_oldest_in_one_pass_or_in_many(every: int):
     for per_pass in (1, 2, 20):
         order = Ageing[FakeRequest](starving(), after_s=0.0, every=every)
         for arrival in range(20):
@@ -53,16 +53,16 @@ def test_of_so_many_admissions_one_is_the_oldest_in_one_pass_or_in_many(every: i
                 order.admit(request)
                 admitted.append(request.arrival)
         left, expected = list(range(20)), list[int]()
-        while left:  # the oldest is the first that is left, the longest match the last
+        while left:  # the first that is left is the oldest, the last has the longest match
             expected.append(left.pop(0 if len(expected) % every == every - 1 else -1))
         assert admitted[: 20 - every] == expected[: 20 - every]  # at the end, the last may be the oldest
 
 
-def test_it_is_one_of_four_unless_it_is_said():
+def test_the_default_is_one_of_four():
     assert Ageing[Any](starving(), after_s=1.0).every == 4
 
 
-def test_nobody_starves_behind_a_policy_that_starves():
+def test_no_request_starves_behind_an_order_that_starves():
     def make(rng: Random, arrival: int, now_s: float) -> FakeRequest:
         return FakeRequest(arrival=arrival, arrived_s=now_s, num_matched=arrival)
 
@@ -71,14 +71,14 @@ def test_nobody_starves_behind_a_policy_that_starves():
     assert longest_wait(aged, Random(0), num_waiting=20, num_admissions=500, make_request=make) <= 10 + 4 * 20
 
 
-def test_of_every_four_places_three_stay_with_the_policy():
+def test_three_of_four_places_stay_with_the_order():
     order = Ageing[FakeRequest](starving(), after_s=0.0, every=4)
     for arrival in range(12):
         order.add(FakeRequest(arrival=arrival, num_matched=arrival))
     assert [request.arrival for request in order.ordered(1.0)] == [11, 10, 9, 0, 8, 7, 6, 1, 5, 4, 3, 2]
 
 
-def test_before_they_come_of_age_the_policy_decides_alone():
+def test_young_requests_are_in_the_wrapped_order():
     order = Ageing[FakeRequest](starving(), after_s=5.0, every=1)
     for arrival in range(4):
         order.add(FakeRequest(arrival=arrival, arrived_s=float(arrival), num_matched=arrival))

@@ -53,13 +53,13 @@ def test_every_running_request_decodes_and_no_limit_is_ever_exceeded(budget: Bud
 
 
 @given(budgets(), st.integers(1, 60))
-def test_a_prompt_gets_the_least_of_what_it_wants_its_chunk_and_what_is_left(budget: Budget, wanted: int):
+def test_a_prompt_gets_the_least_of_its_wish_its_chunk_and_the_limits(budget: Budget, wanted: int):
     limits = [wanted, budget.max_step_tokens, budget.max_chunk_tokens, budget.max_prefill_tokens]
     assert budget.open(0).take_prefill(wanted) == min(limit for limit in limits if limit is not None)
 
 
 @given(budgets(), st.lists(st.integers(1, 60), max_size=8))
-def test_an_offer_takes_nothing_and_is_what_is_then_taken(budget: Budget, prompts: list[int]):
+def test_an_offer_takes_nothing_and_equals_what_is_then_taken(budget: Budget, prompts: list[int]):
     step = budget.open(0)
     for wanted in prompts:
         before = (step.num_left, step.num_prefills)
@@ -78,7 +78,7 @@ def test_a_decode_takes_all_of_its_tokens_or_none(budget: Budget, wanted: list[i
         assert step.num_left == (num_before - n if was_taken else num_before)
 
 
-def test_several_prompts_share_a_step_beside_the_decodes():
+def test_several_prompts_share_a_step_with_decodes():
     step = Budget(max_step_tokens=100, max_chunk_tokens=40, max_running=16, max_prefills=3).open(10)
     assert all(step.take_decode() for _ in range(10))
     assert [step.take_prefill(1000), step.take_prefill(30), step.take_prefill(1000)] == [40, 30, 20]
@@ -142,20 +142,20 @@ def test_arguments_of_a_step_are_checked():
         budget.open(0).take_prefill(0)
 
 
-def test_what_is_kept_for_decodes_is_not_taken_by_prompts_that_come_first():
+def test_prompts_that_come_first_do_not_take_tokens_kept_for_decodes():
     step = Budget(max_step_tokens=16, max_chunk_tokens=None, max_running=8, max_prefills=8).open(5, num_decodes=5)
     assert step.take_prefill(100) == 11
     assert not step.can_admit
     assert [step.take_decode() for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_a_decode_that_is_taken_is_kept_no_longer():
+def test_no_token_is_kept_for_a_decode_that_was_taken():
     step = Budget(max_step_tokens=16, max_chunk_tokens=None, max_running=8, max_prefills=8).open(5, num_decodes=5)
     assert step.take_decode(3)
     assert step.offer_prefill(100) == 16 - 3 - 4
 
 
-def test_prompts_of_a_step_may_have_a_limit_of_their_own():
+def test_a_step_can_limit_its_prompts():
     step = decode_first(max_running=8, max_prefill_tokens=100).open(4, max_prefill_tokens=30)
     assert step.can_admit
     assert step.take_prefill(20) == 20
@@ -188,7 +188,7 @@ def test_a_planner_can_see_that_prompts_go_first():
     assert not step.take_decode()
 
 
-def test_decode_first_never_stalls_an_answer():
+def test_decode_first_never_stalls_a_running_request():
     step = decode_first(max_running=4, max_prefill_tokens=100).open(4)
     assert all(step.take_decode() for _ in range(4))
     assert step.take_prefill(1000) == 100
@@ -217,7 +217,7 @@ def test_the_arguments_of_a_step_are_checked():
         decode_first(max_running=4, max_prefill_tokens=0)
 
 
-def test_presets_are_what_they_say():
+def test_presets():
     assert decode_first(max_running=4, max_prefill_tokens=1) == Budget(
         max_step_tokens=5, max_chunk_tokens=1, max_running=4, max_prefills=8, max_prefill_tokens=1
     )
@@ -226,7 +226,7 @@ def test_presets_are_what_they_say():
     )
 
 
-def test_a_step_may_be_given_no_prompts_at_all():
+def test_a_step_may_allow_no_prompts():
     step = decode_first(max_running=4, max_prefill_tokens=100).open(1, max_prefill_tokens=0)
     assert step.offer_prefill(5) == 0
     assert not step.can_admit

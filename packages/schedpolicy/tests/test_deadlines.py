@@ -17,27 +17,27 @@ def test_a_request_ends_after_its_chunks_and_a_step_for_each_other_token():
     assert FEASIBILITY.expected_end_s(request(1.0), 5.0, Load()) == pytest.approx(5.0 + 0.04 + 0.135)
 
 
-def test_a_load_is_in_the_way():
+def test_a_load_delays_a_request():
     load = Load(num_prompt_tokens_ahead=130, num_decode=10, num_kv=1000)
     # 330 tokens: three chunks of 40 ms and one of 33; then ten steps of 10 + 11 + 12.5 ms.
     assert FEASIBILITY.expected_end_s(request(1.0), 5.0, load) == pytest.approx(5.0 + 0.12 + 0.033 + 0.335)
 
 
-def test_what_is_generated_already_is_not_waited_for():
+def test_generated_tokens_take_no_more_time():
     again = FakeRequest(arrival=0, num_tokens=100, num_generated=10, max_new_tokens=11)
     assert FEASIBILITY.expected_end_s(again, 0.0, Load()) == pytest.approx(0.02)
     cached = FakeRequest(arrival=0, num_tokens=100, num_matched=100, max_new_tokens=1)
     assert FEASIBILITY.expected_end_s(cached, 0.0, Load()) == pytest.approx(0.0101)
 
 
-def test_only_a_part_of_the_output_may_be_expected():
+def test_a_part_of_the_output_can_be_expected():
     half = Feasibility(model=FEASIBILITY.model, chunk_tokens=100, output_ratio=0.5)
     assert half.expected_end_s(request(1.0), 0.0, Load()) == pytest.approx(0.04 + (round(5.5) - 1) * 0.0135)
     none = Feasibility(model=FEASIBILITY.model, chunk_tokens=100, output_ratio=0.0)
     assert none.expected_end_s(request(1.0), 0.0, Load()) == pytest.approx(0.04)
 
 
-def test_what_cannot_be_met_is_refused_with_both_times():
+def test_a_refusal_names_both_times():
     assert FEASIBILITY.check(request(5.18), 5.0, Load()) is None
     late = FEASIBILITY.check(request(5.17), 5.0, Load())
     assert late is not None

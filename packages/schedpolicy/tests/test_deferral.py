@@ -99,7 +99,7 @@ def test_a_request_that_has_ended_is_not_returned():
     assert len(deferral) == 0
 
 
-def test_a_computed_prompt_leads_no_more():
+def test_a_computed_prompt_is_no_longer_a_leader():
     leader = prompt(0, ("a", 64))
     deferral = led_by(leader)
     leader.num_computed = 64
@@ -123,7 +123,7 @@ def test_misuse_is_refused():
 
 @dataclass(slots=True, eq=False)
 class Counting:
-    """A request that counts what is asked of it."""
+    """A request that counts calls of its methods."""
 
     inner: FakeRequest
     num_compared: int = 0
@@ -168,7 +168,7 @@ def test_when_the_comparisons_of_a_pass_are_used_up_candidates_are_parked_and_co
     leader = prompt(0, ("a", 1000))
     deferral = led_by(leader, max_compared=1000)
     repeats = [prompt(arrival, ("a", 400), ("y", arrival)) for arrival in range(1, 9)]
-    # Their windows are those of the leader, and their prefixes are not.
+    # They have the windows of the leader, but other prefixes.
     strangers = [prompt(arrival, ("b", 100), ("a", 400), num_matched=100) for arrival in range(9, 13)]
     assert all(deferral.defer(request) for request in (*repeats, *strangers))
     waited = [arrivals(deferral.ready()) for _ in range(5)]
@@ -191,7 +191,7 @@ def test_a_provisionally_parked_request_is_released_with_its_leader():
 
 
 class DeferralMachine(RuleBasedStateMachine):
-    """An engine in which everything happens in any order, beside one that compares everything with everything."""
+    """Calls in any order, compared with an oracle that compares every request with every leader."""
 
     max_compared = 1_000_000
 
@@ -293,7 +293,7 @@ class DeferralMachine(RuleBasedStateMachine):
 
 
 class ScarceComparisons(DeferralMachine):
-    """The same, where a pass can hardly compare: what is decided late must be decided right."""
+    """The same with few comparisons in a pass: late decisions must be right, too."""
 
     max_compared = 8
 
@@ -313,7 +313,7 @@ class ScarceComparisons(DeferralMachine):
         return request.window(offset, offset + self.naive.min_shared)
 
     def check_ready(self, ready: list[FakeRequest]) -> None:
-        """Compare once nothing is provisional: after as many passes as there are pairs."""
+        """Run passes until no request is parked provisionally, then check the leaders."""
         for _ in range(len(self.deferral) + 1):
             more = self.deferral.ready()
             ready += more
@@ -329,7 +329,7 @@ TestDeferral.settings = TestScarceComparisons.settings = settings(max_examples=1
 
 @given(st.lists(st.integers(0, 60), min_size=2, max_size=12), st.integers(1, 30))
 def test_a_burst_computes_its_common_prefix_once(tails: list[int], chunk: int):
-    """A loop of one admission a pass: followers run after the leader, and find all of the prefix cached."""
+    """A minimal engine: followers run after the leader, and find the whole prefix cached."""
     deferral = InBatchDeferral[FakeRequest](min_shared=8)
     waiting = [prompt(arrival, ("a", 64), ("x", tail), ("y", 1)) for arrival, tail in enumerate(tails)]
     running: list[FakeRequest] = []

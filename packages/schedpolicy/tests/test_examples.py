@@ -54,7 +54,7 @@ def test_the_toy_engine_finishes_every_job_and_never_overcommits(policy: str):
     assert all(job.num_generated == job.max_new_tokens for job in engine.done)
 
 
-def test_the_toy_engine_refuses_what_can_never_run():
+def test_the_toy_engine_refuses_a_job_that_can_never_run():
     toy = load("toy_engine")
     engine = toy.ToyEngine(policy="fcfs", num_slots=10, budget=decode_first(max_running=1, max_prefill_tokens=8))
     with pytest.raises(ValueError, match="a job must fit into 10 slots, got 11"):
@@ -88,7 +88,7 @@ def test_the_job_queue_keeps_a_place_for_others():
     assert "b" in run_jobs(queue, "aaaaaaaaaab")[:4]
 
 
-def test_the_job_queue_hands_on_errors_and_forgets_who_gave_up():
+def test_the_job_queue_passes_on_errors_and_forgets_cancelled_jobs():
     queue = load("job_queue").JobQueue(num_places=1)
 
     async def fail() -> None:

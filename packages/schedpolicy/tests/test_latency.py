@@ -31,7 +31,7 @@ def test_a_chunk_is_the_most_that_ends_in_time(target_s: float, num_decode: int,
         assert MODEL.step_s(num_prefill=chunk, num_decode=num_decode, num_kv=num_kv) <= target_s + 1e-9
 
 
-def test_a_model_is_found_again_from_its_steps():
+def test_a_model_is_recovered_from_its_steps():
     fitted = StepModel.fitted(samples(MODEL))
     assert fitted.base_s == pytest.approx(MODEL.base_s)
     assert fitted.prefill_s == pytest.approx(MODEL.prefill_s)
@@ -39,19 +39,19 @@ def test_a_model_is_found_again_from_its_steps():
     assert fitted.kv_s == pytest.approx(MODEL.kv_s)
 
 
-def test_a_model_is_found_within_the_noise():
+def test_a_model_is_recovered_within_the_noise():
     fitted = StepModel.fitted(samples(MODEL, noise=0.1))
     assert fitted.prefill_s == pytest.approx(MODEL.prefill_s, rel=0.05)
 
 
-def test_what_never_differs_costs_nothing():
+def test_a_constant_column_gets_no_cost():
     found = [StepSample(n, 0, 0, 0.01 + n * 1e-4) for n in (0, 100, 200)]
     fitted = StepModel.fitted(found)
     assert (fitted.base_s, fitted.prefill_s) == (pytest.approx(0.01), pytest.approx(1e-4))
     assert (fitted.decode_s, fitted.kv_s) == (0.0, 0.0)
 
 
-def test_what_the_others_explain_costs_nothing():
+def test_a_dependent_column_gets_no_cost():
     for seed in range(50):
         rng = Random(seed)
         shapes = [(rng.randint(0, 50), rng.randint(1, 60)) for _ in range(8)]
@@ -62,14 +62,14 @@ def test_what_the_others_explain_costs_nothing():
             assert expected_s == pytest.approx(s.seconds)
 
 
-def test_nothing_costs_less_than_nothing():
+def test_no_coefficient_is_negative():
     found = [StepSample(n, d, 0, 0.01 + n * 1e-4 - d * 1e-5) for n in (0, 100, 200) for d in (0, 10, 20)]
     fitted = StepModel.fitted(found)
     assert fitted.decode_s == 0.0
     assert fitted.prefill_s == pytest.approx(1e-4)
 
 
-def test_steps_that_do_not_tell_are_refused():
+def test_steps_that_do_not_determine_the_model_are_refused():
     falling = [StepSample(n, 0, 0, 0.1 - n * 1e-4) for n in (0, 100, 200)]  # a prompt would save time
     for found in (
         [],
@@ -91,14 +91,14 @@ def test_coefficients_are_checked():
         StepModel(base_s=0.0, prefill_s=0.0, decode_s=0.0, kv_s=0.0)
 
 
-def test_chunks_shrink_beside_decodes_and_stay_in_their_limits():
+def test_chunks_shrink_with_more_decodes_and_stay_in_their_limits():
     chunk = DynamicChunk(MODEL, target_s=0.05, max_tokens=800, min_tokens=20, page_size=16)
     assert chunk.tokens(num_decode=0, num_kv=0) == 800
     assert chunk.tokens(num_decode=200, num_kv=2_000_000) == 416  # 50 ms - 5 - 4 - 20 = 21 ms: 420 tokens
     assert chunk.tokens(num_decode=200, num_kv=9_000_000) == 32
 
 
-def test_chunks_follow_what_is_measured():
+def test_chunks_follow_the_measured_steps():
     chunk = DynamicChunk(MODEL, target_s=0.05, max_tokens=8000, refit_every=50)
     assert chunk.tokens(num_decode=0, num_kv=0) == 900
     slow = StepModel(base_s=0.005, prefill_s=100e-6, decode_s=20e-6, kv_s=10e-9)
@@ -111,7 +111,7 @@ def test_chunks_follow_what_is_measured():
     assert chunk.tokens(num_decode=0, num_kv=0) == pytest.approx(450, abs=1)
 
 
-def test_steps_that_do_not_tell_leave_the_model_as_it_was():
+def test_steps_that_do_not_determine_the_model_leave_it_unchanged():
     chunk = DynamicChunk(MODEL, target_s=0.05, max_tokens=8000, refit_every=2)
     for _ in range(4):
         chunk.observe(StepSample(0, 10, 10, 0.01))

@@ -85,7 +85,7 @@ def test_wrappers_combine_with_any_order(name: str, index: int) -> None:
 
 @pytest.mark.parametrize("notified", [False, True])
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_an_order_is_what_sorting_everything_anew_gives(name: str, notified: bool) -> None:
+def test_an_order_equals_sorting_everything_in_each_pass(name: str, notified: bool) -> None:
     # Where changes of matches are not notified, they are found by reading.
     for seed in SEEDS:
         check_same_order(
@@ -116,7 +116,7 @@ def test_weighted_turns_are_those_of_the_paper_at_a_price_of_one() -> None:
         check_same_order(weighted_round_robin(weights), oracle, Random(seed), num_steps=100)
 
 
-def test_tags_go_by_how_many_run() -> None:
+def test_tags_are_ordered_by_running_requests() -> None:
     for seed in SEEDS:
         check_same_order(order_named("tag"), NaiveTags(), Random(seed), num_steps=100)
 
@@ -148,10 +148,10 @@ def test_a_pass_that_is_not_finished_costs_only_what_was_taken():
         order.add(Counting(arrival=arrival, num_tokens=1 + arrival % 100))
     Counting.num_reads = 0
     next(order.ordered(1.0))
-    assert Counting.num_reads < 150  # one for each bucket, and one for the winner
+    assert Counting.num_reads < 150  # one for each bucket, and one for the first request
 
 
-def test_a_live_match_is_read_without_being_told():
+def test_a_live_match_is_read_without_notification():
     class Watch:
         num_tokens = 0
 
@@ -192,18 +192,16 @@ def test_a_priority_may_change_while_a_request_waits(name: str):
 
 
 @pytest.mark.parametrize("name", ["fcfs", "lpm", "hrrn", "fair", "wrr", "random"])
-def test_who_promises_not_to_starve_anybody_does_not(name: str):
+def test_orders_that_exclude_starvation_do_not_starve(name: str):
     order = order_named(name)
     waited = longest_wait(order, Random(0), num_waiting=30, num_admissions=2000, make_request=of_one_priority)
     assert waited < 30 * 12
 
 
 @pytest.mark.parametrize(("age_weight", "most"), [(1000.0, 8), (0.0, 500)])
-def test_a_request_without_a_match_starves_among_those_with_one_only_where_age_is_worth_nothing(
-    age_weight: float, most: int
-):
-    # One is served a second, and two with a match of 4,000 arrive. At 1,000 tokens a second that is worth 4 s: the 8
-    # requests of the first 4 s go before the cold one, and no other.
+def test_a_request_without_a_match_starves_only_without_ageing(age_weight: float, most: int):
+    # Each second one request is served, and two with a match of 4,000 arrive. At 1,000 tokens a second the match is
+    # worth 4 s: only the 8 requests of the first 4 s go before the cold one.
     order = RankedOrder[Any](ByLongestMatch(age_weight=age_weight), reads_match=True)
     cold = FakeRequest(arrival=0)
     order.add(cold)
@@ -220,7 +218,7 @@ def test_a_request_without_a_match_starves_among_those_with_one_only_where_age_i
 
 
 @pytest.mark.parametrize("name", sorted(set(ORDERS) - set(MATCH_ORDERS)))
-def test_other_orders_read_the_match_only_of_what_they_have_yielded(name: str):
+def test_other_orders_read_the_match_only_of_yielded_requests(name: str):
     def arrivals(*, known_at_once: bool) -> list[int]:
         order, rng = order_named(name), Random(0)
         matches: list[int] = []
@@ -246,9 +244,9 @@ def test_names():
         order_named("first")
 
 
-def test_an_order_that_breaks_its_word_is_found():
+def test_the_conformance_suite_finds_wrong_orders():
     class Forgetful(Naive):
-        """Loses the last of more than five."""
+        """An order that loses the last of more than five requests."""
 
         def ordered(self, now_s: float) -> Any:
             return iter(self.waiting[:5])
@@ -258,7 +256,7 @@ def test_an_order_that_breaks_its_word_is_found():
             return iter(self.waiting[:1] * len(self.waiting))
 
     class Untidy(Naive):
-        """Remembers who has left."""
+        """An order that keeps requests that have left."""
 
         def remove(self, request: FakeRequest) -> None:
             pass

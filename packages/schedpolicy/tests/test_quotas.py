@@ -37,7 +37,7 @@ def test_a_limit_may_be_reached(quota: Quota):
     assert quotas.check(request(1)).fits
 
 
-def test_what_running_requests_hold_is_counted_as_they_grow():
+def test_usage_grows_with_running_requests():
     quotas = Quotas({"a": Quota(max_kv_tokens=205)})
     first = request(0)
     quotas.admit(first)
@@ -49,7 +49,7 @@ def test_what_running_requests_hold_is_counted_as_they_grow():
     assert quotas.usage("nobody").num_running == 0
 
 
-def test_what_can_never_run_is_found_at_once():
+def test_a_request_that_can_never_run_is_found_at_once():
     quotas = Quotas({"a": Quota(max_tokens_in_flight=119), "b": Quota(max_kv_tokens=99)})
     quotas.admit(request(0, "c"))
     assert quotas.can_ever_run(request(1)).reason == "max_tokens_in_flight: 120 wanted, 119 left"
@@ -58,7 +58,7 @@ def test_what_can_never_run_is_found_at_once():
     assert Quotas({"a": Quota(max_tokens_in_flight=120, max_kv_tokens=100)}).can_ever_run(request(1)).fits
 
 
-def test_who_may_generate_nothing_more_needs_what_it_has():
+def test_a_request_at_its_limit_needs_no_more_than_it_has():
     done = FakeRequest(arrival=0, tenant="a", num_tokens=120, num_generated=20, max_new_tokens=20)
     assert Quotas({"a": Quota(max_tokens_in_flight=120)}).check(done).fits
 

@@ -11,7 +11,7 @@ def test_the_example_of_the_readme_runs():
 
 
 def test_importing_the_package_imports_only_the_standard_library():
-    # A fresh interpreter: other tests of this process import more.
+    # A new interpreter, because other tests of this process import more.
     import subprocess
     import sys
 

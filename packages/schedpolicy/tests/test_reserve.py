@@ -118,7 +118,7 @@ def test_running_requests_reserve_the_pages_of_their_estimated_tokens(
 
 
 @given(st.floats(0.01, 1), st.lists(runners, max_size=4), st.lists(runners, max_size=4), st.integers(1, 32), st.data())
-def test_a_step_keeps_what_all_that_run_will_take_those_admitted_included(
+def test_the_reserve_of_a_step_includes_requests_admitted_in_it(
     init: float, running: list[Runner], candidates: list[Runner], page_size: int, data: st.DataObject
 ):
     ratio = NewTokenRatio(init=init)
@@ -134,32 +134,32 @@ def test_a_step_keeps_what_all_that_run_will_take_those_admitted_included(
     assert step.num_running == len(running)
 
 
-def test_what_is_reserved_per_request_is_clipped_at_4096():
+def test_the_reserve_of_a_request_is_clipped_at_4096():
     running = [Runner(num_generated=0, max_new_tokens=100_000), Runner(num_generated=90_000, max_new_tokens=100_000)]
     assert NewTokenRatio(init=0.5).reserved_tokens(running, page_size=1) == 2 * 2048
 
 
-def test_pages_that_a_request_holds_already_are_not_reserved():
+def test_pages_that_a_request_holds_are_not_reserved():
     ratio = NewTokenRatio(init=1.0)
     assert ratio.reserved_tokens([Runner(num_generated=0, max_new_tokens=12, num_tokens=20)], page_size=16) == 0
     assert ratio.reserved_tokens([Runner(num_generated=0, max_new_tokens=13, num_tokens=20)], page_size=16) == 16
 
 
-def test_a_waiting_request_wants_the_pages_that_are_not_cached():
+def test_a_waiting_request_needs_its_uncached_pages():
     ratio = NewTokenRatio(init=0.5)
     assert ratio.wanted_tokens(Queued(num_tokens=40, num_matched=32, max_new_tokens=10), page_size=16) == 16
     assert ratio.wanted_tokens(Queued(num_tokens=40, num_matched=0, max_new_tokens=100_000), page_size=1) == 40 + 2048
     assert ratio.wanted_tokens(Queued(num_tokens=16, num_matched=5, max_new_tokens=0), page_size=16) == 16
 
 
-def test_a_preempted_request_wants_only_what_it_has_not_generated():
+def test_a_preempted_request_needs_only_its_remaining_output():
     ratio = NewTokenRatio(init=1.0)
     preempted = Queued(num_tokens=40, num_matched=0, max_new_tokens=30, num_generated=20)
     assert ratio.wanted_tokens(preempted, page_size=1) == 50
 
 
 @given(st.builds(Queued, st.integers(50, 99), st.integers(0, 50), st.integers(0, 99)), st.integers(1, 32))
-def test_what_is_wanted_covers_all_tokens_to_come(waiting: Queued, page_size: int):
+def test_the_estimate_covers_all_future_tokens(waiting: Queued, page_size: int):
     wanted = NewTokenRatio(init=1.0).wanted_tokens(waiting, page_size=page_size)
     needed = waiting.num_tokens - waiting.num_matched + waiting.max_new_tokens
     assert wanted % page_size == 0

@@ -12,7 +12,7 @@ _MAX_OUTPUT = 50
 
 
 class Machine:
-    """Runs at most eight requests, each a token a second; two tenants always have someone waiting."""
+    """Runs at most eight requests, each a token a second; two tenants always have requests waiting."""
 
     def __init__(self, order: ShareOrder[FakeRequest], seed: int) -> None:
         self.order = order
@@ -75,7 +75,7 @@ def test_first_come_first_served_has_no_such_bound():
     assert abs(machine.served["a"] - machine.served["b"]) > 10 * 2 * max(_MAX_INPUT, 2 * _MAX_OUTPUT * _MAX_RUNNING)
 
 
-def test_a_tenant_that_returns_has_saved_nothing_up():
+def test_a_tenant_that_returns_has_saved_no_idle_time():
     order: ShareOrder[FakeRequest] = fair_share()
     for arrival in range(20):
         order.add(FakeRequest(arrival=arrival, tenant="busy", num_tokens=100))
@@ -104,14 +104,14 @@ def test_a_parked_request_keeps_what_its_tenant_is_owed():
     assert order.service("busy") == 500.0
     assert order.service("patient") == 0.0
     assert next(order.ordered(0.0)) is patient
-    # One that has ended while it was parked leaves its tenant without requests, and so to be lifted.
+    # If it ends while it is parked, its tenant becomes idle, and is lifted when it returns.
     order.park(patient)
     order.stop(patient)
     order.add(FakeRequest(arrival=10, tenant="patient", num_tokens=100))
     assert order.service("patient") == 500.0
 
 
-def test_what_is_cached_costs_nothing():
+def test_cached_tokens_are_free():
     order: ShareOrder[FakeRequest] = fair_share()
     request = FakeRequest(arrival=0, tenant="a", num_tokens=100, num_matched=90)
     order.add(request)
@@ -183,7 +183,7 @@ def test_a_request_may_change_its_group_while_it_waits():
 
 
 def p99_wait(*, flood: int, shared: bool) -> float:
-    """Return the 99th percentile of a well-behaved tenant's waits, in steps, beside one that floods the machine.
+    """Return the 99th percentile of a well-behaved tenant's waits, in steps, next to a tenant that floods the machine.
 
     Eight places; the good tenant sends a request every second step, the other `flood` requests in every step.
     """
@@ -205,7 +205,7 @@ def p99_wait(*, flood: int, shared: bool) -> float:
                 running.remove(request)
                 order.stop(request)
                 quotas.stop(request)
-        # A tenant at its limit is passed over; 5 places are the most that one may have, so 5 looks are enough.
+        # A tenant at its limit is passed over; a tenant may have at most 5 places, so 5 candidates are enough.
         for request in list(islice(order.ordered(0.0), 16)):
             if len(running) < 8 and quotas.check(request).fits:
                 order.admit(request)

@@ -70,7 +70,7 @@ def test_a_generated_trace_can_be_saved_and_played(tmp_path: Path, capsys: pytes
     assert second["fcfs"]["ttft"]["p99"] == pytest.approx(first["fcfs"]["ttft"]["p99"])
 
 
-def test_more_of_what_decides(capsys: pytest.CaptureFixture[str]):
+def test_more_policy_options(capsys: pytest.CaptureFixture[str]):
     options = ["--prefill-first", "--victim", "least-output", "--max-running-per-tenant", "4", "--refuse-late"]
     assert main(["--workload", "deadlines", "--requests", "80", "--rate", "50", "--policy", "edf+age", *options]) == 0
     assert "edf+age" in capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_wrong_input_is_one_line_on_stderr(arguments: list[str], message: str, c
     assert re.search(message, err)
 
 
-def test_a_malformed_line_is_said_with_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_error_for_a_malformed_line_has_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "bad.jsonl"
     path.write_text(json.dumps(LINE) + "\n{}\n")
     assert main([str(path)]) == 2

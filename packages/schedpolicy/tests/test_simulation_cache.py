@@ -9,7 +9,7 @@ PATHS = [(1, 2, 3, 4), (1, 2, 5, 6), (1, 7), (8, 9, 10), (8, 11)]
 
 
 class NaiveTree:
-    """Pages by key; every question is answered by looking at all of them."""
+    """Pages by key; every method looks at all of them."""
 
     def __init__(self) -> None:
         self.before: dict[int, int | None] = {}
@@ -89,7 +89,7 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = settings(max_examples=100, stateful_step_count=40)
 
 
-def test_a_watch_tells_of_every_change_and_of_nothing_else():
+def test_a_watch_reports_every_change_and_nothing_else():
     told: list[int] = []
     cache = BlockCache()
     watch = cache.watch((1, 2, 3), lambda: told.append(watch.num_pages))

@@ -22,7 +22,7 @@ ONE = Fleet(machine=H100_8B, num_pages=14_304, page_size=64)
 
 
 def lpm(age_weight: float) -> Policies:
-    """Longest prefix match with nobody let past a request that does not fit: the order alone decides."""
+    """Longest prefix match without skipping ahead: the order alone decides."""
     rank = ByLongestMatch(age_weight=age_weight)
     return replace(
         policies_named("lpm", page_size=64),
@@ -32,7 +32,7 @@ def lpm(age_weight: float) -> Policies:
 
 
 @pytest.mark.parametrize("age_weight", [1000.0, 4000.0])
-def test_ageing_bounds_by_whom_a_cold_request_is_overtaken(age_weight: float):
+def test_ageing_bounds_how_late_a_request_can_overtake_a_cold_one(age_weight: float):
     trace = generate("hot-and-cold", num_requests=2500, rate=15, seed=1)
     longest_match = max(len(request.keys) for request in trace.requests) * trace.block_size
     bound_s = longest_match / age_weight
@@ -45,7 +45,7 @@ def test_ageing_bounds_by_whom_a_cold_request_is_overtaken(age_weight: float):
     assert overtaken(0.0) > 1.2 * bound_s  # by match alone, cold requests starve
 
 
-def test_what_cannot_ever_fit_is_refused():
+def test_a_request_that_can_never_fit_is_refused():
     trace = generate("poisson", num_requests=50, rate=5, seed=0)
     (observed,) = simulate(
         trace, replace(ONE, num_pages=40), make_policies=lambda _: policies_named("fcfs", page_size=64)
@@ -56,7 +56,7 @@ def test_what_cannot_ever_fit_is_refused():
     assert len(observed.records) == 50
 
 
-def test_what_would_be_late_is_refused_at_once():
+def test_a_request_that_would_be_late_is_refused_at_once():
     trace = generate("deadlines", num_requests=600, rate=60, seed=0)
     feasibility = Feasibility(model=H100_8B.model, chunk_tokens=2048, output_ratio=0.5)
 

@@ -20,6 +20,6 @@ def test_the_pictures_are_small():
     assert sum(path.stat().st_size for path in (PACKAGE / "gallery").iterdir()) < 300_000
 
 
-def test_it_wants_a_folder(capsys: pytest.CaptureFixture[str]):
+def test_the_gallery_needs_a_folder(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
     assert "usage" in capsys.readouterr().err

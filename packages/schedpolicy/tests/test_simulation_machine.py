@@ -31,7 +31,7 @@ def test_many_decode_steps_are_the_sum_of_single_ones():
 
 
 @pytest.mark.parametrize("within_s", [0.0, 0.01, 0.3, 1.0, 1e9])
-def test_the_fewest_steps_that_take_so_long(within_s: float):
+def test_the_fewest_steps_that_take_a_given_time(within_s: float):
     num_steps = EXACT.num_decode_steps(within_s, 7, 100, at_most=30)
     assert num_steps == 30 or EXACT.decode_s(num_steps, 7, 100) >= within_s
     assert num_steps == 0 or EXACT.decode_s(num_steps - 1, 7, 100) < within_s
@@ -45,7 +45,7 @@ def test_presets_give_the_published_throughput(
     machine: Machine,
     published: list[tuple[int, int, float]],
     kv_tokens: float,
-    output_share: float,  # of its output that a request holds memory for, over its life
+    output_share: float,  # part of its output for which a request holds memory, over its lifetime
     within: float,
 ):
     model = machine.model
@@ -99,7 +99,7 @@ GOOD: dict[str, Any] = {"format": FORMAT, "base_s": 0.01, "prefill_s": 1e-5, "de
         (json.dumps({**GOOD, "base_s": 0}), "base_s \\+ decode_s must be > 0"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, message: str):
+def test_errors_in_a_file_are_named(tmp_path: Path, content: str, message: str):
     path = tmp_path / "machine.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):

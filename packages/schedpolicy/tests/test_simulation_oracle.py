@@ -1,4 +1,4 @@
-"""The simulator against a second one that counts every token and every page, one step at a time."""
+"""Compares the simulator with a second one that counts every token and every page, one step at a time."""
 
 import inspect
 import textwrap
@@ -30,7 +30,7 @@ from pagewood.schedpolicy.skip_ahead import SkipAhead
 from pagewood.schedpolicy.testing import NaiveDeferral
 from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim
 
-# Sums of these are exact in binary floating point, whatever the order in which they are added.
+# Sums of these are exact in binary floating point, in any order.
 MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)
 MACHINE = Machine(name="exact", source="test", model=MODEL)
 ORDERS = ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "fair", "dfs-weight", "edf", "adaptive")
@@ -56,7 +56,7 @@ class Naive:
         self.computed = 0
         self.leased: list[int] = []
         self.private = 0
-        self.twins = 0  # of the private pages, those that others have brought into the cache meanwhile
+        self.twins = 0  # private pages of which the cache has a copy from another request
         self.first_token_s = self.finished_s = inf
         self.refused = False
         self.num_hit = -1
@@ -90,7 +90,7 @@ class Naive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaivePolicies:
-    """What the oracle asks; its order reads all matches itself in every pass."""
+    """The policies of the oracle; its order reads all matches itself in every pass."""
 
     order: Order[Naive]
     budget: Budget
@@ -101,7 +101,7 @@ class NaivePolicies:
 
 
 class NaiveCache:
-    """Pages with the time of their last use; everything is found by looking at all of them."""
+    """Pages with the time of their last use; every method looks at all of them."""
 
     def __init__(self) -> None:
         self.parent: dict[int, int | None] = {}
@@ -210,7 +210,7 @@ class NaiveReplica:
         return min(self.cache.match(request.keys), (request.num_tokens - 1) // self.page_size)
 
     def step(self, now_s: float) -> float:
-        """Run one step from `now_s`, and return when it ends; infinite: there is nothing to do."""
+        """Run one step from `now_s`, and return its end, which is `now_s` if the step must be planned again."""
         limits = self.policies.budget
         budget = limits.open(len(self.running))
         decodes: list[Naive] = []
@@ -256,7 +256,7 @@ class NaiveReplica:
             if preempted[0]:
                 self.policies.reserve.on_preempt(self.running)
         if not prefills and not decodes:
-            # Those who could go on have yielded; at once they are tried again.
+            # All requests that could run were preempted; plan again at once.
             assert preempted[0]
             return now_s
         num_kv = sum(r.num_tokens for r in decodes)
@@ -418,7 +418,7 @@ def compare(
         assert (record.num_hit, record.num_preemptions) == (request.num_hit, request.num_preemptions)
     assert observed.num_prefill_tokens == replica.computed_tokens
     num_uncached = sum(r.num_prompt - r.num_hit + r.num_recomputed for r in records if r.outcome is Outcome.FINISHED)
-    # What was computed and lost before a prompt was finished is not in the records.
+    # Tokens that were computed and lost before a prompt was finished are not in the records.
     assert observed.num_prefill_tokens <= num_uncached or any(r.num_preemptions for r in records)
     assert any(r.num_preemptions for r in records) or observed.num_prefill_tokens == num_uncached
     gaps = [b - a for r in naive for a, b in zip(r.token_s, r.token_s[1:], strict=False)]
@@ -469,7 +469,7 @@ def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
 
 
 def crowded_trace(rng: Random) -> Trace:
-    """Draw requests that come at once, from three families, for a memory that holds two of them: much is evicted."""
+    """Draw requests of three families that arrive at once; memory holds two families, so much is evicted."""
     requests: list[TraceRequest] = []
     now = 0
     for number in range(rng.randint(4, 10)):
@@ -499,12 +499,12 @@ def run_crowded(seed: int) -> None:
     compare(crowded_trace(rng), *policies_for(order, budget, "priority", 1), rng.randint(36, 45), 1)
 
 
-def test_matches_that_change_in_the_middle_of_a_pass_are_told_in_the_next():
+def test_matches_that_change_within_a_pass_are_reported_in_the_next():
     for seed in range(300):
         run_crowded(seed)
 
 
-def test_a_match_that_is_taken_note_of_without_telling_the_order_is_noticed(monkeypatch: pytest.MonkeyPatch):
+def test_a_changed_match_without_notification_of_the_order_is_noticed(monkeypatch: pytest.MonkeyPatch):
     source = textwrap.dedent(inspect.getsource(Replica._fit))  # pyright: ignore[reportPrivateUsage]
     assert "request.num_matched = known_matched" in source
     namespace: dict[str, Any] = {}
@@ -512,7 +512,7 @@ def test_a_match_that_is_taken_note_of_without_telling_the_order_is_noticed(monk
     exec(source.replace("request.num_matched = known_matched", "pass"), function.__globals__, namespace)
     monkeypatch.setattr(Replica, "_fit", namespace["_fit"])
     with pytest.raises(AssertionError):
-        test_matches_that_change_in_the_middle_of_a_pass_are_told_in_the_next()
+        test_matches_that_change_within_a_pass_are_reported_in_the_next()
 
 
 def policies_for(
@@ -524,7 +524,7 @@ def policies_for(
     init_ratio: float = 0.7,
     min_shared: int | None = None,
 ) -> tuple[NaivePolicies, Policies]:
-    """Return the same policies for both; requests defer to those that save `min_shared` tokens, or none does."""
+    """Return the same policies for both; `min_shared` is that of the deferral, None to defer nothing."""
     naive = NaivePolicies(
         order=order_named(order),
         budget=budget,
@@ -542,7 +542,7 @@ def policies_for(
 
 
 def burst(rng: Random) -> Trace:
-    """Draw requests that come almost at once and share a prefix of 8 to 20 tokens."""
+    """Draw requests that arrive almost at once and share a prefix of 8 to 20 tokens."""
     requests = [
         TraceRequest(
             arrived_s=rng.randint(0, 8) / 2**8,

@@ -69,14 +69,14 @@ def test_percentiles_are_of_nearest_rank():
     assert spread_of([]).longest == 0.0
 
 
-def test_overtaken_is_how_much_later_one_arrived_that_went_before():
+def test_overtaken_is_the_longest_time_by_which_a_request_overtook_another():
     assert overtaken_s([record(0, admitted_s=1), record(1, admitted_s=2)]) == 0
     assert overtaken_s([record(0, admitted_s=9), record(3, admitted_s=4), record(5, admitted_s=9)]) == 3
     assert overtaken_s([record(0, admitted_s=math.inf), record(1, admitted_s=2)]) == 0
 
 
 def brute_gap(events: list[tuple[str, str, float]]) -> float:
-    """Look at every pair of tenants and every interval in which both wait throughout."""
+    """Compare every pair of tenants over every interval in which both wait."""
     tenants = sorted({tenant for _, tenant, _ in events})
     largest = 0.0
     for one in tenants:

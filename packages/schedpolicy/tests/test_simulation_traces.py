@@ -36,7 +36,7 @@ def test_a_mooncake_line(tmp_path: Path):
     assert len({*first.keys, *second.keys}) == 4
 
 
-def test_openai_lines_share_what_their_texts_share(tmp_path: Path):
+def test_openai_lines_with_a_common_text_share_keys(tmp_path: Path):
     system = {"role": "system", "content": "x" * 4000}
     ask = {"role": "user", "content": "why? " * 200}
     lines = [
@@ -63,7 +63,7 @@ def test_openai_lines_share_what_their_texts_share(tmp_path: Path):
         (({**MOONCAKE, "input_length": "long"},), ":1: input_length must be an integer, got 'long'"),
         (({**MOONCAKE, "hash_ids": ["x"]},), ":1: hash_ids must be a list of integers"),
         (({**MOONCAKE, "output_length": 0},), ":1: num_output must be >= 1, got 0"),
-        ((MOONCAKE, {**MOONCAKE, "hash_ids": [8, 9]}), ":2: hash_ids must stand for all that is before them"),
+        ((MOONCAKE, {**MOONCAKE, "hash_ids": [8, 9]}), ":2: hash_ids must identify all blocks before them"),
         (({"timestamp": 0},), ":1: a request must have hash_ids"),
         (({"prompt": "x"},), ":1: a request must have one of completion_tokens"),
         ((MOONCAKE, {"prompt": "x", "max_tokens": 1}), ":2: lines must be all of one kind"),
@@ -104,7 +104,7 @@ def test_only_computed_pages_have_keys():
     assert trace.page_keys(request(15, 1, keys=(3, 5)), 8) == (3,)
 
 
-def test_a_trace_played_faster():
+def test_a_trace_is_sped_up():
     trace = generate("poisson", num_requests=5, rate=1.0, seed=0)
     faster = scaled(trace, rate=2.0)
     assert [r.arrived_s for r in faster.requests] == [r.arrived_s / 2 for r in trace.requests]
@@ -120,7 +120,7 @@ def test_a_trace_played_faster():
         ({"rate": 0.0}, "rate must be > 0"),
     ],
 )
-def test_a_workload_that_is_not_there(arguments: dict[str, Any], message: str):
+def test_an_unknown_workload_is_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         generate(**(DEFAULTS | arguments))
 

@@ -20,7 +20,7 @@ class Queued:
 
 
 def admit(skip_ahead: SkipAhead, waiting: list[Queued], num_free: int) -> list[int]:
-    """Run one step of admission: take out of `waiting` who fits, and return their arrivals."""
+    """Run one step of admission: remove the requests that fit from `waiting`, and return their arrivals."""
     skip_ahead.begin_step(waiting)
     admitted: list[Queued] = []
     for request in waiting:
@@ -35,7 +35,7 @@ def admit(skip_ahead: SkipAhead, waiting: list[Queued], num_free: int) -> list[i
     return [request.arrival for request in admitted]
 
 
-def test_small_requests_get_past_a_large_one_and_then_it_blocks():
+def test_small_requests_pass_a_large_one_and_then_it_blocks():
     skip_ahead = SkipAhead(max_skipped=1, max_passes=2)
     waiting = [Queued(0, 100), *(Queued(number, 10) for number in range(1, 9))]
     assert [admit(skip_ahead, waiting, 20) for _ in range(3)] == [[1, 2], [3, 4], []]
@@ -43,7 +43,7 @@ def test_small_requests_get_past_a_large_one_and_then_it_blocks():
     assert admit(skip_ahead, waiting, 20) == [7, 8]
 
 
-def test_steps_in_which_nobody_gets_past_do_not_count():
+def test_steps_without_passing_do_not_count():
     skip_ahead = SkipAhead(max_skipped=4, max_passes=1)
     waiting = [Queued(0, 100), Queued(1, 10)]
     assert [admit(skip_ahead, waiting, 5) for _ in range(50)] == [[]] * 50
@@ -52,7 +52,7 @@ def test_steps_in_which_nobody_gets_past_do_not_count():
     assert admit(skip_ahead, waiting, 10) == []
 
 
-def test_who_is_admitted_from_further_up_the_line_gets_past_nobody():
+def test_a_request_admitted_before_the_skipped_one_does_not_pass_it():
     skip_ahead = SkipAhead(max_skipped=1, max_passes=1)
     large = Queued(5, 100)
     assert admit(skip_ahead, [large], 10) == []
@@ -60,7 +60,7 @@ def test_who_is_admitted_from_further_up_the_line_gets_past_nobody():
     assert admit(skip_ahead, [large, Queued(6, 10)], 10) == [6]
 
 
-def test_a_request_that_comes_back_after_it_ran_can_be_passed_over_again():
+def test_a_preempted_request_can_be_passed_over_again():
     skip_ahead = SkipAhead(max_skipped=1, max_passes=1)
     large = Queued(0, 100)
     assert admit(skip_ahead, [large, Queued(1, 10)], 10) == [1]
@@ -117,5 +117,5 @@ def test_limits_are_not_negative(name: str):
         SkipAhead(**{"max_skipped": 1, "max_passes": 1, name: -1})
 
 
-def test_a_new_one_allows_as_many_as_it_says():
+def test_a_new_allowance_is_complete():
     assert SkipAhead(max_skipped=1, max_passes=1).pass_over(Queued(0, 10))

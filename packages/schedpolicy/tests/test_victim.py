@@ -44,7 +44,7 @@ running_lists = st.lists(
 
 
 @given(running_lists)
-def test_the_victim_is_of_the_lowest_priority_the_newest(running: list[Runner]):
+def test_the_victim_is_the_newest_of_the_lowest_priority(running: list[Runner]):
     victim = choose_victim(running)
     if not running:
         assert victim is None
@@ -76,7 +76,7 @@ def test_victims_are_chosen_in_the_reverse_order_of_deserving(running: list[Runn
 
 
 @given(running_lists, st.integers(-3, 5), st.integers(0, 3), st.integers(1, 100))
-def test_victims_are_far_enough_below_suffice_and_none_could_be_spared(
+def test_victims_are_of_low_priority_suffice_and_none_could_be_spared(
     running: list[Runner], priority: int, threshold: int, num_missing: int
 ):
     before = list(running)
@@ -93,19 +93,19 @@ def test_victims_are_far_enough_below_suffice_and_none_could_be_spared(
         assert all(num_given - victim.num_tokens < num_missing for victim in victims)
 
 
-def test_lower_priorities_yield_first_and_of_these_the_newest():
+def test_lower_priorities_are_preempted_first_and_of_these_the_newest():
     running = [Runner(0, priority=0), Runner(1, priority=-1), Runner(2, priority=-1), Runner(3, priority=5)]
     victims = worth_preempting(Candidate(1), running, 0, num_missing=25)
     assert [victim.arrival for victim in victims] == [2, 1, 0]
 
 
-def test_those_whose_pages_are_not_needed_are_spared():
+def test_requests_whose_pages_are_not_needed_are_spared():
     running = [Runner(3, num_tokens=5), Runner(2, num_tokens=5), Runner(1, num_tokens=50), Runner(0, num_tokens=50)]
     victims = worth_preempting(Candidate(1), running, 0, num_missing=50)
     assert [victim.arrival for victim in victims] == [1]
 
 
-def test_nobody_yields_where_all_together_would_not_suffice():
+def test_no_request_is_preempted_if_all_together_would_not_suffice():
     assert len(worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0, num_missing=20)) == 2
     assert worth_preempting(Candidate(1), [Runner(0), Runner(1)], 0, num_missing=21) == []
 
@@ -129,7 +129,7 @@ def test_the_default_threshold_is_ten():
     assert worth_preempting(Candidate(11), [Runner(0)]) == [Runner(0)]
 
 
-def test_who_has_generated_least_yields_first_then_who_has_the_longest_prompt():
+def test_the_least_output_is_preempted_first_then_the_longest_prompt():
     running = [
         Runner(0, num_tokens=50, num_generated=9),
         Runner(1, num_tokens=55, num_generated=5),
@@ -139,7 +139,7 @@ def test_who_has_generated_least_yields_first_then_who_has_the_longest_prompt():
     assert [runner.arrival for runner in sorted(running, key=by_least_output)] == [3, 2, 1, 0]
 
 
-def test_who_loses_least_yields_first():
+def test_the_least_loss_is_preempted_first():
     running = [
         FakeRequest(arrival=0, num_tokens=100, num_kept=90),
         FakeRequest(arrival=1, num_tokens=20, num_kept=0),
@@ -148,18 +148,18 @@ def test_who_loses_least_yields_first():
     assert [runner.arrival for runner in sorted(running, key=by_least_lost)] == [2, 0, 1]
 
 
-def test_who_can_wait_longest_yields_first():
+def test_the_most_slack_is_preempted_first():
     running = [
         FakeRequest(arrival=0, deadline_s=10.0, max_new_tokens=10),  # ends at 1 s: 9 s to spare
         FakeRequest(arrival=1, deadline_s=10.0, max_new_tokens=80),  # 2 s
         FakeRequest(arrival=2, deadline_s=10.0, max_new_tokens=80, num_generated=75),  # 9.5 s
-        FakeRequest(arrival=3),  # for ever
+        FakeRequest(arrival=3),  # without end
     ]
     assert [runner.arrival for runner in sorted(running, key=by_most_slack(0.1))] == [3, 2, 0, 1]
 
 
 @given(running_lists, st.integers(0, 200), st.integers(1, 8), st.integers(1, 30))
-def test_those_who_yield_free_enough_for_those_who_stay(
+def test_victims_free_enough_for_the_remaining_requests(
     running: list[Runner], num_available: int, page_size: int, num_steps: int
 ):
     victims = choose_victims(
@@ -177,10 +177,10 @@ def test_those_who_yield_free_enough_for_those_who_stay(
         return wanted <= free
 
     assert suffices(len(victims)) or len(victims) == len(running) - 1
-    assert not victims or not suffices(len(victims) - 1)  # and nobody could be spared
+    assert not victims or not suffices(len(victims) - 1)  # and no victim could be spared
 
 
-def test_nobody_needs_room_for_more_than_he_may_generate():
+def test_no_request_needs_room_beyond_its_limit():
     running = [Runner(0, num_generated=98), Runner(1, num_generated=100)]
     assert choose_victims(running, num_available=2, page_size=1) == []
     assert len(choose_victims(running, num_available=1, page_size=1)) == 1
@@ -192,13 +192,13 @@ def test_twenty_steps_are_enough_room_by_default():
     assert choose_victims(running, num_available=39, page_size=1) == [Runner(1)]
 
 
-def test_what_is_shared_is_not_freed():
+def test_shared_pages_are_not_freed():
     running = [Runner(arrival) for arrival in range(4)]
     victims = choose_victims(running, num_available=0, page_size=1, num_steps=5, freed_by=lambda runner: 0)
     assert [victim.arrival for victim in victims] == [3, 2, 1]
 
 
-def test_room_is_checked():
+def test_arguments_of_choose_victims_are_checked():
     with pytest.raises(ValueError, match="page_size must be >= 1, got 0"):
         choose_victims([Runner(0)], num_available=0, page_size=0)
     with pytest.raises(ValueError, match="num_steps must be >= 1, got 0"):

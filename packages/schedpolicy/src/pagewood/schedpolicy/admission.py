@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagewood.schedpolicy.requests import Running, Waiting
+from pagewood.schedpolicy.pages import round_up
+from pagewood.schedpolicy.requests import Request, Running, Waiting
 from pagewood.schedpolicy.verdict import FITS, Outcome, Verdict
 
 
@@ -208,7 +209,7 @@ class Admission:
     def _chunk(self, num_before: int, num_left: int, *, most: float = math.inf, is_partial: bool = False) -> Chunk:
         """Return how much of a prompt this step computes; a cut is at the end of a page."""
         limits = self._limits
-        num_whole = _round_up(num_left, limits.page_size)
+        num_whole = round_up(num_left, limits.page_size)
         if self.remaining_chunk is None and not is_partial:
             if self._has_admitted and num_whole >= self.remaining_input:
                 return _nothing(_other("remaining_input", num_whole, self.remaining_input))
@@ -234,7 +235,7 @@ class Admission:
         return Chunk(num_tokens=num_tokens, is_cut=True, verdict=FITS)
 
     def _reserve(self, num_tokens: int, num_output: int) -> None:
-        num_computed = _round_up(num_tokens, self._limits.page_size)
+        num_computed = round_up(num_tokens, self._limits.page_size)
         num_immediate = num_computed + self._limits.page_size
         self._total_offset += num_immediate + num_output
         self._current_offset += num_immediate
@@ -243,7 +244,7 @@ class Admission:
         if self.remaining_chunk is not None:
             self.remaining_chunk -= num_computed
 
-    def _output_estimate(self, request: Waiting | Running) -> int:
+    def _output_estimate(self, request: Request) -> int:
         return min(max(request.max_new_tokens - request.num_generated, 0), self._limits.max_output_estimate)
 
 
@@ -281,7 +282,3 @@ def _other(name: str, wanted: float, left: float) -> Verdict:
 
 def _nothing(verdict: Verdict) -> Chunk:
     return Chunk(num_tokens=0, is_cut=False, verdict=verdict)
-
-
-def _round_up(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size) * page_size

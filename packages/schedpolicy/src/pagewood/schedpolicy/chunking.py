@@ -3,6 +3,7 @@
 from collections import deque
 
 from pagewood.schedpolicy.latency import StepModel, StepSample
+from pagewood.schedpolicy.pages import round_up
 
 
 class DynamicChunk:
@@ -50,7 +51,7 @@ class DynamicChunk:
             raise ValueError(f"min_tokens must be >= 1, got {min_tokens}")
         if not 1 <= refit_every <= window:
             raise ValueError(f"refit_every must be in [1, window ({window})], got {refit_every}")
-        self.min_tokens = -(-min_tokens // page_size) * page_size
+        self.min_tokens = round_up(min_tokens, page_size)
         self.max_tokens = max_tokens // page_size * page_size
         if self.max_tokens < self.min_tokens:
             raise ValueError(f"max_tokens must be >= min_tokens ({self.min_tokens}) in whole pages, got {max_tokens}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
+from pagewood.schedpolicy.pages import round_up
 from pagewood.schedpolicy.requests import HasPrompt
 
 Q = TypeVar("Q", bound=HasPrompt)
@@ -77,7 +78,7 @@ class InBatchDeferral(Generic[Q]):
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
         self._page_size = page_size
-        self._min_shared = -(-min_shared // page_size) * page_size
+        self._min_shared = round_up(min_shared, page_size)
         self._max_compared = max_compared
         self._num_compared = 0  # in this pass; written by: ready, _compare
         self._leaders: dict[int, _Leader[Q]] = {}  # by arrival, in the order of `start`; written by: start, stop, ready

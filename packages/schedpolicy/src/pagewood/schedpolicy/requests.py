@@ -3,17 +3,12 @@
 from typing import Any, Protocol
 
 
-class Waiting(Protocol):
-    """A waiting request; most policies read nothing else."""
+class Request(Protocol):
+    """The attributes that waiting and running requests have in common."""
 
     @property
     def arrival(self) -> int:
         """Sequence number of its first arrival: unique, ascending in time, kept when it is preempted."""
-        ...
-
-    @property
-    def arrived_s(self) -> float:
-        """Time of its first arrival, on the same clock as `now_s`."""
         ...
 
     @property
@@ -27,11 +22,6 @@ class Waiting(Protocol):
         ...
 
     @property
-    def num_matched(self) -> int:
-        """Leading tokens whose KV is cached now: a property over a `LiveMatch`, or a number that the caller updates."""
-        ...
-
-    @property
     def num_generated(self) -> int:
         """Tokens generated so far, over all its runs."""
         ...
@@ -39,6 +29,20 @@ class Waiting(Protocol):
     @property
     def max_new_tokens(self) -> int:
         """Limit on generated tokens, over all its runs."""
+        ...
+
+
+class Waiting(Request, Protocol):
+    """A waiting request; most policies read nothing else."""
+
+    @property
+    def arrived_s(self) -> float:
+        """Time of its first arrival, on the same clock as `now_s`."""
+        ...
+
+    @property
+    def num_matched(self) -> int:
+        """Leading tokens whose KV is cached now: a property over a `LiveMatch`, or a number that the caller updates."""
         ...
 
 
@@ -54,33 +58,8 @@ class LiveMatch(Protocol):
         ...
 
 
-class Running(Protocol):
+class Running(Request, Protocol):
     """A request that holds pages."""
-
-    @property
-    def arrival(self) -> int:
-        """Sequence number of its first arrival, unique, ascending in time."""
-        ...
-
-    @property
-    def priority(self) -> int:
-        """Higher goes first. It may change while the request runs."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt plus the tokens generated so far."""
-        ...
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens generated so far, over all its runs."""
-        ...
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Limit on generated tokens, over all its runs."""
-        ...
 
 
 class HasPrefix(Protocol):

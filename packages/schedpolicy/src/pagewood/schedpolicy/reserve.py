@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagewood.schedpolicy.requests import Running, Waiting
+from pagewood.schedpolicy.pages import pages_of
+from pagewood.schedpolicy.requests import Request, Running, Waiting
 
 # Limit on the reserved part of `max_new_tokens`: few requests generate more.
 _MAX_RESERVED_TOKENS = 4096
@@ -83,7 +84,7 @@ class NewTokenRatio:
         self._ratio = max(self._ratio, min(1.0, num_expected / num_allowed))
         self._num_held = self.hold_steps
 
-    def reserved_tokens(self, running: Iterable[Running | Waiting], *, page_size: int) -> int:
+    def reserved_tokens(self, running: Iterable[Request], *, page_size: int) -> int:
         """Estimate the memory that running requests need beyond the pages of their `num_tokens`.
 
         Returns:
@@ -92,7 +93,7 @@ class NewTokenRatio:
         num_pages = 0
         for request in running:
             num_new = self._estimate(request.max_new_tokens - request.num_generated)
-            num_pages += _pages(request.num_tokens + num_new, page_size) - _pages(request.num_tokens, page_size)
+            num_pages += pages_of(request.num_tokens + num_new, page_size) - pages_of(request.num_tokens, page_size)
         return num_pages * page_size
 
     def open(self, running: Iterable[Running], *, page_size: int, num_to_complete: int) -> "StepReserve":
@@ -116,7 +117,7 @@ class NewTokenRatio:
             Tokens, a multiple of `page_size`.
         """
         num_tokens = waiting.num_tokens + self._estimate(waiting.max_new_tokens - waiting.num_generated)
-        return (_pages(num_tokens, page_size) - waiting.num_matched // page_size) * page_size
+        return (pages_of(num_tokens, page_size) - waiting.num_matched // page_size) * page_size
 
     def _estimate(self, num_allowed: int) -> int:
         return math.ceil(self._ratio * min(max(num_allowed, 0), _MAX_RESERVED_TOKENS))
@@ -141,18 +142,14 @@ class StepReserve:
     num_running: int  # written by: admit
     num_pages: int  # written by: admit
 
-    def beside(self, candidate: Running | Waiting) -> int:
+    def beside(self, candidate: Request) -> int:
         """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone."""
         return self.num_pages + self._to_come(candidate) if self.num_running else 0
 
-    def admit(self, request: Running | Waiting, *, num_to_complete: int) -> None:
+    def admit(self, request: Request, *, num_to_complete: int) -> None:
         """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
         self.num_running += 1
         self.num_pages += num_to_complete + self._to_come(request)
 
-    def _to_come(self, request: Running | Waiting) -> int:
+    def _to_come(self, request: Request) -> int:
         return self.ratio.reserved_tokens((request,), page_size=self.page_size) // self.page_size
-
-
-def _pages(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size)

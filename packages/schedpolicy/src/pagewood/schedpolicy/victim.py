@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from pagewood.schedpolicy.pages import round_up
 from pagewood.schedpolicy.requests import DeadlineRunning, Running, Waiting
 
 R = TypeVar("R", bound=Running)
@@ -105,11 +106,11 @@ def choose_victims(
         raise ValueError(f"num_steps must be >= 1, got {num_steps}")
 
     def held(request: R) -> int:
-        return _round_up(request.num_tokens, page_size)
+        return round_up(request.num_tokens, page_size)
 
     def wanted(request: R) -> int:
         num_new = max(0, min(num_steps, request.max_new_tokens - request.num_generated))
-        return _round_up(request.num_tokens + num_new, page_size) - held(request)
+        return round_up(request.num_tokens + num_new, page_size) - held(request)
 
     num_missing = sum(map(wanted, running)) - num_available
     victims: list[R] = []
@@ -159,7 +160,3 @@ def worth_preempting(
             victims.append(request)
     victims.reverse()
     return victims
-
-
-def _round_up(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size) * page_size

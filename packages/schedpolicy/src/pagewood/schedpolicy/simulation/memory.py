@@ -1,5 +1,6 @@
 """The KV pages of one replica: free, cached, or private to a running request."""
 
+from pagewood.schedpolicy.pages import pages_of
 from pagewood.schedpolicy.simulation.cache import PrefixCache
 from pagewood.schedpolicy.simulation.request import SimRequest
 
@@ -42,7 +43,7 @@ class Memory:
 
     def pages_of(self, num_tokens: int) -> int:
         """Return how many pages `num_tokens` tokens need."""
-        return -(-num_tokens // self.page_size)
+        return pages_of(num_tokens, self.page_size)
 
     def matched_pages(self, request: SimRequest, num_cached: int) -> int:
         """Return how many of its cached leading pages a request can use; its last token is always computed."""
