@@ -56,7 +56,7 @@ def test_a_measured_machine(trace: str, tmp_path: Path, capsys: pytest.CaptureFi
     summary = json.loads(capsys.readouterr().out)["policies"]["lpm"]
     assert summary["e2e"]["p50"] == pytest.approx(9.0, abs=0.01)
     assert main([trace, "--step-model", str(model)]) == 2
-    assert "--cache-pages must be given, since mine does not say" in capsys.readouterr().err
+    assert "--cache-pages must be given, since mine has no kv_tokens" in capsys.readouterr().err
 
 
 def test_a_generated_trace_can_be_saved_and_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
