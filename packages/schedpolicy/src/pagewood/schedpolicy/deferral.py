@@ -41,9 +41,9 @@ class InBatchDeferral(Generic[Q]):
     of the tokens that the two share, and when the leader stops. The caller takes a parked request out of its queue,
     with `Order.park`, and puts it back with `Order.add` when it is ready: parked requests cost nothing in a pass.
 
-    Invariant: every parked request that is not ready is parked on one leader, and every leader has been started, has
-    not been stopped, and has at least `min_shared` tokens of its prompt to compute. So every parked request becomes
-    ready: its leader makes progress or stops.
+    Invariant: every parked request that is not ready is parked on one leader; every leader has been started, has not
+    been stopped, and at the last `ready` had at least `min_shared` tokens of its prompt to compute. So every parked
+    request becomes ready: its leader makes progress or stops.
 
     Cost: two prompts that share enough agree in the tokens [m, m + min_shared), where m is the match of the waiting
     one. So leaders are kept by that window, for each m that occurs in a pass, and one candidate costs a small `window`
@@ -83,9 +83,8 @@ class InBatchDeferral(Generic[Q]):
         self._num_compared = 0  # in this pass; written by: ready, _compare
         self._leaders: dict[int, _Leader[Q]] = {}  # by arrival, in the order of `start`; written by: start, stop, ready
         self._parked: dict[int, _Parked[Q]] = {}  # by arrival, ready ones included; written by: _park, discard, ready
-        self._unverified: dict[
-            int, None
-        ] = {}  # arrivals parked without a comparison; written by: _park, _wake, discard
+        # Arrivals parked provisionally, oldest first; written by: _park, _verify, _wake, discard.
+        self._unverified: dict[int, None] = {}
         self._woken: list[_Parked[Q]] = []  # to be returned by `ready`; written by: _wake, ready
         # Leaders by their tokens [m, m + min_shared), for each m that occurred in this pass; written by: start, stop,
         # ready, defer.

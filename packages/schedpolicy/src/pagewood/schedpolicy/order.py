@@ -20,7 +20,7 @@ class Order(Protocol[W]):
     """
 
     def add(self, request: W) -> None:
-        """Take a request in.
+        """Add a request.
 
         Raises:
             ValueError: A request with the same `arrival` is already here.

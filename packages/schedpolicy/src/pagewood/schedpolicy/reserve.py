@@ -61,7 +61,7 @@ class NewTokenRatio:
 
     @property
     def ratio(self) -> float:
-        """The estimate, in (0, 1] (0 only where `min_factor` is)."""
+        """The estimate, in (0, 1], or 0 if `min_factor` is 0."""
         return self._ratio
 
     def on_step(self) -> None:

@@ -20,7 +20,7 @@ class PrefixCache(Protocol):
         ...
 
     def match(self, keys: Sequence[int]) -> int:
-        """Return how many of the leading pages are cached; this is not a use."""
+        """Return how many of the leading pages are cached; does not count as a use."""
         ...
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
@@ -32,7 +32,7 @@ class PrefixCache(Protocol):
         ...
 
     def unlock(self, keys: Sequence[int], num_pages: int) -> None:
-        """Undo one such lock; the pages count as used now."""
+        """Undo one lock; the pages count as used now."""
         ...
 
     def evict(self, num_pages: int) -> int:
@@ -102,7 +102,7 @@ class BlockCache:
         return len(self._nodes) - self._num_locked
 
     def match(self, keys: Sequence[int]) -> int:
-        """Return how many of the leading pages are cached; this is not a use."""
+        """Return how many of the leading pages are cached; does not count as a use."""
         nodes = self._nodes
         if not keys or keys[0] not in nodes:
             return 0
@@ -139,7 +139,7 @@ class BlockCache:
             node = node.parent
 
     def unlock(self, keys: Sequence[int], num_pages: int) -> None:
-        """Undo one such lock; the pages count as used now."""
+        """Undo one lock; the pages count as used now."""
         node = self._nodes[keys[num_pages - 1]] if num_pages else None
         if node is None:
             return

@@ -84,7 +84,7 @@ class Memory:
         request.num_private += num_taken
 
     def publish(self, request: SimRequest, num_tokens: int) -> None:
-        """Let the cache adopt the whole pages of the first `num_tokens` tokens, which are computed."""
+        """Publish the whole pages of the first `num_tokens` tokens, which are computed, in the cache."""
         num_pages = min(num_tokens // self.page_size, len(request.keys))
         if num_pages <= request.num_leased:
             return

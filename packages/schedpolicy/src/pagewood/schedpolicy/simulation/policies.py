@@ -48,7 +48,7 @@ VICTIMS = ("priority", "least-output")
 SGLANG_ORDERS = ("lpm-unaged", "lpm-sglang")
 """For comparisons: lpm without ageing, and the same with SGLang's fallback to fcfs above 128 waiting requests."""
 EXTRAS = ("age", "defer")
-"""What a name may be followed by, as in `lpm+defer`: a bound on waiting, and in-batch prefix deferral."""
+"""Suffixes of a name, as in `lpm+defer`: a bound on waiting, and in-batch prefix deferral."""
 
 _COMES_OF_AGE_S = 10.0
 

@@ -39,15 +39,15 @@ class Queue:
         self._changed: dict[int, SimRequest] = {}  # by arrival, those whose live match changed since the last pass
 
     def __len__(self) -> int:
-        """Return how many requests wait."""
+        """Return the number of waiting requests."""
         return len(self._waiting)
 
     def __contains__(self, request: SimRequest) -> bool:
-        """Return whether a request waits."""
+        """Return whether a request is waiting."""
         return request.arrival in self._waiting
 
     def __iter__(self) -> Iterator[SimRequest]:
-        """Yield the waiting requests in the order in which they came."""
+        """Yield the waiting requests in the order in which they were added."""
         return iter(self._waiting.values())
 
     def add(self, request: SimRequest) -> None:

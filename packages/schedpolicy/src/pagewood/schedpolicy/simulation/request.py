@@ -92,7 +92,7 @@ class SimRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, and those generated so far."""
+        """Tokens of the prompt plus the tokens generated so far."""
         return self.num_prompt + self.num_generated
 
     @property

@@ -53,7 +53,7 @@ class PowerOfTwo:
     __slots__ = ("_rng",)
 
     def __init__(self, rng: Random) -> None:
-        """Draw from `rng`, twice per request."""
+        """Use `rng`, which is drawn from twice per request."""
         self._rng = rng
 
     def choose(self, keys: Sequence[int], loads: Sequence[int]) -> int:

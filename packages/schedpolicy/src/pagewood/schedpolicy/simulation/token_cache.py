@@ -41,7 +41,7 @@ class TokenCache(Protocol):
         ...
 
     def peek(self, tokens: Any) -> TokenMatch:
-        """Find the longest cached prefix; this is not a use."""
+        """Find the longest cached prefix; does not count as a use."""
         ...
 
     def insert(self, tokens: Any, pages: Any) -> TokenInsertion:
@@ -92,7 +92,7 @@ class OverTokens:
         return self._cache.num_evictable
 
     def match(self, keys: Sequence[int]) -> int:
-        """Return how many of the leading pages are cached; this is not a use."""
+        """Return how many of the leading pages are cached; does not count as a use."""
         return self._cache.peek(self._array(keys)).num_tokens
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
@@ -107,7 +107,7 @@ class OverTokens:
             self._leases.setdefault(keys[num_pages - 1], []).append(self._cache.lock(node))
 
     def unlock(self, keys: Sequence[int], num_pages: int) -> None:
-        """Undo one such lock; the pages count as used now."""
+        """Undo one lock; the pages count as used now."""
         if num_pages:
             leases = self._leases[keys[num_pages - 1]]
             self._cache.unlock(leases.pop())

@@ -95,7 +95,7 @@ class Trace:
 
 
 def scaled(trace: Trace, *, rate: float) -> Trace:
-    """Return the trace played `rate` times as fast.
+    """Return the trace sped up by the factor `rate`.
 
     Raises:
         ValueError: `rate` is not > 0 and finite.

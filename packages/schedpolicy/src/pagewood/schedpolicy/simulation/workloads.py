@@ -30,7 +30,7 @@ class Contents:
 
 
 def poisson(num_requests: int, rate: float, rng: Random) -> Trace:
-    """Independent arrivals; lengths of chat; eight system prompts of 512 to 4,096 tokens, some more popular."""
+    """Independent arrivals, lengths of chats; eight system prompts of 512 to 4,096 tokens, some more popular."""
     times = (index_time for index_time in _poisson_times(num_requests, rate, rng))
     return _chat("poisson", list(times), rng)
 
