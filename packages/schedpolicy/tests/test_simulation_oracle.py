@@ -145,7 +145,6 @@ class NaiveReplica:
         self.waiting: list[Naive] = []
         self.running: list[Naive] = []
         self.computed_tokens = 0
-        self.num_deferred = 0
         self.service: Counter[str] = Counter()
 
     def free(self) -> int:
@@ -332,7 +331,6 @@ class NaiveReplica:
                 request.num_matched = before
                 if not skip_ahead.pass_over(request):
                     break
-        self.num_deferred += len(deferred)
         for request in deferred:
             order.park(request)
         for request in admitted:
@@ -496,7 +494,8 @@ def run_crowded(seed: int) -> None:
     budget = Budget(
         max_step_tokens=max_running + rng.randint(8, 20), max_chunk_tokens=None, max_running=max_running, max_prefills=3
     )
-    compare(crowded_trace(rng), *policies_for(order, budget, "priority", 1), rng.randint(36, 45), 1)
+    policies = policies_for(order, budget, "priority", 1, min_shared=rng.choice((None, 1, 4)))
+    compare(crowded_trace(rng), *policies, rng.randint(36, 45), 1)
 
 
 def test_matches_that_change_within_a_pass_are_reported_in_the_next():
@@ -542,30 +541,38 @@ def policies_for(
 
 
 def burst(rng: Random) -> Trace:
-    """Draw requests that arrive almost at once and share a prefix of 8 to 20 tokens."""
-    requests = [
-        TraceRequest(
-            arrived_s=rng.randint(0, 8) / 2**8,
-            num_prompt=rng.randint(20, 40),
-            num_output=rng.randint(1, 6),
-            max_new_tokens=6,
-            keys=tuple(range(rng.randint(8, 20))),
-        )
-        for _ in range(8)
+    """Draw requests with long outputs, and after them a burst of requests that share a prefix of 20 to 40 tokens."""
+    early = [
+        TraceRequest(arrived_s=0.0, num_prompt=rng.randint(1, 8), num_output=40, max_new_tokens=40, keys=())
+        for _ in range(rng.randint(0, 3))
     ]
-    return Trace(name="burst", requests=tuple(sorted(requests, key=lambda r: r.arrived_s)), block_size=1)
+    late = [
+        TraceRequest(
+            arrived_s=rng.randint(10, 30) / 2**6,
+            num_prompt=rng.randint(30, 45),
+            num_output=rng.randint(1, 20),
+            max_new_tokens=20,
+            keys=tuple(range(rng.randint(20, 40))),
+        )
+        for _ in range(5)
+    ]
+    late.sort(key=lambda request: request.arrived_s)
+    return Trace(name="burst", requests=(*early, *late), block_size=1)
 
 
 def test_repeats_in_a_burst_fare_as_in_the_naive_simulator():
-    num_deferred = 0
-    for seed in range(60):
+    num_deferred = num_orphaned = 0
+    for seed in range(150):
         rng = Random(seed)
-        trace, order, num_pages = burst(rng), rng.choice(("fcfs", "lpm", "fair")), 60 + rng.randint(0, 400)
-        budget = Budget(max_step_tokens=80, max_chunk_tokens=rng.randint(3, 9), max_running=8, max_prefills=8)
-        compare(trace, *policies_for(order, budget, "priority", 1, min_shared=4), num_pages, 1)
-        _, replica = run_naively(trace, policies_for(order, budget, "priority", 1, min_shared=4)[0], num_pages, 1)
-        num_deferred += replica.num_deferred
-    assert num_deferred > 60
+        trace, order, num_pages = burst(rng), rng.choice(("fcfs", "lpm", "fair")), rng.randint(66, 130)
+        victim = rng.choice(("priority", "least-output"))
+        budget = Budget(max_step_tokens=80, max_chunk_tokens=rng.randint(2, 6), max_running=8, max_prefills=8)
+        both = policies_for(order, budget, victim, 1, init_ratio=0.02, min_shared=rng.choice((1, 4)))
+        compare(trace, *both, num_pages, 1)
+        num_deferred += both[0].deferral.num_parked
+        num_orphaned += both[0].deferral.num_orphaned
+    assert num_deferred > 100
+    assert num_orphaned > 10, "leaders must be preempted while others are parked on them"
 
 
 def test_it_preempts_and_recomputes_as_the_naive_simulator_does():

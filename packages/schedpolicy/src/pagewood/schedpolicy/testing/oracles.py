@@ -252,6 +252,10 @@ class NaiveDeferral:
         self.page_size = page_size
         self.leaders: list[Any] = []
         self.parked: list[list[Any]] = []  # [request, leader]; the leader is None once it has stopped
+        self.num_parked = 0
+        """Calls of `defer` that parked a request."""
+        self.num_orphaned = 0
+        """Parked requests whose leader has stopped before its prompt was computed."""
 
     def saved_by(self, request: Any, leader: Any) -> int:
         """Return how many tokens a leader has still to compute that a request can match."""
@@ -277,12 +281,14 @@ class NaiveDeferral:
         for entry in self.parked:
             if entry[1] is request:
                 entry[1] = None
+                self.num_orphaned += self.saved_by(entry[0], request) >= self.min_shared
 
     def defer(self, request: Any) -> bool:
         """Park a request on the first leader that is worth waiting for."""
         for leader in self.leaders:
             if self.is_worth_waiting(request, leader):
                 self.parked.append([request, leader])
+                self.num_parked += 1
                 return True
         return False
 
