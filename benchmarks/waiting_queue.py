@@ -176,6 +176,10 @@ class Timed:
         self.num_changed += len(requests)
         return requests
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what is not timed."""
+        return getattr(self._inner, name)
+
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
             start_s = perf_counter()

@@ -126,7 +126,7 @@ def test_the_reserve_of_a_step_includes_requests_admitted_in_it(
     step = ratio.open(iter(running), page_size=page_size, num_to_complete=sum(lacking))
     for candidate in candidates:
         expected = sum(lacking) + ratio.reserved_tokens([*running, candidate], page_size=page_size) // page_size
-        assert step.beside(candidate) == (expected if running else 0)
+        assert step.num_reserved(candidate) == (expected if running else 0)
         if data.draw(st.booleans()):
             lacking.append(data.draw(st.integers(0, 3)))
             step.admit(candidate, num_to_complete=lacking[-1])

@@ -142,7 +142,7 @@ class StepReserve:
     num_running: int  # written by: admit
     num_pages: int  # written by: admit
 
-    def beside(self, candidate: Request) -> int:
+    def num_reserved(self, candidate: Request) -> int:
         """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone."""
         return self.num_pages + self._to_come(candidate) if self.num_running else 0
 

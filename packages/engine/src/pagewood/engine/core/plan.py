@@ -83,7 +83,7 @@ class Budget(Protocol):
 class StepReserve(Protocol):
     """How much memory is kept free for running requests while others are admitted in one step."""
 
-    def beside(self, candidate: Request) -> int:
+    def num_reserved(self, candidate: Request) -> int:
         """Return the pages that must stay available beyond those of the candidate's known tokens."""
         ...
 
@@ -239,7 +239,7 @@ class Planner:
                 break
             if waiting.defer(request):
                 continue
-            num_reserved = reserve.beside(request)
+            num_reserved = reserve.num_reserved(request)
             if waiting.recall(request, num_reserved=num_reserved):
                 continue
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)

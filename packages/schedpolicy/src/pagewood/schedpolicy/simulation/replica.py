@@ -239,7 +239,7 @@ class Replica:
             if self._queue.defer(request):
                 deferred.append(request)
                 continue
-            num_tokens = self._fit(request, budget, num_reserved=reserve.beside(request))
+            num_tokens = self._fit(request, budget, num_reserved=reserve.num_reserved(request))
             if num_tokens:
                 request.num_computed = request.num_matched
                 self._queue.start(request)
