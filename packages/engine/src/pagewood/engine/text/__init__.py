@@ -4,8 +4,9 @@ Nothing in here imports torch or transformers, so that a process that only handl
 """
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
+from pagewood.engine.text.panics import TokenizerPanic
 from pagewood.engine.text.stop import StopStrings
 from pagewood.engine.text.stream import TextStream
 from pagewood.engine.text.tokenizer import Tokenizer
 
-__all__ = ["ChatMessage", "ChatTemplate", "ChatTemplateError", "StopStrings", "TextStream", "Tokenizer"]
+__all__ = ["ChatMessage", "ChatTemplate", "ChatTemplateError", "StopStrings", "TextStream", "Tokenizer", "TokenizerPanic"]

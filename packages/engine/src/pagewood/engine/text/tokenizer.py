@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.incremental import IncrementalDecoder, incremental_decoder
+from pagewood.engine.text.panics import panics_as_errors
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -45,7 +46,8 @@ class Tokenizer:
         if not file.is_file():
             raise ValueError(f"model folder must hold a tokenizer.json, got {folder}")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            with panics_as_errors():
+                tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the bindings raise Exception itself
             raise ValueError(f"{file} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
@@ -66,11 +68,15 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return the ids of `text`, [num_tokens] int32."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+        with panics_as_errors():
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return np.array(encoding.ids, dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `tokens`; ids that the vocabulary does not have are left out."""
-        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
+        ids = [int(token) for token in tokens]
+        with panics_as_errors():
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt text of a conversation.
