@@ -85,8 +85,40 @@ def chained(*steps: decoders.Decoder) -> tokenizers.Tokenizer:
     """Return a tokenizer whose decoder has these steps, over pieces that at least one kind of step treats specially."""
     runs = ["é".encode(), "世".encode(), b"\xff", b" ", b"0"]
     pieces = [f"<0x{byte:02X}>" for run in runs for byte in run]
-    pieces += ["<0x+a>", "<0x-0>", "<0x٠٠>", "<0xzz>", "▁", "▁the", "▁▁a", "the", " ", "  fox ", "a", "ab", "abab", "b"]
-    pieces += ["##re", "##", " do not", "n't", ".", " .", "<pad>", "|", "x|y", "end</w>", "</w>", "Ġfox", "Ã", "©", "世", "\ufffd"]
+    pieces += [
+        "<0x+a>",
+        "<0x-0>",
+        "<0x\u0660\u0660>",
+        "<0xzz>",
+        "▁",
+        "▁the",
+        "▁▁a",
+        "the",
+        " ",
+        "  fox ",
+        "a",
+        "ab",
+        "abab",
+        "b",
+    ]
+    pieces += [
+        "##re",
+        "##",
+        " do not",
+        "n't",
+        ".",
+        " .",
+        "<pad>",
+        "|",
+        "x|y",
+        "end</w>",
+        "</w>",
+        "Ġfox",
+        "Ã",
+        "©",
+        "世",
+        "\ufffd",
+    ]
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys(["<unk>", *pieces]))}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     if steps:

@@ -9,4 +9,12 @@ from pagewood.engine.text.stop import StopStrings
 from pagewood.engine.text.stream import TextStream
 from pagewood.engine.text.tokenizer import Tokenizer
 
-__all__ = ["ChatMessage", "ChatTemplate", "ChatTemplateError", "StopStrings", "TextStream", "Tokenizer", "TokenizerPanic"]
+__all__ = [
+    "ChatMessage",
+    "ChatTemplate",
+    "ChatTemplateError",
+    "StopStrings",
+    "TextStream",
+    "Tokenizer",
+    "TokenizerPanic",
+]
