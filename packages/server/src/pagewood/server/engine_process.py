@@ -25,7 +25,8 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
 
     commands = EngineInbox(inbox, stopped=stopped)
     try:
-        engine = build_engine(settings.engine, inbox=commands, outbox=EngineOutbox(outbox), progress=progress)
+        answers = EngineOutbox(outbox, incarnation=settings.incarnation)
+        engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
     except (ValueError, OSError) as error:  # a model or a setting that cannot work: one line says it all
         print(f"pagewood: error: {error}", file=sys.stderr)
         raise SystemExit(1) from error

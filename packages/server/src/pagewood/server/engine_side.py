@@ -96,12 +96,13 @@ class EngineInbox:
 class EngineOutbox:
     """The answers of the engine, as `pagewood.engine.api.Outbox`: one message per step."""
 
-    __slots__ = ("_sender",)
+    __slots__ = ("_incarnation", "_sender")
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, *, incarnation: int = 0) -> None:
         self._sender = sender
+        self._incarnation = incarnation
 
     def send(self, deltas: Sequence[Delta]) -> None:
         """Hand on the answers of one step."""
         if deltas:
-            self._sender.send(wire.encode(wire.Step(tuple(deltas))))
+            self._sender.send(wire.encode(wire.Step(tuple(deltas), self._incarnation)))

@@ -64,14 +64,17 @@ RECONNECT_MS = 20
 class ZmqSender:
     """Sends to the stage that listens on `address`, which need not be there yet, and may be restarted."""
 
-    __slots__ = ("_socket",)
+    __slots__ = ("_address", "_context", "_socket")
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, NO_MARK)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._socket.connect(address)
+        self._context = context
+        self._address = address
+        self._socket = self._connected()  # written by: reconnect
+
+    def reconnect(self) -> None:
+        """Drop what is still queued, and connect anew: what is sent from now on cannot go to a receiver that died."""
+        self._socket.close()
+        self._socket = self._connected()
 
     def send(self, frame: bytes) -> None:
         """Queue a frame."""
@@ -80,6 +83,14 @@ class ZmqSender:
     def close(self) -> None:
         """Drop what is still queued."""
         self._socket.close()
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, NO_MARK)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.connect(self._address)
+        return socket
 
 
 class ZmqReceiver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -16,7 +17,6 @@ from pathlib import Path
 import uvicorn
 import uvloop
 import zmq
-import zmq.asyncio
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import default_sampling
@@ -26,8 +26,9 @@ from pagewood.server.child import STOP_GRACE_S, Settings
 from pagewood.server.config import ServeConfig
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
-from pagewood.server.links import NO_MARK, ZmqSender, address
+from pagewood.server.links import ZmqSender, address
 from pagewood.server.live import LiveRequests
+from pagewood.server.pump import AnswerPump
 from pagewood.server.status import EngineStatus
 from pagewood.server.supervisor import Stage, Supervisor
 
@@ -109,12 +110,25 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
         [ENGINE, DETOKENIZER, *tokenizers],
         settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation),
         was_ready=lambda: frontend.status.model is not None,
-        on_death=lambda stage, incarnation: _on_death(frontend, console, tokenizers, stage, incarnation),
+        on_death=lambda stage, incarnation: _on_death(frontend, console, tokenizers, senders, stage, incarnation),
         on_failure=give_up,
+    )
+
+    def take(message: wire.ToHttp) -> None:
+        frontend.take(message)
+        if not isinstance(message, wire.Answers):
+            show(console, frontend.status)
+
+    pump = AnswerPump(
+        address(folder, HTTP),
+        take=take,
+        fail=frontend.live.fail,
+        fail_all=frontend.live.fail_all,
+        give_up=give_up,
     )
     with _signals_stop(server):
         tasks = [
-            asyncio.create_task(_pump(address(folder, HTTP), frontend, console)),
+            asyncio.create_task(pump.run()),
             asyncio.create_task(_fail_last_requests(server, frontend)),
         ]
         supervisor.start()
@@ -152,15 +166,24 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
 
 
 def _on_death(
-    frontend: Frontend, console: Console, tokenizers: list[Stage], stage: Stage, next_incarnation: int
+    frontend: Frontend,
+    console: Console,
+    tokenizers: list[Stage],
+    senders: list[ZmqSender],
+    stage: Stage,
+    next_incarnation: int,
 ) -> None:
     """Fail the requests that were in a process that died."""
     if stage in tokenizers:
-        frontend.live.tokenizer_lost(tokenizers.index(stage))
+        index = tokenizers.index(stage)
+        senders[index].reconnect()
+        frontend.live.tokenizer_lost(index)
         return
     if stage is ENGINE:
         frontend.status.lost(next_incarnation=next_incarnation)
-        console.show(frontend.status)
+    else:
+        frontend.status.relay_lost(next_incarnation=next_incarnation)
+    show(console, frontend.status)
     frontend.live.fail_all(
         unavailable(f"The {stage.name} process died; it is started again.", code=f"{stage.name}_lost")
     )
@@ -209,17 +232,17 @@ async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> Non
     frontend.live.fail_all(unavailable("The server is shutting down.", code="shutting_down"))
 
 
-async def _pump(address: str, frontend: Frontend, console: Console) -> None:
-    """Take in what the detokenizer sends."""
-    with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as inbox:
-        inbox.setsockopt(zmq.RCVHWM, NO_MARK)
-        inbox.bind(address)
-        while True:
-            frame = await inbox.recv()
-            for message in wire.read(wire.to_http, [frame]):
-                frontend.take(message)
-                if not isinstance(message, wire.Answers):
-                    console.show(frontend.status)
+def show(console: Console, status: EngineStatus) -> None:
+    """Show `status` in the terminal. If its other end is closed, what is printed is dropped from then on."""
+    try:
+        console.show(status)
+    except OSError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                with Path(os.devnull).open("w") as nowhere:
+                    os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _url(listening: socket.socket) -> str:

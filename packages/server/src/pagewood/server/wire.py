@@ -60,6 +60,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     echo: bool = False
     """Whether the text of the prompt comes back in front of the answer."""
     priority: int = 0
+    max_length: int | None = None
+    """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -127,9 +129,11 @@ def to_engine(command: Command) -> ToEngine:
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """What one step of the engine did."""
+    """The results of one step of the engine."""
 
     deltas: tuple[Delta, ...]
+    incarnation: int = 0
+    """Which engine process computed it, counted from 0."""
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
@@ -139,6 +143,8 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     what: str
     done: int
     total: int
+    relay: int = 0
+    """Which detokenizer process passed it on, counted from 0."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +161,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     incarnation: int
     model: Model
     counters: dict[str, int]
+    relay: int = 0
+    """Which detokenizer process passed it on, counted from 0."""
 
 
 FromEngine = Step | Loading | Pulse
