@@ -66,11 +66,18 @@ class Supervisor:
         self._processes: dict[str, tuple[Process, float]] = {}
         """Of each stage, and how long it may take to end, seconds."""  # written by: _start
         self._keepers: list[asyncio.Task[None]] = []  # written by: start
+        self._unlaunched = {stage.name for stage in stages}  # written by: _keep
+        self._launched = asyncio.Event()
+        """Set when every stage was started once, or could not be."""
         self._stopping = False  # written by: stop
 
     def start(self) -> None:
         """Start all processes."""
         self._keepers = [asyncio.create_task(self._keep(stage)) for stage in self._stages]
+
+    async def launched(self) -> None:
+        """Wait until every process was started once, or could not be."""
+        await self._launched.wait()
 
     async def stop(self) -> None:
         """End all processes: ask, and then make sure."""
@@ -91,6 +98,10 @@ class Supervisor:
             except OSError as error:
                 self._on_failure(f"the {stage.name} process cannot be started: {error}")
                 return
+            finally:
+                self._unlaunched.discard(stage.name)
+                if not self._unlaunched:
+                    self._launched.set()
             code = await process.wait()
             if self._stopping:
                 return
