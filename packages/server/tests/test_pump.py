@@ -72,7 +72,7 @@ async def test_a_socket_that_fails_ends_all_requests_and_at_last_the_server(tmp_
     reasons: list[str] = []
     group = live.submit([generate("a")], prompt_param="prompt")
     missing = address(tmp_path / "missing", "http")  # nothing can be bound there
-    pump = AnswerPump(missing, take=live.take, fail=live.fail, fail_all=live.fail_all, give_up=reasons.append)
+    pump = AnswerPump(missing, take=pytest.fail, fail=live.fail, fail_all=live.fail_all, give_up=reasons.append)
     task = asyncio.create_task(pump.run())
     with pytest.raises(ApiError, match="Answers were lost"):
         await asyncio.wait_for(group.next(), 30)

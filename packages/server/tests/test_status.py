@@ -52,7 +52,7 @@ def test_the_engine_is_not_ready_until_it_is_heard_through_the_new_detokenizer()
     status = EngineStatus()
     status.take(pulse(0))
     status.relay_lost(next_incarnation=1)
-    assert (status.state, status.detail) == (EngineState.DOWN, "the detokenizer process died and is started again")
+    assert (status.state, status.detail) == (EngineState.DOWN, "the detokenizer process died and is being restarted")
     status.take(pulse(0))  # passed on by the process that died
     assert status.state is EngineState.DOWN
     status.relay_lost(next_incarnation=2)  # the second one dies before its first message

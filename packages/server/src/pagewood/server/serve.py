@@ -1,4 +1,4 @@
-"""The server as a whole: the HTTP process, which is the parent of all others, from its start to its end."""
+"""The server as a whole: starts the HTTP process, which is the parent of all other processes, and ends it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 2
-"""How long requests may go on when the server is to stop."""
+"""How long requests may continue when the server stops."""
 LAST_WORDS_S = 2
-"""How long a client may then take to be told that its request failed."""
+"""How long sending the errors of the remaining requests may then take."""
 FLUSH_GRACE_S = 20
-"""How long the engine may then write KV to its disk; what it has not written by then is computed again."""
+"""How long the engine may then write KV to its disk cache. KV that is not written by then is computed again."""
 STOP_POLL_S = 0.1
 BACKLOG = 2048
 
@@ -56,7 +56,7 @@ def run_server(config: ServeConfig) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit code of the process.
 
     Raises:
-        ValueError: the address is taken, or the model's folder holds what cannot be read.
+        ValueError: the address is taken, or a file in the model's folder cannot be read.
     """
     listening = bind(config.host, config.port)
     defaults = default_sampling(config.model_folder)
@@ -65,10 +65,10 @@ def run_server(config: ServeConfig) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; done first, so that nothing is started for an address that is taken.
+    """Return a listening socket. This comes first, so that no process is started for an address that is taken.
 
     Raises:
-        ValueError: the address cannot be had.
+        ValueError: the address cannot be used.
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -83,7 +83,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def private_folder() -> Generator[Path]:
-    """Provide a folder that only this user can look into (0700), and remove it with all that is in it."""
+    """Provide a folder that only this user can access (0700), and remove it with its content."""
     folder = Path(tempfile.mkdtemp(prefix="pagewood-"))
     try:
         yield folder
@@ -116,7 +116,7 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
         else:
             status.relay_lost(next_incarnation=next_incarnation)
         show(console, status)
-        live.fail_all(unavailable(f"The {stage.name} process died; it is started again.", code=f"{stage.name}_lost"))
+        live.fail_all(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
@@ -178,6 +178,7 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
         model_folder=str(config.model_folder),
         incarnation=incarnation,
         stop_grace_s=FLUSH_GRACE_S if is_flushing else STOP_GRACE_S,
+        log_level=config.log_level,
         engine=config.engine,
     )
 
@@ -243,7 +244,7 @@ class StopSignals:
 
 
 async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> None:
-    """When the server is to stop, tell the clients that still wait; uvicorn would break off in mid-sentence."""
+    """When the server stops, end the remaining requests with an error; uvicorn would cut their connections."""
     while not server.should_exit:
         await asyncio.sleep(STOP_POLL_S)
     await asyncio.sleep(LAST_ANSWERS_S)
@@ -251,7 +252,7 @@ async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> Non
 
 
 def show(console: Console, status: EngineStatus) -> None:
-    """Show `status` in the terminal. If its other end is closed, what is printed is dropped from then on."""
+    """Show `status` in the terminal. If the reader of the output is gone, later output is dropped."""
     try:
         console.show(status)
     except OSError:

@@ -99,6 +99,6 @@ class EngineStatus:
             case EngineState.STALLED:
                 return f"the engine has been silent for {self.seconds_since_pulse:.0f} s"
             case EngineState.DOWN if self.is_cut_off:
-                return "the detokenizer process died and is started again"
+                return "the detokenizer process died and is being restarted"
             case EngineState.DOWN:
                 return "the engine process died and is started again"
