@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,16 @@ class Recorder:
 
 def generate(request_id: str) -> wire.Generate:
     return wire.Generate(request_id=request_id, prompt=wire.TextPrompt(text="x"), sampling=SamplingParams())
+
+
+def taking(live: LiveRequests) -> Callable[[wire.ToHttp], None]:
+    """Return a function that passes answers to `live`."""
+
+    def take(message: wire.ToHttp) -> None:
+        assert isinstance(message, wire.Answers)
+        live.take(message)
+
+    return take
 
 
 def answer(request_id: str, text: str, *, ended: bool = True) -> wire.Answers:
@@ -72,7 +83,7 @@ async def test_a_socket_that_fails_ends_all_requests_and_at_last_the_server(tmp_
     reasons: list[str] = []
     group = live.submit([generate("a")], prompt_param="prompt")
     missing = address(tmp_path / "missing", "http")  # nothing can be bound there
-    pump = AnswerPump(missing, take=pytest.fail, fail=live.fail, fail_all=live.fail_all, give_up=reasons.append)
+    pump = AnswerPump(missing, take=taking(live), fail=live.fail, fail_all=live.fail_all, give_up=reasons.append)
     task = asyncio.create_task(pump.run())
     with pytest.raises(ApiError, match="Answers were lost"):
         await asyncio.wait_for(group.next(), 30)
@@ -91,7 +102,9 @@ async def test_a_socket_that_works_again_is_used_again(tmp_path: Path) -> None:
         failures.append(error)
         folder.mkdir(exist_ok=True)
 
-    pump = AnswerPump(address(folder, "http"), take=live.take, fail=live.fail, fail_all=fail_all, give_up=pytest.fail)
+    pump = AnswerPump(
+        address(folder, "http"), take=taking(live), fail=live.fail, fail_all=fail_all, give_up=pytest.fail
+    )
     group = live.submit([generate("a")], prompt_param="prompt")
     task = asyncio.create_task(pump.run())
     with zmq.asyncio.Context() as context, context.socket(zmq.PUSH) as push:
