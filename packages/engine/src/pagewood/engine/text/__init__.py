@@ -1,6 +1,6 @@
 """Text for an engine that knows only token ids: tokenizer, chat template, streamed decoding and stop strings.
 
-Nothing in here imports torch or transformers, so that a process that only handles text starts fast and stays small.
+Nothing here imports torch or transformers, so a process that only handles text starts fast and stays small.
 """
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError

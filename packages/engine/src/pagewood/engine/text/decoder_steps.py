@@ -29,25 +29,25 @@ _BYTE_PIECE = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")
 
 
 class Step(Protocol):
-    """One step of one sequence. Invariant: all that it returned is a prefix of what the step makes of the whole list.
+    """One step for one sequence. Invariant: what it has returned is a prefix of its result for the whole list.
 
     After a step that joins all pieces, the pieces are the parts of one text.
     """
 
     def push(self, pieces: list[str]) -> list[str]:
-        """Return the pieces that are final once `pieces` are known."""
+        """Append `pieces` and return the resulting pieces that are final now."""
         ...
 
     def end(self) -> list[str]:
-        """Return the rest; the sequence is at its end."""
+        """Return the remaining pieces; the sequence has ended."""
         ...
 
 
 def step_makers(decoder: Any) -> list[Callable[[], Step]] | None:
-    """Return what makes the steps of `decoder` for a new sequence; None if it has a step that cannot be followed.
+    """Return functions that make the steps of `decoder` for a new sequence; None if a step cannot be followed.
 
     Args:
-        decoder: of a `tokenizers.Tokenizer`; None joins the pieces with spaces.
+        decoder: decoder of a `tokenizers.Tokenizer`; None joins the pieces with spaces.
     """
     if decoder is None:
         return [_Spaced]
@@ -76,13 +76,13 @@ def _flat(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _on_pieces(spec: dict[str, Any]) -> Callable[[], Step] | None:
-    """Return what makes this step while the pieces are separate."""
+    """Return a function that makes this step for separate pieces."""
     match spec["type"]:
         case "Replace" | "Strip":
             mapping = _piece_map(spec)
             return lambda: _Mapped(mapping, mapping)
         case "Metaspace" | "WordPiece":
-            # Both map the first piece in another way; an empty first piece adds nothing to the text.
+            # Both map the first piece differently. An empty first piece adds nothing to the text.
             first, rest = _piece_map(spec), _piece_map(spec, before=[""])
             return lambda: _Mapped(first, rest)
         case "BPEDecoder":
@@ -100,7 +100,7 @@ def _on_pieces(spec: dict[str, Any]) -> Callable[[], Step] | None:
 
 
 def _on_text(spec: dict[str, Any]) -> Callable[[], Step] | None:
-    """Return what makes this step once all pieces are joined."""
+    """Return a function that makes this step for joined pieces."""
     match spec:
         case {"type": "Strip", "content": content, "start": start, "stop": stop}:
             return lambda: _StrippedText(content, start=start, stop=stop)
@@ -132,7 +132,7 @@ def _piece_map(spec: dict[str, Any], *, before: list[str] | None = None, after: 
 
 
 class _Spaced:
-    """A space before every piece except the first."""
+    """Puts a space before each piece except the first."""
 
     __slots__ = ("_has_begun",)
 
@@ -153,7 +153,7 @@ class _Spaced:
 
 
 class _Mapped:
-    """Every piece mapped by itself, the first one in a way of its own."""
+    """Maps each piece on its own, the first one differently."""
 
     __slots__ = ("_first", "_has_begun", "_rest")
 
@@ -175,7 +175,7 @@ class _Mapped:
 
 
 class _LastMapped:
-    """Every piece mapped by itself, the last one in a way of its own: so one piece is held back."""
+    """Maps each piece on its own, the last one differently; so it holds one piece back."""
 
     __slots__ = ("_held", "_last", "_other")
 
@@ -194,7 +194,7 @@ class _LastMapped:
 
 
 class _Collapsed:
-    """Runs of equal pieces as one, mapped; pieces that become empty are dropped."""
+    """Collapses runs of equal pieces to one, maps it, and drops empty results."""
 
     __slots__ = ("_mapping", "_previous")
 
@@ -215,10 +215,10 @@ class _Collapsed:
 
 
 class _ByteRuns:
-    """Pieces such as `<0xE2>` as bytes.
+    """Decodes pieces such as `<0xE2>` as bytes.
 
-    A run of byte pieces becomes its text if it is valid UTF-8 as a whole, and one U+FFFD per byte if not. So it is
-    held back until it ends.
+    A run of byte pieces becomes text if the whole run is valid UTF-8, and one U+FFFD per byte if not. So a run is held
+    back until it ends.
     """
 
     __slots__ = ("_run",)
@@ -250,7 +250,7 @@ class _ByteRuns:
 
 
 class _Utf8:
-    """Byte-level pieces as one text: the UTF-8 reading of their bytes, with U+FFFD for each maximal invalid part."""
+    """Decodes byte-level pieces as UTF-8, with U+FFFD for each maximal invalid part, and joins them."""
 
     __slots__ = ("_utf8",)
 
@@ -265,15 +265,15 @@ class _Utf8:
 
 
 class _StrippedText:
-    """The text without up to `start` and `stop` times the character `content` at its ends."""
+    """Strips the character `content` up to `start` times from the start of the text, and `stop` times from the end."""
 
     __slots__ = ("_content", "_held", "_num_start", "_stop")
 
     def __init__(self, content: str, *, start: int, stop: int) -> None:
         self._content = content
-        self._num_start = start  # written by: push. How many more may be taken from the start
+        self._num_start = start  # written by: push. How many more to strip from the start
         self._stop = stop
-        self._held = ""  # written by: push. What is cut off if the text ends here
+        self._held = ""  # written by: push. Stripped if the text ends here
 
     def push(self, pieces: list[str]) -> list[str]:
         text = self._held + "".join(pieces)
@@ -295,7 +295,7 @@ class _StrippedText:
 
 
 class _ReplacedText:
-    """The text with every `pattern` replaced. What may still begin a match is held back."""
+    """Replaces every `pattern` in the text; holds back what may be the beginning of a match."""
 
     __slots__ = ("_content", "_held", "_pattern")
 
@@ -333,7 +333,7 @@ BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def bytes_of_piece(piece: str) -> bytes:
-    """Return the bytes of a byte-level piece. One with a character outside the code stands for itself in UTF-8."""
+    """Return the bytes of a byte-level piece; a piece with a character outside the code is taken as UTF-8."""
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:

@@ -1,11 +1,11 @@
 # pyright: basic
 # The bindings of `tokenizers` carry no usable annotations.
-"""Ids to text, a few at a time: the parts, joined, equal what decoding all ids at once returns.
+"""Decodes ids to text, a few at a time: the joined parts equal the text of all ids decoded at once.
 
-A part that was returned never changes. The usual way decodes a growing window of ids twice and compares the results;
-it is inexact where one invalid byte changes text before it, and slow where text never settles. Here, each step of the
-tokenizer's decoder is followed exactly (`decoder_steps`), and each token costs the same. The text of a decoder with a
-step that cannot be followed appears at the end of its sequence.
+A part that was returned never changes. The usual method decodes a growing window of ids twice and compares the results.
+It is inexact where an invalid byte changes the text before it, and slow where the text never settles. Here, each step
+of the tokenizer's decoder is followed exactly (`decoder_steps`), at a constant cost per token. If a decoder has a step
+that cannot be followed, all text appears at the end of the sequence.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class IncrementalDecoder(Protocol):
     """Decodes the tokens of one sequence. Invariant: all that it returned is a prefix of the whole decoded text."""
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Return the text that is final once `tokens` are known."""
+        """Append `tokens` and return the text that is final now."""
         ...
 
     def flush(self) -> str:
-        """Return the rest; the sequence is at its end."""
+        """Return the rest of the text; the sequence has ended."""
         ...
 
 
@@ -109,7 +109,7 @@ class SteppedDecoder:
 
 
 class WholeDecoder:
-    """Decodes all tokens at the end: exact for every decoder, and shows nothing before."""
+    """Decodes all tokens at the end of the sequence: exact for every decoder."""
 
     __slots__ = ("_skip_special_tokens", "_tokenizer", "_tokens")
 

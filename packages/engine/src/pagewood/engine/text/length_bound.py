@@ -1,6 +1,6 @@
 # pyright: basic
 # The bindings of `tokenizers` carry no usable annotations.
-"""The fewest tokens that a text can have, from its bytes alone: so that a text that is far too long is not encoded.
+"""A lower bound of the number of tokens of a text, from its bytes alone: a text that is far too long is not encoded.
 
 Let w(b) be one over the length, in bytes, of the longest token that can cover a byte b. Then the bytes of any token
 weigh at most 1 together, and a text has at least as many tokens as all its bytes weigh. This holds if every byte of
@@ -46,7 +46,7 @@ class LengthBound:
     """[256] float64, of bytes that a normalization form may change; None: there is no such normalizer."""
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a number of tokens that no encoding of `text` is below. Linear in the text, and fast."""
+        """Return a lower bound of the number of tokens of `text`."""
         data = np.frombuffer(text.encode(), np.uint8)
         total = 0.0
         for start in range(0, len(data), _CHUNK_BYTES):
@@ -63,7 +63,7 @@ class LengthBound:
 
 
 def length_bound(tokenizer: tokenizers.Tokenizer) -> LengthBound | None:
-    """Return the bound that holds for `tokenizer`; None if a part of it may remove text without a known limit."""
+    """Return the bound of `tokenizer`; None if a part of it may remove text without a known limit."""
     added = list(tokenizer.get_added_tokens_decoder().values())
     changes = _changes(tokenizer, added)
     if changes is None or not _covers_every_byte(tokenizer, is_byte_level=changes.is_byte_level):

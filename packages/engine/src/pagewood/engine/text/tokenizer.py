@@ -1,6 +1,6 @@
 # pyright: basic
 # The bindings of `tokenizers` carry no usable annotations.
-"""A Hugging Face tokenizer folder without `transformers`: text -> ids, messages -> ids, ids -> text."""
+"""Reads a Hugging Face tokenizer folder without `transformers`: text -> ids, messages -> ids, ids -> text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tokenizer:
 
     @staticmethod
     def from_folder(path: str | Path) -> Tokenizer:
-        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of a model folder.
+        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of the model folder `path`.
 
         Raises:
             ValueError: the folder has no `tokenizer.json`, or a file in it cannot be read.
@@ -50,7 +50,7 @@ class Tokenizer:
         try:
             with panics_as_errors():
                 tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the bindings raise Exception itself
+        except Exception as error:  # the bindings raise plain Exception
             raise ValueError(f"{file} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
@@ -60,12 +60,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """Number of ids, including added tokens."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
+        """Whether the model has a chat template."""
         return self._chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
@@ -82,9 +82,7 @@ class Tokenizer:
         return np.array(encoding.ids, dtype=np.int32)
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a number of tokens that no encoding of `text` is below; 0 where nothing is known.
-
-        Takes a small part of the time of `encode`.
+        """Return a lower bound of the number of tokens of `text`; 0 if none is known. Much faster than `encode`.
 
         Raises:
             ValueError: `text` holds a lone surrogate.
@@ -95,7 +93,7 @@ class Tokenizer:
         return 0 if self._bound is None else self._bound.fewest_tokens(text)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `tokens`; ids that the vocabulary does not have are left out.
+        """Return the text of `tokens`; unknown ids are skipped.
 
         Raises:
             TokenizerPanic: the tokenizers library failed on these ids.
@@ -108,14 +106,14 @@ class Tokenizer:
         """Return the prompt text of a conversation.
 
         Raises:
-            ChatTemplateError: the model has no chat template, or its template refuses the messages.
+            ChatTemplateError: the model has no chat template, or its template rejects the messages.
         """
         if self._chat_template is None:
             raise ChatTemplateError("this model has no chat template; send it a plain prompt")
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> NDArray[np.int32]:
-        """Return the prompt ids of a conversation, [num_tokens] int32; the template writes the special tokens itself.
+        """Return the prompt ids of a conversation, [num_tokens] int32; special tokens come from the template only.
 
         Raises:
             ChatTemplateError: as in `render_chat`.
@@ -151,7 +149,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the named special tokens; a token is written as its text or as an object with its `content`."""
+    """Return the named special tokens; each is a text, or an object with a `content`."""
     tokens: dict[str, str] = {}
     for name in _NAMED_TOKENS:
         match config.get(name):
@@ -163,7 +161,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the template: a file of its own, or a text in the configuration, or the one named default there."""
+    """Return the template: the separate file, the text in the configuration, or the one named `default` there."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
