@@ -1,4 +1,4 @@
-"""An exception ends the requests that it concerns, and never the flow of answers."""
+"""An exception ends the requests that it concerns, and does not stop later answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Recorder:
-    """A sender that keeps what it is given."""
+    """A sender that records the messages."""
 
     def __init__(self) -> None:
         self.messages: list[wire.ToTokenizer] = []

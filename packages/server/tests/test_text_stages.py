@@ -1,10 +1,12 @@
-"""Tokenizer and detokenizer on their own: what fails only fails its own request, and nothing is left behind."""
+"""Tokenizer and detokenizer stages: a failure ends its own request only, and no state is left behind."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,7 +49,7 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     assert command(tokenizer, prioritize) == SetPriority(request_id="a", priority=-2)
 
 
-def test_what_cannot_be_tokenized_is_refused(tokenizer: Tokenizer) -> None:
+def test_bad_prompts_are_refused(tokenizer: Tokenizer) -> None:
     refused = [
         generate(wire.ChatPrompt(messages=({"role": "user", "content": "refuse me"},))),
         generate(wire.ChatPrompt(messages=({"role": "user"},))),
@@ -90,7 +92,7 @@ def test_text_stop_and_end(tokenizer: Tokenizer) -> None:
     assert streams.num_open == 0
 
 
-def test_what_is_held_comes_at_the_end(tokenizer: Tokenizer) -> None:
+def test_held_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     carry = wire.encode(wire.TextOptions(stop=("STOP",)))
     ids = tuple(tokenizer.encode("ST").tolist()) + tuple(tokenizer.encode("é").tolist())[:1]
@@ -145,6 +147,35 @@ def test_the_streams_of_a_dead_engine_are_forgotten(tokenizer: Tokenizer, kind: 
         }[kind]
     )
     assert streams.num_open == 0
+
+
+def test_a_late_message_of_a_replaced_engine_changes_nothing(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer)
+    ids = tuple(tokenizer.encode("ab").tolist())
+    streams.take(wire.Loading(incarnation=1, what="x", done=0, total=1))
+    assert texts(streams.take(wire.Step((Delta(request_id="a", tokens=ids[:1], first=True),), 1))) == [
+        ("a", None, False)
+    ]
+    late = wire.Step((Delta(request_id="b", tokens=ids, finish=FinishReason.LENGTH),), 0)
+    assert texts(streams.take(late)) == []
+    last = wire.Step((Delta(request_id="a", tokens=ids[1:], finish=FinishReason.LENGTH),), 1)
+    assert texts(streams.take(last)) == [("b", FinishReason.LENGTH, True)]
+
+
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [("{{ raise_exception('\\ud800') }}", "invalid_messages"), ("{{ '\\ud800' }}", "invalid_prompt")],
+)
+def test_lone_surrogates_of_a_template_can_be_reported(
+    model_folder: Path, tmp_path: Path, template: str, code: str
+) -> None:
+    shutil.copytree(model_folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    message = generate(wire.ChatPrompt(messages=({"role": "user", "content": "x"},)))
+    refuse = command(Tokenizer.from_folder(tmp_path / "model"), message)
+    assert isinstance(refuse, Refuse)
+    assert refuse.refusal.code == code
+    assert wire.encode(wire.to_engine(refuse))
 
 
 def panicking() -> Tokenizer:
@@ -313,7 +344,7 @@ def test_a_request_cancelled_while_it_is_tokenized_does_not_reach_the_engine(tok
     stage.stop()
 
 
-def test_what_was_cancelled_before_it_was_begun_is_not_tokenized(tokenizer: Tokenizer) -> None:
+def test_a_prompt_cancelled_before_it_is_started_is_not_tokenized(tokenizer: Tokenizer) -> None:
     counting = Counting(tokenizer)
     stage = Stage(counting)
     for name in ("a", "b", "c"):

@@ -1,4 +1,4 @@
-"""Tiny tokenizers of every family, made here; nothing is downloaded."""
+"""Small tokenizers of every kind, built here; nothing is downloaded."""
 
 # pyright: basic
 from __future__ import annotations
@@ -82,7 +82,7 @@ def bare() -> tokenizers.Tokenizer:
 
 
 def chained(*steps: decoders.Decoder) -> tokenizers.Tokenizer:
-    """Return a tokenizer whose decoder has these steps, over pieces that at least one kind of step treats specially."""
+    """Return a tokenizer whose decoder has these steps, over pieces that some step treats specially."""
     runs = ["é".encode(), "世".encode(), b"\xff", b" ", b"0"]
     pieces = [f"<0x{byte:02X}>" for run in runs for byte in run]
     pieces += [
@@ -151,7 +151,7 @@ def make_chained() -> Callable[..., tokenizers.Tokenizer]:
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    """A tokenizer of each family."""
+    """A tokenizer of each kind."""
     return Tokenizer(FAMILIES[request.param]())
 
 
@@ -162,7 +162,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder as the Hub has them, without weights."""
+    """A model folder in the format of the Hub, without weights."""
     path = tmp_path_factory.mktemp("model")
     byte_level().save(str(path / "tokenizer.json"))
     config = {

@@ -69,7 +69,20 @@ ADDED: Any = st.builds(
     rstrip=st.booleans(),
     normalized=st.booleans(),
 )
-UNITS = ["a", " ", "\n", "o\u0301", "é", "\u1100\u1161\u11a8", "K", "K", "\u2003", "\u1f82", "\U0001d15f", "\ufdfa"]
+UNITS = [
+    "a",
+    " ",
+    "\n",
+    "o\u0301",
+    "é",
+    "\u1100\u1161\u11a8",
+    "\u212a",
+    "K",
+    "\u2003",
+    "\u1f82",
+    "\U0001d15f",
+    "\ufdfa",
+]
 PARTS = st.sampled_from([*UNITS, *LONG_PIECES, "<|end|>"]) | st.text(max_size=2)
 REPEATED = st.builds(lambda first, unit, num: first + unit * num, PARTS, st.sampled_from(UNITS), st.integers(16, 64))
 TEXT = st.lists(PARTS, max_size=40).map("".join) | REPEATED | st.just("<|end|>" + " " * 64)

@@ -43,8 +43,8 @@ class TextStreams:
     def __init__(self, tokenizer: Tokenizer, *, incarnation: int = 0) -> None:
         self._tokenizer = tokenizer
         self._incarnation = incarnation
-        self._streams: dict[str, TextStream | None] = {}  # written by: _of_engine, _answer. None: has ended in an error
-        self._engine: int | None = None  # written by: _of_engine. Incarnation of the engine that was last heard
+        self._streams: dict[str, TextStream | None] = {}  # written by: _is_late, _answer. None: has ended in an error
+        self._engine = -1  # written by: _is_late. Newest incarnation of the engine; -1 before its first message
 
     @property
     def num_open(self) -> int:
@@ -53,8 +53,10 @@ class TextStreams:
 
     def take(self, message: wire.FromEngine) -> wire.ToHttp:
         """Return the message for HTTP that follows from `message`."""
-        self._of_engine(message.incarnation)
+        is_late = self._is_late(message.incarnation)
         match message:
+            case wire.Step() if is_late:
+                return wire.Answers(())
             case wire.Step():
                 return wire.Answers(
                     tuple([answer for delta in message.deltas if (answer := self._answer(delta)) is not None])
@@ -62,11 +64,12 @@ class TextStreams:
             case wire.Loading() | wire.Pulse():
                 return msgspec.structs.replace(message, relay=self._incarnation)
 
-    def _of_engine(self, incarnation: int) -> None:
-        """Forget the requests of another engine process: it died, and they get no end."""
-        if incarnation != self._engine:
+    def _is_late(self, incarnation: int) -> bool:
+        """Return whether a message comes from an engine that was replaced; forget the requests of replaced engines."""
+        if incarnation > self._engine:
             self._engine = incarnation
             self._streams.clear()
+        return incarnation < self._engine
 
     def _answer(self, delta: Delta) -> wire.Answer | None:
         """Return the answer for the client of `delta`; None if it has nothing to learn."""

@@ -1,4 +1,4 @@
-"""The way of answers into the HTTP process."""
+"""Receives the answers in the HTTP process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class AnswerPump:
     """Receives what the detokenizer sends, and passes it on.
 
-    Invariant: an exception ends the requests that it concerns with an error, and never the flow of answers. If the
-    flow cannot be restored, the server is told to end.
+    Invariant: an exception ends the requests that it concerns with an error, and does not stop later answers. If
+    answers cannot be received at all, the server ends.
 
     Args:
         address: where to listen.

@@ -114,7 +114,10 @@ class TokenizerStage:
 
     def _run_lane(self, queue: SimpleQueue[_Pending]) -> None:
         while not self._is_closed:
-            self._tokenize(queue.get())
+            try:
+                self._tokenize(queue.get())
+            except Exception:  # the lane goes on
+                logger.exception("a prompt cannot be passed on")
 
     def _tokenize(self, pending: _Pending) -> None:
         result = None if pending.is_cancelled else command(self._tokenizer, pending.message)
@@ -152,13 +155,20 @@ def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
             try:
                 return _submit(tokenizer, message)
             except ChatTemplateError as error:
-                refusal = Refusal(message=str(error), param="prompt", code="invalid_messages")
+                refusal = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
             except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
                 logger.warning("request %s cannot be tokenized: %s", message.request_id, error)
                 refusal = Refusal(
-                    message=f"the prompt cannot be tokenized: {error}", param="prompt", code="invalid_prompt"
+                    message=f"the prompt cannot be tokenized: {_encodable(error)}",
+                    param="prompt",
+                    code="invalid_prompt",
                 )
             return Refuse(request_id=message.request_id, refusal=refusal)
+
+
+def _encodable(error: Exception) -> str:
+    """Return the text of an error without lone surrogates, which no message can carry."""
+    return str(error).encode(errors="replace").decode()
 
 
 def _submit(tokenizer: Tokenizer, message: wire.Generate) -> Command:

@@ -18,7 +18,7 @@ ChatMessage = Mapping[str, Any]
 
 
 class ChatTemplateError(ValueError):
-    """The template is invalid, or rejects the messages. The text of the error is meant for the sender of the messages."""
+    """The template is invalid, or rejects the messages. Its text is meant for the sender of the messages."""
 
 
 class _Generation(Extension):
