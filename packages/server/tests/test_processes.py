@@ -109,7 +109,10 @@ class Stream:
     def __init__(self, server: Server, *, max_tokens: int = 1500) -> None:
         self.num_chunks = 0
         self._body = {
-            "model": MODEL, "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
+            "model": MODEL,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
             "messages": [{"role": "user", "content": "What can you do?"}],
         }
         self.last: str | None = None
