@@ -190,12 +190,12 @@ def test_abandoned_huge_prompts_hold_up_no_short_one_and_no_memory(tmp_path: Pat
         before_mb = resident_mb(tokenizer)
         for _ in range(3):
             _abandon(server, "stone river cloud " * 60_000)
-        until(lambda: server.http.get("/ready").json()["requests"]["ending"] == 3)
+        until(lambda: server.http.get("/ready").json()["requests"]["ending"] > 0)
         assert complete(server, "Hello").status_code == 200
         requests = server.http.get("/ready").json()["requests"]
         assert requests["ending"] > 0  # it has overtaken the huge prompts
         until(lambda: not any(server.http.get("/ready").json()["requests"].values()))
-        assert resident_mb(tokenizer) < before_mb + 60  # while it is encoded, such a prompt takes several hundred
+        until(lambda: resident_mb(tokenizer) < before_mb + 60)  # while it is encoded, a prompt takes several hundred
         _abandon(server, "stone river cloud " * 600_000)
         until(lambda: server.http.get("/ready").json()["requests"]["ending"] == 1)
     finally:
