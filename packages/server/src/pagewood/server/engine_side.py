@@ -1,4 +1,4 @@
-"""The engine's inbox and outbox over links, and the pulse that tells the rest of the server that it lives."""
+"""The engine's inbox and outbox over links, and its regular sign of life."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PULSE_IDLE_S = 1.0
 
 
 class Heartbeat:
-    """Sends a `Pulse` of one engine: at most every `PULSE_BUSY_S` while it works, and when its counters change.
+    """Sends the `Pulse` of one engine: at most every `PULSE_BUSY_S` while it works, and before it waits.
 
-    Invariant: when the engine waits, its last Pulse holds its present counters.
+    Invariant: while the engine waits, its last Pulse holds its present counters.
     """
 
     __slots__ = ("_clock", "_counters", "_incarnation", "_last", "_last_s", "_model", "_outbox")
@@ -39,12 +39,12 @@ class Heartbeat:
         self._last_s = float("-inf")  # written by: _send. When `_last` was sent
 
     def busy(self) -> None:
-        """The engine works: send a pulse if the last one is old."""
+        """Send a pulse if the last one is old; called while the engine works."""
         if self._clock() - self._last_s >= PULSE_BUSY_S:
             self._send(self._counters())
 
     def idle(self) -> None:
-        """The engine is about to wait: send a pulse if the last one is no longer true, or old."""
+        """Send a pulse if the counters have changed or the last one is old; called before the engine waits."""
         counters = self._counters()
         if counters != self._last or self._clock() - self._last_s >= PULSE_IDLE_S:
             self._send(counters)
@@ -59,7 +59,7 @@ class Heartbeat:
 class EngineInbox:
     """The commands of the tokenizers, as `pagewood.engine.api.Inbox`.
 
-    A heartbeat can only be given once the engine is built, and an engine is built with its inbox; hence `attach`.
+    The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later.
     """
 
     __slots__ = ("_heartbeat", "_receiver", "_stopped")
@@ -74,7 +74,7 @@ class EngineInbox:
         self._heartbeat = heartbeat
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
-        """Return the commands that arrived; a wait without limit ends when the engine is to stop."""
+        """Return the commands that arrived. A wait without limit ends when the engine must stop."""
         if timeout_s == 0:
             if self._heartbeat is not None:
                 self._heartbeat.busy()
@@ -94,14 +94,15 @@ class EngineInbox:
 
 
 class EngineOutbox:
-    """The answers of the engine, as `pagewood.engine.api.Outbox`: one message per step."""
+    """The results of the engine, as `pagewood.engine.api.Outbox`: one message per step."""
 
-    __slots__ = ("_sender",)
+    __slots__ = ("_incarnation", "_sender")
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, *, incarnation: int = 0) -> None:
         self._sender = sender
+        self._incarnation = incarnation
 
     def send(self, deltas: Sequence[Delta]) -> None:
-        """Hand on the answers of one step."""
+        """Send the results of one step."""
         if deltas:
-            self._sender.send(wire.encode(wire.Step(tuple(deltas))))
+            self._sender.send(wire.encode(wire.Step(tuple(deltas), self._incarnation)))

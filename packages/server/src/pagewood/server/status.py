@@ -31,13 +31,18 @@ class EngineStatus:
     model: wire.Model | None = None  # written by: take
     counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
     loading: wire.Loading | None = None  # written by: take, lost
-    pulse_s: float | None = None  # written by: take, lost
+    pulse_s: float | None = None  # written by: take, lost, relay_lost
     """When the last pulse of this incarnation came; None before the first."""
+    relay: int = 0  # written by: relay_lost
+    """Incarnation of the detokenizer process, which passes on what the engine sends."""
+    is_cut_off: bool = False  # written by: take, relay_lost
+    """Whether nothing of the engine has come through the present detokenizer process yet, and one died before it."""
 
     def take(self, message: wire.Loading | wire.Pulse) -> None:
         """Note what the engine says of itself."""
-        if message.incarnation != self.incarnation:
+        if message.incarnation != self.incarnation or message.relay != self.relay:
             return
+        self.is_cut_off = False
         match message:
             case wire.Loading():
                 self.loading = message
@@ -54,6 +59,16 @@ class EngineStatus:
         self.loading = None
         self.pulse_s = None
 
+    def relay_lost(self, *, next_incarnation: int) -> None:
+        """Note that the detokenizer process died.
+
+        What the engine sent may have died with it, until a message comes through the next one. So the engine is not
+        ready until then, and no request begins whose answers could be lost without an error.
+        """
+        self.relay = next_incarnation
+        self.is_cut_off = True
+        self.pulse_s = None
+
     @property
     def seconds_since_pulse(self) -> float | None:
         """How long the engine has been silent; None before its first pulse."""
@@ -63,6 +78,8 @@ class EngineStatus:
     def state(self) -> EngineState:
         """Whether the engine can serve."""
         silent_s = self.seconds_since_pulse
+        if self.is_cut_off:
+            return EngineState.DOWN
         if silent_s is None:
             return EngineState.DOWN if self.incarnation and self.loading is None else EngineState.STARTING
         return EngineState.STALLED if silent_s > STALLED_AFTER_S else EngineState.READY
@@ -81,5 +98,7 @@ class EngineStatus:
                 return "serving"
             case EngineState.STALLED:
                 return f"the engine has been silent for {self.seconds_since_pulse:.0f} s"
+            case EngineState.DOWN if self.is_cut_off:
+                return "the detokenizer process died and is being restarted"
             case EngineState.DOWN:
                 return "the engine process died and is started again"
