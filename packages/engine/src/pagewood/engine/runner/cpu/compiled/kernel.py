@@ -116,3 +116,13 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 def exact(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function callable from kernels, whose sums keep the order in which they are written."""
     return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", forceinline=True)(function)
+
+
+def strict(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function callable from kernels, whose arithmetic is exactly as written: nothing fused, nothing reordered.
+
+    numba gives the flags of a function to all its instructions, those of intrinsics included, and a function without
+    flags takes its caller's. So intrinsics whose result must be the same bits in two places are called from functions
+    like this one.
+    """
+    return numba.njit(nogil=True, fastmath=False, error_model="numpy", forceinline=True)(function)

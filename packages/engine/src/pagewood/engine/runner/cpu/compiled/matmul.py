@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.kernel import inlined
+from pagewood.engine.runner.cpu.compiled.kernel import inlined, strict
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_packed
 
 _STRIP = 128  # inputs that are packed together: their places stay in the first level of the cache
@@ -53,7 +53,7 @@ def num_products(num_rows: Any, size: Any) -> Any:
     return (num_tiles(num_rows) + _BLOCK - 1) // _BLOCK * ((size + WIDTH - 1) // WIDTH)
 
 
-@inlined
+@strict
 def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, following: Any,
              margin: Any) -> None:  # fmt: skip
     """Write one part of `out` `[T, N]`: the rows of a block of tiles, times one panel, plus the bias.

@@ -16,7 +16,16 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from pagewood.engine.runner.cpu.compiled.vectors import FUSED, INDEX, data_at, load, prefetch, spread, store, vector_of
+from pagewood.engine.runner.cpu.compiled.vectors import (
+    INDEX,
+    data_at,
+    load,
+    multiply_add,
+    prefetch,
+    spread,
+    store,
+    vector_of,
+)
 
 WIDTH = 32
 """Columns of a panel."""
@@ -76,8 +85,7 @@ def _emit(builder: Any, rows: int, of: _Operands) -> None:
     for r in range(rows):
         at = builder.add(builder.mul(k, of.x_step), builder.mul(of.x_stride, INDEX(r)))
         value = spread(builder, builder.load(builder.gep(of.x, [at])), vector)
-        products = [builder.fmul(value, column, flags=FUSED) for column in columns]
-        new.append([builder.fadd(*pair, flags=FUSED) for pair in zip(sums[r], products, strict=True)])
+        new.append([multiply_add(builder, value, *pair) for pair in zip(columns, sums[r], strict=True)])
     next_k = builder.add(k, INDEX(1))
     k.add_incoming(INDEX(0), before)
     k.add_incoming(next_k, loop)
