@@ -28,7 +28,17 @@ Progress = Callable[[str, int, int], None]
 class Checkpoint:
     """The named tensors of a folder. Invariant: `finish` succeeds only if every tensor has been read or checked."""
 
-    __slots__ = ("_device", "_dtype", "_files", "_num_read", "_num_tensors", "_progress", "_unread", "folder", "num_elements")
+    __slots__ = (
+        "_device",
+        "_dtype",
+        "_files",
+        "_num_read",
+        "_num_tensors",
+        "_progress",
+        "_unread",
+        "folder",
+        "num_elements",
+    )
 
     def __init__(
         self,
