@@ -78,7 +78,7 @@ def test_a_length_that_does_not_fit_is_an_error_with_both_numbers() -> None:
         build(max_total_tokens=100, max_length=200)
 
 
-def test_more_memory_than_there_is_is_an_error_and_not_the_end_of_the_process() -> None:
+def test_more_memory_than_is_available_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"max_total_tokens must be at most \d+, .* GB of memory, got 1000000000000"):
         build(max_total_tokens=10**12)
 
@@ -98,6 +98,6 @@ def test_progress_counts_up_to_its_total() -> None:
 
 
 @pytest.mark.parametrize("name", ["edf", "wrr", "tag", "first"])
-def test_a_policy_that_reads_what_requests_lack_is_refused(name: str) -> None:
+def test_a_policy_that_needs_other_fields_of_requests_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"schedule_policy must be one of fcfs, .*, fair, got '{name}'"):
         build(max_total_tokens=256, schedule_policy=name)

@@ -1,4 +1,4 @@
-"""Weights of a folder: fused as they are read, and every way in which they can be wrong."""
+"""Weights of a folder: fused as they are read, and refused if anything about them is wrong."""
 
 # pyright: basic
 # torch and transformers are typed in part only.
@@ -68,9 +68,9 @@ def load(folder: Path) -> None:
 
 def test_progress_counts_every_tensor(folder: Path) -> None:
     save(folder, tensors())
-    told: list[tuple[str, int, int]] = []
-    load_model(folder, CPUOps(), progress=lambda *step: told.append(step))
-    assert told == [("reading weights", i + 1, 21) for i in range(21)]
+    reports: list[tuple[str, int, int]] = []
+    load_model(folder, CPUOps(), progress=lambda *step: reports.append(step))
+    assert reports == [("reading weights", i + 1, 21) for i in range(21)]
 
 
 def test_parts_are_stacked_and_converted(folder: Path) -> None:
@@ -237,7 +237,7 @@ def test_damaged_bytes_are_read_or_refused(folder: Path, data: st.DataObject) ->
         Checkpoint(folder, dtype=torch.float32).stack([("model.norm.weight", 8)])
 
 
-def test_what_repeats_other_tensors_is_ignored(folder: Path) -> None:
+def test_redundant_tensors_are_ignored(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
     save(folder, {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
     load(folder)

@@ -181,7 +181,7 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
         ({"rope_scaling": 3}, "rope_scaling must be an object"),
     ],
 )
-def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_unsupported_values_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, {**LLAMA, **change})
 
@@ -282,7 +282,7 @@ FIELDS = [
 def test_any_configuration_is_read_or_refused(
     tmp_path: Path, architecture: str, changes: dict[str, Any], scaling: dict[str, Any] | None, eos: Any
 ) -> None:
-    """Whatever is read has rotations that are numbers, at its first and at its last position."""
+    """A configuration that is accepted has finite rotations at its first and at its last position."""
     values = {**LLAMA, "architectures": [architecture], "rope_scaling": scaling, **changes}
     config, problem = None, ""
     try:
@@ -304,7 +304,7 @@ def test_any_configuration_is_read_or_refused(
         st.sampled_from(["do_sample", "temperature", "top_k", "top_p", "min_p", "eos_token_id"]), HOSTILE, max_size=6
     )
 )
-def test_any_advice_on_sampling_is_read_or_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_any_generation_config_is_read_or_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
     try:
         sampling = default_sampling(tmp_path)

@@ -1,7 +1,7 @@
 """Whole models against `transformers`: every architecture and rope, in fp32, with tiny random weights.
 
-Dynamic rope is compared with `transformers` token by token with its cache: that is where both rotate a position by
-itself. (Computing a prompt in one pass, `transformers` rotates all of it by the frequencies of its end.)
+Dynamic rope is compared with `transformers` computing token by token with its cache, because there both rotate each
+position by its own frequencies. A prompt that `transformers` computes in one pass is rotated by those of its end.
 """
 
 # pyright: basic
@@ -223,10 +223,10 @@ def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
     assert other.output == pair.logits(other.tokens).argmax(-1)[other.num_prompt - 1 : -1].tolist()
 
 
-def test_int8_memory_moves_logits_by_little(pair: Pair) -> None:
+def test_int8_memory_changes_logits_by_little(pair: Pair) -> None:
     """By at most 1.5% of their Euclidean norm: random weights are the worst case, and these models gave 0.5 to 1.2%.
 
-    What remains is the rounding of keys and values, 0.6% of their norm with heads of 64 numbers.
+    The cause is the rounding of keys and values, 0.6% of their norm with heads of 64 numbers.
     """
     tokens = _prompts(7)[6]
     runner = _runner(pair.model, dtype="int8")

@@ -1,4 +1,4 @@
-"""From a configuration to a CPU engine: kernels, weights, and how much of the memory is KV memory."""
+"""From a configuration to a CPU engine: kernels, weights, and the size of the KV memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pagewood.kvpool.storage import KVStorage
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take if the configuration does not say how much."""

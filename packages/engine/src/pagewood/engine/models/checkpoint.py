@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: safetensors only, one file or many, read where they lie."""
+"""The weights of a Hugging Face folder: safetensors only, one file or several, mapped into memory."""
 
 # pyright: basic
 # safetensors has no types.
@@ -22,7 +22,7 @@ _DTYPES = ("F32", "BF16", "F16", "F64")
 _FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 
 class Checkpoint:

@@ -1,7 +1,7 @@
 """KV memory that the system provides a little ahead of its use, so that neither a start nor a step waits for it.
 
-The system provides memory at its first write, and the first write of a step would wait: 35 ms were measured in a prefill
-step of 544 tokens. Writing all of the memory at start would take time, and memory that is perhaps never used.
+The system provides memory at its first write, and a step that writes first waits: 35 ms were measured in a prefill step
+of 544 tokens. Writing all of the memory at start would take time, and memory that may never be used.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Runner(Protocol[Handle]):
 class Populator:
     """A thread of low priority that has the system provide pages in ascending order, as far as `reach` asks for.
 
-    Page allocators hand out low page ids first and reuse those that were freed last, so the highest page in use says how
-    much memory is needed. Where the system cannot populate memory, all of it is written at once, at the start.
+    Page allocators hand out low page ids first and reuse those that were freed last, so the highest page in use says
+    how much memory is needed. If the system cannot populate memory, all of it is written at the start.
 
     Invariant: contents never change.
     """
@@ -58,7 +58,7 @@ class Populator:
     )
 
     def __init__(self, memory: PageMemory, *, num_ahead_bytes: int = _AHEAD_BYTES) -> None:
-        """Start to provide the first `num_ahead_bytes` of `memory`, and later as much beyond the highest page in use."""
+        """Start to provide the first bytes of `memory`, and later that many beyond the highest page in use."""
         page_bytes = memory.layout.bytes_per_page
         largest = max(block.shape[1] for block in memory.blocks(0))
         self._memory = memory

@@ -1,9 +1,13 @@
 """Causal attention over pages, for any mix of grants: single tokens and chunks of prompts.
 
 The work is cut into items: (grant, key head, a tile of query tokens). An item reads its keys and values once for all
-query heads that share the key head. A tile of few query rows reads pages in place; one of many rows first copies blocks
-of 64 keys, transposed, so that the inner loops run over keys. Both keep a running maximum and sum per query row, so
-what a row gets depends on its own keys only.
+query heads that share the key head. A tile of few query rows reads pages in place; a tile of many rows first copies
+blocks of 64 keys, transposed, so that the inner loops run over keys. Both keep a running maximum and sum per query row.
+
+Both compute the same bits. Blocks begin at positions that are multiples of 64, so the order in which a row's keys are
+added depends on its position only: not on its grant, the other grants, the page size or the threads. A score has one
+order of addition (`head`), a block of scores one function that weighs it (`softmax`), and values are added in ascending
+order of their positions. The weight of a key that a row does not see is 0 and changes nothing.
 
 Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
@@ -25,9 +29,9 @@ from pagewood.engine.runner.cpu.compiled.softmax import BLOCK, weigh_block
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_tall
 
 _F = np.float32
-_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 _LARGEST_CODE = _F(127.0)
-_MANY = 16  # query rows from which on copying a block of keys pays
+_MANY = 16  # query rows for which copying a block of keys pays
 _UNSEEN = _F(-np.inf)  # the score of a key that a row does not see
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
@@ -78,7 +82,7 @@ def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: An
     largest = _F(0.0)
     for d in range(dim):
         size = abs(x[token, start + d])
-        largest = size if size > largest or size != size else largest  # no number makes the scale no number
+        largest = size if size > largest or size != size else largest  # NaN makes the scale NaN
     scale = largest / _LARGEST_CODE
     scales[to] = scale
     divisor = scale if scale > _F(0.0) else _F(1.0)
@@ -90,7 +94,7 @@ def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: An
 @inlined
 def store_codes(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
                 kv_heads: Any, page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
-    """As `store`, in int8: `memory` holds codes, `scales` what one of them stands for, one for each token and head."""
+    """Like `store`, in int8: `memory` holds codes, `scales` the value of code 1, one for each token and head."""
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * kv_heads)  # tokens and heads of the keys of a page
     for grant in range(rows.shape[0]):
@@ -126,7 +130,7 @@ def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, 
                 first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
     """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, width]`.
 
-    The other values become zeros; their keys stay what they are, for their scores will be masked.
+    The other values become zeros. Their keys are not changed, because their scores are masked.
     """
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size * dim)
@@ -149,7 +153,7 @@ def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, 
 @inlined
 def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
                      dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
-    """As `_load_block`, from codes."""
+    """Like `_load_block`, from codes."""
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size)
     for key in range(first, last):
@@ -223,7 +227,7 @@ def _hand_out(sums: Any, at: Any, total: Any, out: Any, token: Any, start: Any, 
 @inlined
 def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, kv_heads: Any, page_size: Any,
                 dim: Any, window: Any) -> Any:  # fmt: skip
-    """Return where in the memory the page begins that an item reads first; an item that is none: the last one's."""
+    """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
     first_page = max(0, starts[grant] + skipped + 1 - window) // page_size
@@ -231,7 +235,7 @@ def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, 
 
 
 def attend_item(dim: int, *, codes: bool) -> Any:
-    """Return the function that computes one item for heads of `dim` elements: known lengths make its loops fast.
+    """Return the function that computes one item for heads of `dim` elements, a constant in its loops.
 
     Args:
         dim: D.
@@ -291,7 +295,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
                   group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
                   after: Any) -> None:  # fmt: skip
-        """As `few`, from codes, which are turned into numbers block by block."""
+        """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
         maxima = np.full(group, _LOWEST, np.float32)
@@ -362,7 +366,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                         multiply_tall(
                             scores, 0, 1, BLOCK, values, column, width, BLOCK, sums, at, width, sums, at, width
                         )
-                else:  # the weight of an unseen value is 0, and 0 times infinity is no number
+                else:  # the weight of an unseen value is 0, but 0 times infinity or NaN is NaN
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
                         seen_from, seen_to = max(first, own - window + 1), min(last, own + 1)

@@ -41,18 +41,18 @@ _FEW = TALL // 3  # rows of a tile whose scores are computed at the same time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLoops:
-    """The loops over keys and over values of heads of one size."""
+    """The loops over the keys and the values of heads of one size."""
 
     most_rows: int
-    """Query rows that they take at a time."""
+    """Query rows that `score` and `blend` take at a time."""
     score_tall: Any
     """(queries, queries_at, keys, keys_at, partial, scores, scores_at): write to `scores[r, j]`, r < TALL and j < 32,
     rows of `block` elements, the product of row r of a tile of queries `[D, TALL]` and key j of `[D, block]`;
     `partial` `[4, TALL / 3, 32]` is scratch."""
     score: Any
     """(num_rows, queries, queries_at, memory, keys_at, values_at, ahead_at, count, scores, scores_at, scores_stride):
-    write to `scores[r, j]` the product of query row r and key j, for j < count; meanwhile ask for the values at
-    values_at and the keys at ahead_at."""
+    write to `scores[r, j]` the product of query row r and key j, for j < count; meanwhile prefetch the values
+    at values_at and the keys at ahead_at."""
     blend: Any
     """(num_rows, scores, scores_at, scores_stride, memory, values_at, count, sums, sums_at): add to row r of `sums`
     `[R, D]` value j times `scores[r, j]`, for j < count in ascending order."""
@@ -135,7 +135,7 @@ def _blend(dim: int, lanes: int, most_rows: int) -> Any:
 
 
 def _each_height(builder: Any, height: Any, most_rows: int, emit: Any) -> None:
-    """Emit a loop for every number of rows, and a choice between them."""
+    """Emit a loop for every number of rows, and a switch between them."""
     done = builder.append_basic_block("done")
     choice = builder.switch(height, done)
     for rows in range(1, most_rows + 1):
@@ -182,10 +182,10 @@ def _emit_score(
 def _emit_score_tall(
     builder: Any, queries: Any, keys: Any, partial: Any, out: Any, *, dim: int, num_classes: int, block: int
 ) -> None:
-    """Emit a loop over a few rows at a time, and in it one over the first quarter of the classes.
+    """Emit a loop over groups of a few rows, and in it a loop over the first quarter of the classes.
 
-    To each of these the three classes are added that are whole quarters further. Of so few rows, the sums of three
-    classes fit into registers. The sums of four classes, at most four for each score, are added in the end.
+    Each class is added to the three classes that are one, two and three quarters further. With few rows, three sets of
+    sums fit into registers. At most four such totals remain for each score, and are added in the end.
     """
     vector = vector_of(_MOST_LANES)
     columns = range(0, WIDTH, _MOST_LANES)
@@ -273,7 +273,7 @@ def _emit_blend(
 
 
 def _close(builder: Any, j: Any, count: Any, before: Any, loop: Any, after: Any, *, latch: Any = None) -> None:
-    """End the loop over j at `count`, and go on after it; its last block is `latch`, or else its first."""
+    """End the loop over j at `count`, and continue after it; its last block is `latch`, by default its first."""
     following = builder.add(j, INDEX(1))
     j.add_incoming(INDEX(0), before)
     j.add_incoming(following, latch or loop)

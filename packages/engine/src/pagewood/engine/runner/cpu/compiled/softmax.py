@@ -1,7 +1,7 @@
-"""One block of scores as weights of a softmax, in vector registers.
+"""The softmax weights of one block of scores, in vector registers.
 
-numba would compare and add a row number by number, or in an order that the compiler chooses for each place it is used
-in. Here maximum and sum are taken by halves, so a row gets the same bits wherever this is called.
+numba would compare and add the scores one by one, or in an order that the compiler chooses anew for each caller. Here
+maximum and sum are taken by halves, so every caller gets the same bits.
 
 Legend: B scores of a block.
 """

@@ -1,4 +1,4 @@
-"""What the hand-made vector loops are built from, as instructions of LLVM."""
+"""Building blocks of the hand-written vector loops, as instructions of LLVM."""
 
 # pyright: basic
 # llvmlite has no types.
@@ -25,12 +25,12 @@ def data_at(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
 
 
 def load(builder: Any, pointer: Any, vector: Any) -> Any:
-    """Return the vector that starts at a pointer to float32, on whatever address."""
+    """Return the vector at a pointer to float32 of any alignment."""
     return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=4)
 
 
 def store(builder: Any, value: Any, pointer: Any) -> None:
-    """Write a vector from a pointer to float32 on."""
+    """Write a vector to a pointer to float32 of any alignment."""
     builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=4)
 
 
@@ -61,12 +61,12 @@ def _call(builder: Any, name: str, *vectors: Any) -> Any:
 
 
 def by_halves(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return what is left of a vector's elements when its second half is combined with its first, again and again.
+    """Combine a vector's second half with its first until one element is left, and return it.
 
     Args:
         builder: emits the instructions.
-        value: a vector of a power of two of elements.
-        combine: (builder, first, second), of vectors, in the end of one element each.
+        value: a vector; its number of elements is a power of two.
+        combine: called with (builder, first half, second half).
     """
     while (lanes := value.type.count) > 1:
         low, high = (
@@ -83,7 +83,7 @@ def total(builder: Any, value: Any) -> Any:
 
 
 def prefetch(builder: Any, pointer: Any) -> None:
-    """Ask for the memory at a pointer, to be read, into the second level of the cache; it need not exist."""
+    """Prefetch the memory at a pointer for reading, into the second-level cache; it need not exist."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTE, _FLAG, _FLAG, _FLAG])
     function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
     builder.call(function, [builder.bitcast(pointer, _BYTE), _FLAG(0), _FLAG(2), _FLAG(1)])
