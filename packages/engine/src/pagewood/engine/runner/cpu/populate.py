@@ -129,7 +129,7 @@ def _populate_function() -> ctypes._NamedFuncPointer | None:  # pyright: ignore[
     if sys.platform != "linux":
         return None
     function = ctypes.CDLL(None).madvise
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)  # not ours
     return function
 
 

@@ -83,7 +83,7 @@ class Kernel:
         if self._is_compiled:
             return
         with suppress(RuntimeError):  # no folder to write to: every process compiles it again
-            self._dispatcher._cache = _Cache(self._dispatcher.py_func, self._variant)  # private to numba
+            self._dispatcher._cache = _Cache(self._dispatcher.py_func, self._variant)  # not ours
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
         self._is_compiled = True
