@@ -24,8 +24,7 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.head import head_loops
 from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined, kernel, strict
-from pagewood.engine.runner.cpu.compiled.numeric import exp
-from pagewood.engine.runner.cpu.compiled.softmax import BLOCK, weigh_block
+from pagewood.engine.runner.cpu.compiled.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_tall
 
 _F = np.float32
@@ -106,23 +105,6 @@ def store_codes(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows:
                 to = base + head * _U(page_size)
                 _store_code(memory, scales, to, k, _U(token), head * dim, dim)
                 _store_code(memory, scales, to + half, v, _U(token), head * dim, dim)
-
-
-@strict
-def _weigh(scores: Any, start: Any, maxima: Any, totals: Any, sums: Any, r: Any, width: Any, found: Any) -> None:
-    """Turn the 64 scores from `start` on into weights relative to the largest score of query row r so far.
-
-    The row's total and its `width` sums are rescaled. A key that the row does not see has the score minus infinity, and
-    its weight is 0; `found` `[2]` is scratch.
-    """
-    weigh_block(scores, start, maxima[r], found)
-    if found[0] != maxima[r]:
-        shrink = exp(maxima[r] - found[0])
-        maxima[r] = found[0]
-        totals[r] *= shrink
-        for d in range(_U(width)):
-            sums[_U(r * width) + d] *= shrink
-    totals[r] += found[1]
 
 
 @inlined
@@ -217,13 +199,6 @@ def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any,
             sums[_U(at) + d] += weight * values[_U(j * width) + d]
 
 
-@exact
-def _hand_out(sums: Any, at: Any, total: Any, out: Any, token: Any, start: Any, dim: Any) -> None:
-    """Write the weighted mean of a query row, whose sums begin at `at`."""
-    for d in range(_U(dim)):
-        out[_U(token), _U(start) + d] = sums[_U(at) + d] / total
-
-
 @inlined
 def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, kv_heads: Any, page_size: Any,
                 dim: Any, window: Any) -> Any:  # fmt: skip
@@ -242,6 +217,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         codes: whether the memory holds int8 codes with scales, or float32 and no scales.
     """
     loops = head_loops(dim, block=BLOCK)
+    weigh_few, weigh_many = weigher(dim), weigher((dim + WIDTH - 1) // WIDTH * WIDTH)
     score, blend, score_tall, most_rows = loops.score, loops.blend, loops.score_tall, loops.most_rows
 
     @strict
@@ -258,7 +234,6 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         maxima = np.full(group, _LOWEST, np.float32)
         totals = np.zeros(group, np.float32)
         scores = np.empty(group * BLOCK, np.float32)
-        found = np.empty(2, np.float32)
         for i in range(_U(group * dim)):
             queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
         for block in range(first_key // BLOCK * BLOCK, last_key, BLOCK):
@@ -278,7 +253,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                           r * BLOCK + key - block, BLOCK)  # fmt: skip
                 key += size
             for r in range(group):
-                _weigh(scores, r * BLOCK, maxima, totals, sums, r, dim, found)
+                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
             key = first
             while key < last:
                 offset = key % page_size
@@ -289,7 +264,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                           r * dim)  # fmt: skip
                 key += size
         for r in range(group):
-            _hand_out(sums, r * dim, totals[r], out, token, (head * group + r) * dim, dim)
+            for d in range(_U(dim)):
+                out[_U(token), _U((head * group + r) * dim) + d] = sums[_U(r * dim) + d] / totals[r]
 
     @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
@@ -301,7 +277,6 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         maxima = np.full(group, _LOWEST, np.float32)
         totals = np.zeros(group, np.float32)
         scores = np.empty(group * BLOCK, np.float32)
-        found = np.empty(2, np.float32)
         keys, values = np.empty(BLOCK * dim, np.float32), np.empty(BLOCK * dim, np.float32)
         for i in range(_U(group * dim)):
             queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
@@ -315,11 +290,12 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
                       BLOCK)  # fmt: skip
             for r in range(group):
-                _weigh(scores, r * BLOCK, maxima, totals, sums, r, dim, found)
+                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
             for r in range(0, group, most_rows):
                 blend(min(most_rows, group - r), scores, r * BLOCK + at, BLOCK, values, 0, size, sums, r * dim)
         for r in range(group):
-            _hand_out(sums, r * dim, totals[r], out, token, (head * group + r) * dim, dim)
+            for d in range(_U(dim)):
+                out[_U(token), _U((head * group + r) * dim) + d] = sums[_U(r * dim) + d] / totals[r]
 
     attend_one, load = (few_codes, _load_code_block) if codes else (few, _load_block)
 
@@ -338,7 +314,6 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         values = np.zeros(BLOCK * width, np.float32)
         scores = np.empty(TALL * BLOCK, np.float32)
         partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
-        found = np.empty(2, np.float32)
         _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
         end = position + size
         for first in range(max(0, position + 1 - window) // BLOCK * BLOCK, end, BLOCK):
@@ -359,7 +334,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                             seen = first + j <= own and first + j > own - window
                             scores[i * BLOCK + j] = scores[i * BLOCK + j] if seen else _UNSEEN
                 for i in range(TALL):
-                    _weigh(scores, i * BLOCK, maxima, totals, sums, r + i, width, found)
+                    weigh_many(scores, i * BLOCK, maxima, totals, sums, r + i)
                 if all_seen or is_finite:
                     for column in range(0, width, WIDTH):
                         at = r * width + column
@@ -373,7 +348,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                         _blend_some(scores, i * BLOCK, seen_from - first, seen_to - first, values, sums,
                                     (r + i) * width, width)  # fmt: skip
         for r in range(num_rows):
-            _hand_out(sums, r * width, totals[r], out, token + r // group, (head * group + r % group) * dim, dim)
+            to, start = _U(token + r // group), _U((head * group + r % group) * dim)
+            for d in range(_U(dim)):
+                out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
     @inlined
     def attend(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,

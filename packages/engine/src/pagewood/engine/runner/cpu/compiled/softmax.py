@@ -38,29 +38,54 @@ _UNDERFLOW = -87.3  # below this, e to the power of x is taken for 0
 _COEFFICIENTS = (1.9841270e-4, 1.3888889e-3, 8.3333333e-3, 4.1666667e-2, 1.6666667e-1, 0.5, 1.0, 1.0)
 
 
-def _weigh(typing_context: Any, scores: Any, at: Any, lowest: Any, found: Any) -> Any:
-    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-        block = data_at(ctx, builder, sig.args[0], args[0], args[1])
-        vector = vector_of(_LANES)
-        places = [builder.gep(block, [INDEX(i)]) for i in range(0, BLOCK, _LANES)]
-        rows = [load(builder, place, vector) for place in places]
-        folded = _folded(rows, lambda a, b: _larger(builder, a, b))
-        largest = _larger(builder, by_halves(builder, folded, _larger), args[2])
-        weights = [_exp(builder, builder.fsub(row, spread(builder, largest, vector))) for row in rows]
-        for place, weight in zip(places, weights, strict=True):
-            store(builder, weight, place)
-        sum_ = total(builder, _folded(weights, builder.fadd))
-        out = data_at(ctx, builder, sig.args[3], args[3], INDEX(0))
-        builder.store(largest, out)
-        builder.store(sum_, builder.gep(out, [INDEX(1)]))
-        return ctx.get_dummy_value()
+def weigher(width: int) -> Any:
+    """Return the intrinsic that turns a block of scores of a query row into weights, for rows of `width` sums.
 
-    return types.void(scores, types.int64, types.float32, found), generate
+    It is called with (scores, at, maxima, totals, sums, r). Each of the 64 scores from `at` on is replaced by e to the
+    power of its distance to the largest score of query row r so far. `maxima[r]`, `totals[r]` and `sums[r, :]` are
+    rescaled to that largest score, and the weights are added to `totals[r]`. The weight of minus infinity is 0.
+
+    It is one intrinsic, because numba counts the references to arrays that a function gets: eight atomic operations.
+
+    Args:
+        width: a multiple of 4.
+    """
+
+    def typed(context: Any, scores: Any, at: Any, maxima: Any, totals: Any, sums: Any, r: Any) -> Any:
+        def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+            def pointer(array: int, index: Any) -> Any:
+                return data_at(ctx, builder, sig.args[array], args[array], index)
+
+            row_of_sums = pointer(4, builder.mul(args[5], INDEX(width)))
+            _emit_weigh(builder, pointer(0, args[1]), pointer(2, args[5]), pointer(3, args[5]), row_of_sums, width)
+            return ctx.get_dummy_value()
+
+        return types.void(scores, types.int64, maxima, totals, sums, types.int64), generate
+
+    return intrinsic(typed)
 
 
-weigh_block: Any = intrinsic(_weigh)
-"""(scores, at, lowest, found): replace 64 scores from `at` on by e to the power of each less the largest of them and of
-`lowest`; write that largest and the sum of the weights to `found` `[2]`. The weight of minus infinity is 0."""
+def _emit_weigh(builder: Any, scores: Any, maximum: Any, total_at: Any, sums: Any, width: int) -> None:
+    vector = vector_of(_LANES)
+    places = [builder.gep(scores, [INDEX(i)]) for i in range(0, BLOCK, _LANES)]
+    rows = [load(builder, place, vector) for place in places]
+    lowest = builder.load(maximum)
+    folded = _folded(rows, lambda a, b: _larger(builder, a, b))
+    largest = _larger(builder, by_halves(builder, folded, _larger), lowest)
+    weights = [_exp(builder, builder.fsub(row, spread(builder, largest, vector))) for row in rows]
+    for place, weight in zip(places, weights, strict=True):
+        store(builder, weight, place)
+    with builder.if_then(builder.fcmp_unordered("!=", largest, lowest)):
+        shrink = _exp(builder, spread(builder, builder.fsub(lowest, largest), vector))
+        factor = builder.extract_element(shrink, INDEX(0))
+        builder.store(largest, maximum)
+        builder.store(builder.fmul(builder.load(total_at), factor), total_at)
+        lanes = next(lanes for lanes in (16, 8, 4) if width % lanes == 0)
+        for d in range(0, width, lanes):
+            place = builder.gep(sums, [INDEX(d)])
+            part = load(builder, place, vector_of(lanes))
+            store(builder, builder.fmul(part, spread(builder, factor, vector_of(lanes))), place)
+    builder.store(builder.fadd(builder.load(total_at), total(builder, _folded(weights, builder.fadd))), total_at)
 
 
 def _folded(rows: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
