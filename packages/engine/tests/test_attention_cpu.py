@@ -71,7 +71,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 class Bench:
-    """The inputs of a problem, and its results by both ways."""
+    """The inputs of a problem, and its results by both implementations."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -100,11 +100,11 @@ class Bench:
         return torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1).float()
 
     def _kept(self, x: Tensor) -> Tensor:
-        """What the memory makes of numbers."""
+        """Return the numbers that the memory holds for `x`."""
         return dequantise(*quantise(x)) if self.problem.int8 else x
 
     def compiled(self, *, in_steps_of: int | None = None) -> Tensor:
-        """Compute all grants in one step, or each in steps of so many tokens."""
+        """Compute all grants in one step, or each in steps of `in_steps_of` tokens."""
         problem = self.problem
         pages_per_row = -(-MAX_LENGTH // problem.page_size)
         layout = MultiHeadLayout(
@@ -117,7 +117,7 @@ class Bench:
         )
         num_pages = pages_per_row * len(problem.grants)
         storage = KVStorage(layout, num_pages)
-        for layer in range(2):  # what is not written must not be read
+        for layer in range(2):  # unwritten memory must not be read
             (storage.scales(layer) if problem.int8 else storage.layer(layer)).fill_(torch.nan)
         order = np.random.default_rng(problem.seed).permutation(num_pages).astype(np.int32)
         page_table = order.reshape(len(problem.grants), pages_per_row)
@@ -170,9 +170,36 @@ def test_attention_is_the_naive_one(problem: Problem) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.sampled_from([1, 7, 64]))
-def test_attention_does_not_depend_on_the_chunks(problem: Problem, size: int) -> None:
+def test_attention_is_the_same_bits_in_any_chunks(problem: Problem, size: int) -> None:
     bench = Bench(problem)
-    torch.testing.assert_close(bench.compiled(in_steps_of=size), bench.compiled(), atol=2e-6, rtol=2e-5)
+    assert torch.equal(bench.compiled(in_steps_of=size), bench.compiled())
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_attention_is_the_same_bits_with_any_page_size(group: int, window: int | None, int8: bool) -> None:
+    options = {"num_heads": 2 * group, "num_kv_heads": 2, "window": window, "num_threads": 2, "seed": 1, "int8": int8}
+    grants = [(0, 90), (63, 66), (5, 3)]
+    benches = [Bench(Problem(grants=grants, page_size=page_size, **options)) for page_size in (16, 1, 7, 128)]
+    results = [bench.compiled(in_steps_of=size) for bench in benches for size in (None, 1)]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("in_steps_of", [None, 1, 10])
+def test_a_value_that_is_not_finite_does_not_reach_earlier_positions(
+    value: float, int8: bool, in_steps_of: int | None
+) -> None:
+    options = {"num_heads": 3, "num_kv_heads": 1, "page_size": 4, "window": None, "num_threads": 1, "seed": 1}
+    bench = Bench(Problem(grants=[(0, 100), (0, 100)], int8=int8, **options))
+    expected = bench.compiled()
+    bench.values[0][70, 3] = value
+    result = bench.compiled(in_steps_of=in_steps_of)
+    assert torch.equal(result[:70], expected[:70])
+    assert torch.equal(result[100:], expected[100:])
+    assert not result[70:100, 3].isfinite().any()
 
 
 def test_a_single_token_gets_the_same_bits_in_any_batch() -> None:

@@ -1,4 +1,4 @@
-"""Model folders: found or named in the error, and read for their advice on sampling."""
+"""Model folders: where they are, and the sampling that they recommend."""
 
 import json
 from pathlib import Path
@@ -22,17 +22,33 @@ from pagewood.engine.folder import default_sampling, model_folder
         ({}, SamplingParams()),
     ],
 )
-def test_advice_on_sampling(tmp_path: Path, config: dict[str, Any], expected: SamplingParams) -> None:
+def test_recommended_sampling(tmp_path: Path, config: dict[str, Any], expected: SamplingParams) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert default_sampling(tmp_path) == expected
 
 
-def test_without_advice_the_defaults_hold(tmp_path: Path) -> None:
+def test_defaults_without_a_recommendation(tmp_path: Path) -> None:
     assert default_sampling(tmp_path) == SamplingParams()
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"temperature": "hot"}', '{"top_p": 2}'])
-def test_broken_advice_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"temperature": "hot"}',
+        '{"temperature": NaN}',
+        '{"temperature": 1e400}',
+        '{"do_sample": 1}',
+        '{"top_p": 2}',
+        '{"top_p": 0}',
+        '{"top_k": 1e400}',
+        '{"top_k": 2147483648}',
+        '{"top_k": true}',
+        "[" + "[" * 100000,
+    ],
+)
+def test_a_broken_generation_config_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ValueError, match="must hold a generation configuration"):
         default_sampling(tmp_path)

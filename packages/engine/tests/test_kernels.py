@@ -1,4 +1,4 @@
-"""Compiled code is kept on disk, and what is compiled is told."""
+"""Compiled code is cached on disk, and progress reports what is compiled."""
 
 # pyright: basic
 # numba has no types.
@@ -16,26 +16,30 @@ from pagewood.engine.runner.cpu.compiled.kernel import kernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 
 COMPILE_ONE = """
+import numpy as np
 from pagewood.engine.runner.cpu.compiled.attention import cut
 cut.compile()
+items = np.zeros((4, 4), np.int32)
+assert cut(np.zeros(1, np.int32), np.full(1, 5, np.int32), 1, 3, items) == 2
+assert items[1].tolist() == [0, 0, 3, 2]
 print(cut.loaded)
 """
 
 
 def loaded_in_another_process(cache: Path) -> bool:
-    """Whether a new process finds the code of a kernel in the cache."""
+    """Return whether a new process, which also calls the kernel, finds its code in the cache."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
     output = subprocess.run([sys.executable, "-c", COMPILE_ONE], env=environment, check=True, capture_output=True)
     return output.stdout.strip() == b"True"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other platforms have no variable for the cache folder")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
 def test_the_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert not loaded_in_another_process(tmp_path)
     assert loaded_in_another_process(tmp_path)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other platforms have no variable for the cache folder")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
 def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
     not_a_folder = tmp_path / "file"
     not_a_folder.write_text("")
@@ -43,16 +47,16 @@ def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
     assert not loaded_in_another_process(not_a_folder)
 
 
-def test_warming_up_tells_how_far_it_is() -> None:
-    told: list[tuple[str, int, int]] = []
-    step = warm_up(16, progress=lambda text, done, total: told.append((text, done, total)))
-    total = told[0][2]
-    assert [(done, of) for _, done, of in told] == [(i, total) for i in range(total + 1)]
-    assert told[0][0].startswith("loading kernel ")
+def test_warming_up_reports_progress() -> None:
+    reports: list[tuple[str, int, int]] = []
+    step = warm_up(16, progress=lambda text, done, total: reports.append((text, done, total)))
+    total = reports[0][2]
+    assert [(done, of) for _, done, of in reports] == [(i, total) for i in range(total + 1)]
+    assert reports[0][0].startswith("loading kernel ")
     assert step.name == "step"
 
 
-def test_variants_of_one_source_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_of_one_source_are_cached_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def plus(amount: int) -> int:

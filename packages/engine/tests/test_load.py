@@ -1,4 +1,4 @@
-"""Weights of a folder: fused as they are read, and every way in which they can be wrong."""
+"""Weights of a folder: fused as they are read, and refused if anything about them is wrong."""
 
 # pyright: basic
 # torch and transformers are typed in part only.
@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -64,9 +68,9 @@ def load(folder: Path) -> None:
 
 def test_progress_counts_every_tensor(folder: Path) -> None:
     save(folder, tensors())
-    told: list[tuple[str, int, int]] = []
-    load_model(folder, CPUOps(), progress=lambda *step: told.append(step))
-    assert told == [("reading weights", i + 1, 21) for i in range(21)]
+    reports: list[tuple[str, int, int]] = []
+    load_model(folder, CPUOps(), progress=lambda *step: reports.append(step))
+    assert reports == [("reading weights", i + 1, 21) for i in range(21)]
 
 
 def test_parts_are_stacked_and_converted(folder: Path) -> None:
@@ -135,7 +139,105 @@ def test_a_damaged_file(folder: Path) -> None:
         load(folder)
 
 
-def test_what_repeats_other_tensors_is_ignored(folder: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_a_tensor_of_numbers_that_need_a_scale(folder: Path, dtype: torch.dtype) -> None:
+    save(folder, {**tensors(), "model.norm.weight": torch.zeros(8).to(dtype)})
+    with pytest.raises(ValueError, match=r"model\.norm\.weight must hold floating point numbers \(F32, BF16"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 2**24}, r"embed_tokens\.weight must have shape \(16777216, 8\), got \(11, 8\)"),
+        ({"hidden_size": 2**20}, r"embed_tokens\.weight must have shape \(11, 1048576\)"),
+        ({"intermediate_size": 2**22}, r"gate_proj\.weight must have shape \(4194304, 8\)"),
+        ({"num_hidden_layers": 4096}, r"lacks the tensor model\.layers\.2\.input_layernorm\.weight"),
+        ({"num_hidden_layers": 1}, r"10? unexpected tensors|9 unexpected tensors"),
+        ({"num_attention_heads": 2**14}, r"q_proj\.weight must have shape \(65536, 8\)"),
+        ({"head_dim": 512}, r"q_proj\.weight must have shape \(1024, 8\)"),
+    ],
+)
+def test_sizes_are_compared_with_the_headers_before_memory_is_taken(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **change}))
+    save(folder, tensors())
+    reads: list[tuple[str, int, int]] = []
+    with pytest.raises(ValueError, match=message):
+        load_model(folder, CPUOps(), progress=lambda *step: reads.append(step))
+    assert reads == []
+
+
+def header(text: bytes, *, length: int | None = None, data: bytes = b"") -> bytes:
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def encoded(**entries: object) -> bytes:
+    return json.dumps(entries).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        header(b"{}", length=2**63),
+        header(b"{}", length=2**64 - 1),
+        header(b"{}", length=3),
+        header(b"{"),
+        header(b"[]"),
+        header(b"\xff\xfe"),
+        header(b"[" * 100_000),
+        header(encoded(a=entry([2], [0, 8]), b=entry([2], [4, 12])), data=bytes(12)),
+        header(encoded(a=entry([2], [8, 0])), data=bytes(8)),
+        header(encoded(a=entry([2], [0, 4])), data=bytes(4)),
+        header(encoded(a=entry([2**40, 2**40], [0, 8])), data=bytes(8)),
+        header(encoded(a=entry([-1], [0, 8])), data=bytes(8)),
+        header(encoded(a=entry([2], [0, 8], "X99")), data=bytes(8)),
+        header(encoded(a=entry([2], [0, 8])), data=bytes(3)),
+        header(encoded(a=entry([2], [0, 8])), data=bytes(30)),
+    ],
+    ids=range(17),
+)
+def test_a_hostile_header(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        load(folder)
+
+
+def test_a_folder_in_place_of_the_weights(folder: Path) -> None:
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "\x00", "\ud800"])
+def test_an_index_names_only_files_of_its_folder(folder: Path, name: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ValueError, match=r"weight_map must name \*\.safetensors files in the folder"):
+        load(folder)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_bytes_are_read_or_refused(folder: Path, data: st.DataObject) -> None:
+    """Headers are small here, so that most changes hit one."""
+    save(folder, {"model.norm.weight": torch.zeros(8)})
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    with suppress(ValueError):
+        Checkpoint(folder, dtype=torch.float32).stack([("model.norm.weight", 8)])
+
+
+def test_redundant_tensors_are_ignored(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
     save(folder, {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
     load(folder)

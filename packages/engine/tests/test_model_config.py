@@ -1,14 +1,23 @@
 """config.json and generation_config.json, in the styles of transformers 4 and 5."""
 
+# pyright: basic
+# torch is typed in part only.
+
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from pagewood.engine.folder import default_sampling
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import (
     DynamicScaling,
     LinearScaling,
@@ -51,7 +60,7 @@ def test_sizes_and_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scaling", "expected"),
     [
-        ({"type": "linear", "factor": 2}, LinearScaling(factor=2.0)),
+        ({"type": "linear", "factor": 2}, LinearScaling(factor=2.0, original_length=512)),
         ({"rope_type": "dynamic", "factor": 4.0}, DynamicScaling(factor=4.0, original_length=512)),
         (
             {
@@ -84,6 +93,46 @@ def test_yarn_takes_its_attention_factor_from_two_scales(tmp_path: Path) -> None
     scaling = read(tmp_path, {**LLAMA, "rope_scaling": yarn}).rope.scaling
     assert isinstance(scaling, YarnScaling)
     assert scaling.attention_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("max_position", "scaling", "longest"),
+    [
+        (32768, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (40960, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (131072, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (1000, {"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 33}, 1000),
+        (4096, {"type": "linear", "factor": 2.5}, 10240),
+        (16384, {"type": "linear", "factor": 4, "original_max_position_embeddings": 4096}, 16384),
+        (4096, {"type": "dynamic", "factor": 2.0}, 8192),
+        (
+            131072,
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            131072,
+        ),
+        (4096, None, 4096),
+    ],
+)
+def test_scaled_rope_extends_the_longest_sequence(
+    tmp_path: Path, max_position: int, scaling: dict[str, Any] | None, longest: int
+) -> None:
+    values = {**LLAMA, "max_position_embeddings": max_position}
+    assert read(tmp_path, {**values, "rope_scaling": scaling}).max_position == longest
+    assert read(tmp_path, {**values, "rope_parameters": {"rope_theta": 1e6, **(scaling or {})}}).max_position == longest
+
+
+def test_the_original_length_beside_the_scaling_comes_first(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    config = read(tmp_path, {**LLAMA, "original_max_position_embeddings": 300, "rope_scaling": yarn})
+    assert isinstance(config.rope.scaling, YarnScaling)
+    assert config.rope.scaling.original_length == 300
+    assert config.max_position == 600
 
 
 def test_windows(tmp_path: Path) -> None:
@@ -132,14 +181,149 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
         ({"rope_scaling": 3}, "rope_scaling must be an object"),
     ],
 )
-def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_unsupported_values_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, {**LLAMA, **change})
 
 
-def test_a_file_that_is_not_json(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="must hold JSON"):
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**12}, r"num_hidden_layers must be in \[1, 4096\], got 1000000000000"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers must be in"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be in"),
+        ({"vocab_size": 2**40}, r"vocab_size must be in \[1, 16777216\], got 1099511627776"),
+        ({"hidden_size": -64}, "hidden_size must be in"),
+        ({"head_dim": 2**20}, r"head_dim must be in \[1, 512\]"),
+        ({"num_attention_heads": 10**300}, r"num_attention_heads must be in .* got 10{79}\.\.\."),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings must be in"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be in .* got nan"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be in"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps must be in"),
+        ({"rope_theta": 0}, r"rope_theta must be in \[2, .*\], got 0"),
+        ({"rope_theta": 1}, "rope_theta must be in"),
+        ({"rope_theta": float("nan")}, "rope_theta must be in .* got nan"),
+        ({"rope_scaling": {**YARN, "factor": 0.5}}, "factor must be in"),
+        ({"rope_scaling": {**YARN, "factor": float("inf")}}, "factor must be in"),
+        ({"rope_scaling": {**YARN, "beta_slow": 64.0}}, "beta_slow must be at most beta_fast 32.0, got 64.0"),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 0}}, "original_max_position_embeddings must be"),
+        ({"rope_scaling": {**YARN, "attention_factor": float("nan")}}, "attention_factor must be in"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor must be below high_freq_factor 4.0"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4096}, "max_position_embeddings": 2**20},
+            "factor times the original length must be at most",
+        ),
+        ({"eos_token_id": 10**30}, r"eos_token_id must be in \[0, 99\], got 10{30}"),
+        ({"eos_token_id": [1, -1]}, "eos_token_id must be in .* got -1"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -3}, "sliding_window must be in"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["full_attention"],
+            },
+            "layer_types must have 4 entries, got 1",
+        ),
+    ],
+)
+def test_numbers_out_of_range_are_named_with_their_file(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        read(tmp_path, {**LLAMA, **change})
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_an_end_token_of_the_generation_config_must_be_in_the_vocabulary(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"generation_config.json: eos_token_id must be in \[0, 99\], got 100"):
+        read(tmp_path, LLAMA, {"eos_token_id": [2, 100]})
+
+
+HOSTILE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**40), 10**40),
+    st.sampled_from([0, -1, 1, 2, 3, 4, 8, 2**31, 2**40, 10**12]),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.integers(-2, 200), st.text(max_size=3), st.none()), max_size=4),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "factor", "rope_theta"]), st.integers(-1, 5) | st.floats(), max_size=3
+    ),
+)
+SCALING = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3", "other"])},
+    optional={
+        name: st.one_of(HOSTILE, st.floats(0.5, 50))
+        for name in (
+            "factor", "rope_theta", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+            "attention_factor", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
+            "partial_rotary_factor",
+        )
+    },
+)  # fmt: skip
+FIELDS = [
+    *LLAMA, "head_dim", "rms_norm_eps", "rope_theta", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings",
+    "eos_token_id", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "partial_rotary_factor",
+    "rope_scaling", "rope_parameters", "quantization_config", "original_max_position_embeddings",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    architecture=st.sampled_from(["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]),
+    changes=st.dictionaries(st.sampled_from(FIELDS), HOSTILE, max_size=4),
+    scaling=st.none() | SCALING,
+    eos=HOSTILE,
+)
+def test_any_configuration_is_read_or_refused(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], scaling: dict[str, Any] | None, eos: Any
+) -> None:
+    """A configuration that is accepted has finite rotations at its first and at its last position."""
+    values = {**LLAMA, "architectures": [architecture], "rope_scaling": scaling, **changes}
+    config, problem = None, ""
+    try:
+        config = read(tmp_path, values, {"eos_token_id": eos})
+    except ValueError as error:
+        problem = str(error)
+    if config is None:
+        assert str(tmp_path) in problem
+        assert len(problem) < 1000
+        return
+    rope = Rope(config.rope, device=torch.device("cpu"))
+    for part in rope(torch.tensor([0, config.max_position - 1])):
+        assert part.isfinite().all()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.dictionaries(
+        st.sampled_from(["do_sample", "temperature", "top_k", "top_p", "min_p", "eos_token_id"]), HOSTILE, max_size=6
+    )
+)
+def test_any_generation_config_is_read_or_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    try:
+        sampling = default_sampling(tmp_path)
+    except ValueError:
+        return
+    assert 0 <= sampling.top_k < 2**31
+    assert math.isfinite(sampling.temperature)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "1" * 5000, '{"a": \x00}', "null"])
+def test_a_file_that_is_not_a_json_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="must hold"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_configuration_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ValueError, match="must be a file"):
         ModelConfig.from_folder(tmp_path)
 
 

@@ -146,7 +146,7 @@ def test_parameters_of_another_type_are_converted() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), num_rows=st.integers(1, 9), data=st.data())
-def test_matrices_share_memory_only_when_none_of_them_is_needed(
+def test_matrices_in_use_at_the_same_time_do_not_share_memory(
     sizes: list[int], num_rows: int, data: st.DataObject
 ) -> None:
     """A random graph of gathers and norms, whose result is computed by torch too."""

@@ -1,4 +1,4 @@
-"""How much main memory there is to take, by what the system and the container say."""
+"""How much main memory is available, according to the system and the container."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _CONTAINER_FILES = (
     ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
     ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""Limit and use of a container's memory, by version 2 and 1 of Linux' control groups."""
+"""Files with the limit and the use of a container's memory, in versions 2 and 1 of Linux' control groups."""
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that can be allocated before something else has to yield.
+    """Return the bytes that can be allocated without taking memory from other programs.
 
     Args:
-        root: of the file system with `proc` and `sys`.
+        root: the folder that contains `proc` and `sys`.
     """
     left = [_system_bytes(root / "proc" / "meminfo")]
     for limit, used in _CONTAINER_FILES:
@@ -30,7 +30,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 def _system_bytes(meminfo: Path) -> int:
     try:
         lines = meminfo.read_text().splitlines()
-    except OSError:  # not Linux: half of what is built in
+    except OSError:  # not Linux: half of the machine's memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     (kibibytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(kibibytes) * 1024

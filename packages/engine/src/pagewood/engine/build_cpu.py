@@ -1,4 +1,4 @@
-"""From a configuration to a CPU engine: kernels, weights, and how much of the memory is KV memory."""
+"""From a configuration to a CPU engine: kernels, weights, and the size of the KV memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.folder import model_folder, model_name
-from pagewood.engine.load import load_model
+from pagewood.engine.load import check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
-from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
+from pagewood.engine.runner.cpu.runner import CPURunner, StepHandle
 from pagewood.engine.tiers import tiered_cache
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -26,16 +28,29 @@ from pagewood.kvpool.storage import KVStorage
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 _MEMORY_SHARE = 0.25
-"""Part of the free memory that the KV cache may take where the configuration does not say."""
+"""Part of the free memory that the KV cache may take if the configuration does not say how much."""
+_TYPICAL_LENGTH = 2048
+"""Tokens for which every row has room if the configuration does not say how much."""
 
 
 def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
-    """Load a model and make an engine for it that computes on this machine's cores; see `build_engine`."""
+    """Load a model and make an engine for it that computes on this machine's cores; see `build_engine`.
+
+    Without `max_total_tokens`, the KV memory has room for 2,048 tokens (or the longest request, if that is shorter) in
+    each of `num_rows` rows, and for at least one request of the longest length. It is at most a quarter of the free
+    memory. The system provides it as it is used, a little ahead.
+    """
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
+    weights_bytes = 4 * check_weights(folder, model_config)
+    if weights_bytes > available_memory_bytes():
+        raise ValueError(
+            f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
+            f"got {weights_bytes / 1e9:.1f} GB of weights in float32"
+        )
     num_threads = config.num_threads or _num_cores()
     kernel = warm_up(model_config.head_dim, int8=config.kv_cache_dtype == "int8", progress=progress)
     model = load_model(folder, CPUOps(), progress=progress)
@@ -57,21 +72,24 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         page_size=config.page_size,
     )
     _log.info(
-        "%s: %d KV pages of %d tokens (%.2f GB), at most %d tokens a request, %d threads",
+        "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
+        "at most %d tokens a request, %d threads",
         info.model_name,
+        num_pages * config.page_size,
         num_pages,
         config.page_size,
         num_pages * layout.bytes_per_page / 1e9,
+        "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
         max_length,
         num_threads,
     )
 
     storage = KVStorage(layout, num_pages)
-    storage.memory.touch()
+    populator = Populator(storage.memory)
     make_cache = tiered_cache(config, folder, storage.memory)
 
-    def make_runner(kv: KVSpace) -> CPURunner:
-        return CPURunner(
+    def make_runner(kv: KVSpace) -> PopulatingRunner[StepHandle[StepResult]]:
+        runner = CPURunner(
             model,
             storage,
             kernel,
@@ -79,6 +97,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             max_length=max_length,
             num_threads=num_threads,
         )
+        return PopulatingRunner(runner, populator)
 
     config = replace(
         config, max_total_tokens=num_pages * config.page_size, max_length=max_length, num_threads=num_threads
@@ -87,7 +106,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
 
 
 def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -> tuple[int, int]:
-    """Return (pages of KV memory, longest request): as configured, or as many as all rows could ever use, or fit."""
+    """Return (pages of KV memory, longest request in tokens): see `build_cpu_engine`."""
     longest = min(config.max_length or model.max_position, model.max_position)
     available = available_memory_bytes()
     if config.max_total_tokens is not None:
@@ -98,8 +117,9 @@ def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -
                 f"there are {available / 1e9:.1f} GB of memory, got {config.max_total_tokens}"
             )
     else:
-        most_useful = config.num_rows * -(-longest // config.page_size)
-        num_pages = min(most_useful, layout.pages_for(int(available * _MEMORY_SHARE)))
+        per_row, for_longest = (-(-length // config.page_size) for length in (min(longest, _TYPICAL_LENGTH), longest))
+        useful = max(config.num_rows * per_row, for_longest)
+        num_pages = min(useful, layout.pages_for(int(available * _MEMORY_SHARE)))
     max_length = min(longest, num_pages * config.page_size)
     if max_length < 2:
         raise ValueError(f"KV memory must hold a request of 2 tokens, got {num_pages} pages of {config.page_size}")
@@ -113,7 +133,7 @@ def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -
 
 
 def _num_cores() -> int:
-    """Return the cores that this process may use; hyperthreads count as half where they can be told."""
+    """Return the physical cores that this process may use; hyperthreads of one core count once if that is known."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     try:

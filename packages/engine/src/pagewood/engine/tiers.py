@@ -1,4 +1,4 @@
-"""The KV memories beyond the device, as the configuration asks for them; part of the composition root."""
+"""Builds the host and disk caches that the configuration asks for; part of the composition root."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SAMPLE_BYTES = 4096
 
 
 class TieredCaches:
-    """Makes prefix caches over a host cache and perhaps a disk.
+    """Makes prefix caches over a host cache and, if configured, a disk cache.
 
-    Invariant: the one that it made last is the one in use, and has the host and the disk to itself.
+    Invariant: only the cache that was made last is in use, and only it uses the host and the disk.
 
     Args:
         config: with a host cache.
         memory: the KV memory of the runner.
         page_size: tokens per page.
-        fingerprint: of the model, 32 bytes: KV on disk is that of one model.
+        fingerprint: of the model, 32 bytes: KV on disk belongs to one model.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
@@ -64,7 +64,7 @@ class TieredCaches:
             _log.info("disk cache: %d pages, %d of them in use", num_disk_pages, self._disk.num_held)
 
     def make(self) -> TieredIndex:
-        """Return a cache with an empty device; the last one, if there is one, ends."""
+        """Return a cache with an empty device; the previous one, if any, is closed."""
         if self._last is not None:
             self._last.close(keep_stores=True)
         self._last = TieredIndex(
@@ -80,7 +80,7 @@ class TieredCaches:
 
 
 def tiered_cache(config: EngineConfig, folder: Path, memory: PageMemory) -> Callable[[], TieredIndex] | None:
-    """Return what makes prefix caches over the host and perhaps a disk; None: the configuration asks for none."""
+    """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache."""
     if config.host_cache_gb is None:
         return None
     fingerprint = model_fingerprint(folder)
@@ -88,10 +88,10 @@ def tiered_cache(config: EngineConfig, folder: Path, memory: PageMemory) -> Call
 
 
 def model_fingerprint(folder: Path) -> bytes:
-    """Return 32 bytes that tell a model from others: a hash of its configuration and of samples of its weights.
+    """Return 32 bytes that identify a model: a hash of its configuration and of samples of its weights.
 
-    The same files give the same bytes on every machine; 256 samples of each file are far more than a retrained model
-    could leave unchanged, and cost milliseconds where reading all of a large model would cost minutes.
+    The same files give the same bytes on every machine. A retrained model cannot leave all of 256 samples of each file
+    unchanged, and they are read in milliseconds, where all of a large model would take minutes.
     """
     digest = sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
@@ -112,7 +112,7 @@ def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
 
 
 def _pinned(num_pages: int, page_bytes: int) -> Bytes:
-    """Return memory for the host's pages that a GPU copies from and to; unlike other memory it is taken at once."""
+    """Return pinned memory for the host's pages, which a GPU copies from and to. It is taken at once."""
     num_bytes, available = num_pages * page_bytes, available_memory_bytes()
     if num_bytes > available:
         raise ValueError(

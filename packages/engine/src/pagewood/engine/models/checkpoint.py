@@ -1,10 +1,12 @@
-"""The weights of a Hugging Face folder: safetensors only, one file or many, read where they lie."""
+"""The weights of a Hugging Face folder: safetensors only, one file or several, mapped into memory."""
 
 # pyright: basic
 # safetensors has no types.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,14 +16,29 @@ from torch import Tensor
 
 from pagewood.engine.models.fields import Fields
 
+_DTYPES = ("F32", "BF16", "F16", "F64")
+"""As headers of safetensors name them. Numbers of 8 bits need scales, which are not supported."""
+
+_FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 
 class Checkpoint:
-    """The named tensors of a folder. Invariant: `finish` succeeds only if every tensor has been read."""
+    """The named tensors of a folder. Invariant: `finish` succeeds only if every tensor has been read or checked."""
 
-    __slots__ = ("_device", "_dtype", "_files", "_num_read", "_progress", "_unread", "folder")
+    __slots__ = (
+        "_device",
+        "_dtype",
+        "_files",
+        "_num_read",
+        "_num_tensors",
+        "_progress",
+        "_unread",
+        "folder",
+        "num_elements",
+    )
 
     def __init__(
         self,
@@ -42,27 +59,62 @@ class Checkpoint:
         self._device = device
         self._progress = progress
         self._files = [_open(path) for path in _paths(self.folder)]  # written by: finish
-        self._unread = {name: file for file in self._files for name in _names(file)}  # written by: stack, finish
+        self._unread = {name: file for file in self._files for name in _names(file)}  # written by: check, finish
+        self._num_tensors = len(self._unread)
         self._num_read = 0  # written by: stack
+        self.num_elements = 0  # written by: check
+        """Of all tensors that have been read or checked."""
+
+    def check(self, parts: Sequence[tuple[str, int]], *columns: int) -> list[tuple[str, safe_open]]:
+        """Take tensors off the list of unread ones and return their names and files; only the headers are read.
+
+        Args:
+            parts: name and number of rows of each.
+            columns: the other dimensions.
+
+        Raises:
+            ValueError: a tensor is missing, or has another shape or no floating point numbers.
+        """
+        files: list[tuple[str, safe_open]] = []
+        for name, rows in parts:
+            shape = (rows, *columns)
+            file = self._unread.pop(name, None)
+            if file is None:
+                raise ValueError(f"{self.folder} lacks the tensor {name} of shape {shape}")
+            header = file.get_slice(name)
+            if tuple(header.get_shape()) != shape:
+                raise ValueError(f"{self.folder}: {name} must have shape {shape}, got {tuple(header.get_shape())}")
+            if header.get_dtype() not in _DTYPES:
+                raise ValueError(
+                    f"{self.folder}: {name} must hold floating point numbers ({', '.join(_DTYPES)}), "
+                    f"got {header.get_dtype()}"
+                )
+            self.num_elements += math.prod(shape)
+            files.append((name, file))
+        return files
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
         Raises:
-            ValueError: one is missing or has another shape.
+            ValueError: see `check`; nothing is allocated then.
         """
+        files = self.check(parts, *columns)
         stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=self._dtype, device=self._device)
         start = 0
-        for name, rows in parts:
-            stacked[start : start + rows].copy_(self._take(name, (rows, *columns)))
+        for (name, file), (_, rows) in zip(files, parts, strict=True):
+            stacked[start : start + rows].copy_(file.get_tensor(name))
             start += rows
+            self._num_read += 1
+            if self._progress:
+                self._progress("reading weights", self._num_read, self._num_tensors)
         return stacked
 
     def finish(self, *, ignored: Callable[[str], bool]) -> None:
         """Close the files.
 
         Raises:
-            ValueError: they hold tensors that nobody read and that are not `ignored`.
+            ValueError: they hold tensors that have neither been read nor checked and are not `ignored`.
         """
         left = sorted(name for name in self._unread if not ignored(name))
         if left:
@@ -70,26 +122,17 @@ class Checkpoint:
         self._unread.clear()
         self._files.clear()
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        file = self._unread.pop(name, None)
-        if file is None:
-            raise ValueError(f"{self.folder} lacks the tensor {name} of shape {shape}")
-        tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{self.folder}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{self.folder}: {name} must hold floating point numbers, got {tensor.dtype}")
-        self._num_read += 1
-        if self._progress:
-            self._progress("reading weights", self._num_read, self._num_read + len(self._unread))
-        return tensor
-
 
 def _paths(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        weight_map = Fields.from_file(index).section("weight_map") or Fields.from_file(index).empty("weight_map")
-        return sorted({folder / weight_map.text(name) for name in weight_map.values})
+        fields = Fields.from_file(index)
+        weight_map = fields.section("weight_map") or fields.empty("weight_map")
+        names = sorted({weight_map.text(name) for name in weight_map.values})
+        for name in names:
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(f"{weight_map.source} must name *.safetensors files in the folder, got {name[:80]!r}")
+        return [folder / name for name in names]
     single = folder / "model.safetensors"
     if single.exists():
         return [single]
@@ -108,5 +151,7 @@ def _names(file: safe_open) -> list[str]:
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
-    except SafetensorError as error:
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:  # a folder, an empty file
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error

@@ -1,4 +1,4 @@
-"""What a decoder must know, read from a Hugging Face folder; imports neither torch nor transformers."""
+"""What a decoder must know, read from a Hugging Face folder. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import MappingProxyType
 from typing import Literal
 
 from pagewood.engine.models.fields import Fields
-from pagewood.engine.models.rope_config import RopeConfig, read_rope
+from pagewood.engine.models.rope_config import MAX_POSITION, RopeConfig, read_rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder in numbers: whatever tells Llama, Mistral, Qwen2 and Qwen3 apart is a value here.
+    """A decoder in numbers: all differences between Llama, Mistral, Qwen2 and Qwen3 are values here.
 
     Raises:
-        ValueError: two numbers contradict each other.
+        ValueError: a number is out of its range, or two numbers contradict each other.
     """
 
     architecture: str
@@ -30,11 +30,11 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position: int
-    """Longest sequence the model was made for."""
+    """Longest sequence that the model can be used for, in tokens, with its rope scaled as `rope` says."""
     norm_epsilon: float
     rope: RopeConfig
     windows: tuple[int | None, ...]
-    """Per layer: how many positions a token sees, itself included; None: all before it."""
+    """Per layer: how many positions a token sees, itself included; None: itself and all before it."""
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -45,17 +45,26 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, high in _LARGEST.items():
+            if not 1 <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be in [1, {high}], got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}")
         if self.head_dim < 4 or self.head_dim % 4:
             raise ValueError(f"head_dim must be a multiple of 4, got {self.head_dim}")
+        if not 0 < self.norm_epsilon <= 1:
+            raise ValueError(f"norm_epsilon must be in (0, 1], got {self.norm_epsilon}")
         if len(self.windows) != self.num_layers:
-            raise ValueError(f"windows must have one entry for each of {self.num_layers} layers, got {self.windows}")
+            raise ValueError(
+                f"windows must have one entry for each of {self.num_layers} layers, got {len(self.windows)}"
+            )
         if any(window is not None and window < 1 for window in self.windows):
-            raise ValueError(f"windows must be >= 1, got {self.windows}")
+            raise ValueError(
+                f"windows must be >= 1, got {min(window for window in self.windows if window is not None)}"
+            )
+        for token in self.eos_token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"eos_token_id must be in [0, {self.vocab_size}), got {token}")
 
     @property
     def q_size(self) -> int:
@@ -69,11 +78,12 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
-        """Read config.json, and generation_config.json where there is one.
+        """Read config.json, and generation_config.json if it exists.
 
         Raises:
-            FileNotFoundError: there is no config.json.
-            ValueError: the architecture, or something that it asks for, is not supported; or a field is missing.
+            FileNotFoundError: config.json does not exist.
+            ValueError: the architecture, or something that it asks for, is not supported; or a field is missing, of
+                another type or out of its range.
         """
         folder = Path(folder)
         fields = Fields.from_file(folder / "config.json")
@@ -82,12 +92,28 @@ class ModelConfig:
         return _read(fields, generation)
 
 
+_LARGEST: Mapping[str, int] = MappingProxyType(
+    {
+        "vocab_size": 1 << 24,
+        "hidden_size": 1 << 20,
+        "intermediate_size": 1 << 22,
+        "num_layers": 1 << 12,
+        "num_heads": 1 << 14,
+        "num_kv_heads": 1 << 14,
+        "head_dim": 512,
+        "max_position": MAX_POSITION,
+    }
+)
+"""Far more than models have, and little enough to be handled: what a file says is checked before it is acted on."""
+_LONGEST_WINDOW = (1 << 31) - 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traits:
     """What an architecture fixes, where its config.json has no field for it."""
 
     qkv_bias: bool | None
-    """None: as `attention_bias` says."""
+    """None: `attention_bias` decides."""
     output_bias: bool | None
     mlp_bias: bool | None
     qk_norm: bool
@@ -115,32 +141,45 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ValueError(f"{fields.source}: hidden_act must be silu, got {activation!r}")
-    num_layers = fields.integer("num_hidden_layers")
-    num_heads = fields.integer("num_attention_heads")
-    hidden_size = fields.integer("hidden_size")
-    head_dim = fields.integer("head_dim", traits.head_dim or hidden_size // max(num_heads, 1))
-    max_position = fields.integer("max_position_embeddings")
+    num_layers = _size(fields, "num_hidden_layers", "num_layers")
+    num_heads = _size(fields, "num_attention_heads", "num_heads")
+    hidden_size = _size(fields, "hidden_size", "hidden_size")
+    vocab_size = _size(fields, "vocab_size", "vocab_size")
+    head_dim = _size(fields, "head_dim", "head_dim", traits.head_dim or hidden_size // num_heads)
+    max_position = _size(fields, "max_position_embeddings", "max_position")
     attention_bias = fields.flag("attention_bias", False)
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        max_position=max_position,
-        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, head_dim=head_dim, max_position=max_position),
-        windows=_windows(fields, traits, num_layers),
-        qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
-        output_bias=attention_bias if traits.output_bias is None else traits.output_bias,
-        mlp_bias=fields.flag("mlp_bias", False) if traits.mlp_bias is None else traits.mlp_bias,
-        qk_norm=traits.qk_norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
-        eos_token_ids=generation.integers("eos_token_id") or fields.integers("eos_token_id"),
-    )
+    rope = read_rope(fields, head_dim=head_dim, max_position=max_position)
+    eos_token_ids = (
+        generation.integers("eos_token_id", high=vocab_size - 1) or fields.integers("eos_token_id", high=vocab_size - 1)
+    )  # fmt: skip
+    try:
+        return ModelConfig(
+            architecture=architecture,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            intermediate_size=_size(fields, "intermediate_size", "intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=_size(fields, "num_key_value_heads", "num_kv_heads", num_heads),
+            head_dim=head_dim,
+            max_position=rope.longest(max_position),
+            norm_epsilon=fields.number("rms_norm_eps", 1e-6, low=1e-30, high=1),
+            rope=rope,
+            windows=_windows(fields, traits, num_layers),
+            qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
+            output_bias=attention_bias if traits.output_bias is None else traits.output_bias,
+            mlp_bias=fields.flag("mlp_bias", False) if traits.mlp_bias is None else traits.mlp_bias,
+            qk_norm=traits.qk_norm,
+            tied_embeddings=fields.flag("tie_word_embeddings", False),
+            eos_token_ids=eos_token_ids,
+        )
+    except ValueError as error:
+        raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error
+
+
+def _size(fields: Fields, field: str, name: str, default: int | None = None) -> int:
+    """Return a whole number from 1 to the largest that `ModelConfig.name` may be."""
+    return fields.integer(field, default, low=1, high=_LARGEST[name])
 
 
 def _architecture(fields: Fields) -> tuple[str, _Traits]:
@@ -148,23 +187,27 @@ def _architecture(fields: Fields) -> tuple[str, _Traits]:
     for name in names:
         if name in _TRAITS:
             return name, _TRAITS[name]
-    wanted = " or ".join(names) or "no architecture"
+    wanted = " or ".join(names[:3])[:80] or "no architecture"
     raise ValueError(f"{fields.source}: architectures must name one of {', '.join(_TRAITS)}, got {wanted}")
 
 
 def _windows(fields: Fields, traits: _Traits, num_layers: int) -> tuple[int | None, ...]:
     if traits.windows == "none" or fields.values.get("sliding_window") is None:
         return (None,) * num_layers
-    window = fields.integer("sliding_window")
+    window = fields.integer("sliding_window", low=1, high=_LONGEST_WINDOW)
     if traits.windows == "all":
         return (window,) * num_layers
     if not fields.flag("use_sliding_window", False):
         return (None,) * num_layers
     kinds = fields.texts("layer_types")
     if kinds is None:
-        first = fields.integer("max_window_layers", 28)
+        first = fields.integer("max_window_layers", 28, high=_LONGEST_WINDOW)
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
-        raise ValueError(f"{fields.source}: layer_types must be full_attention or sliding_attention, got {unknown}")
+        raise ValueError(
+            f"{fields.source}: layer_types must be full_attention or sliding_attention, got {unknown[0][:80]!r}"
+        )
+    if len(kinds) != num_layers:
+        raise ValueError(f"{fields.source}: layer_types must have {num_layers} entries, got {len(kinds)}")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

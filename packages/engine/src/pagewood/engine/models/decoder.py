@@ -17,11 +17,11 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope import Rope
 
 A = TypeVar("A")
-"""What a device computes with: a tensor, or a name for one that will be computed."""
+"""What a device computes with: a tensor, or the name of a tensor that will be computed."""
 
 
 class Linear(Protocol[A]):
-    """A projection that holds its weights, in whatever form is fastest on its device."""
+    """A projection that holds its weights, in the form that is fastest on its device."""
 
     def __call__(self, x: A) -> A:
         """Return `[T, out]` of `[T, in]`."""
@@ -38,19 +38,21 @@ class Embedding(Protocol[A]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSplit:
-    """How a layer's fused projection falls into heads, and what happens to them before they are rotated."""
+    """How a layer's fused projection is split into heads, and how they are normalised before they are rotated."""
 
     q_size: int
     kv_size: int
     q_norm: Tensor | None
-    """`[head_dim]`, weights of the norm of every query head; None: no norm."""
+    """`[head_dim]`, weights of the norm of each query head; None: no norm."""
     k_norm: Tensor | None
     epsilon: float
 
 
 class Ops(Protocol[A]):
-    """The arithmetic of a device. `residual` is written in place; a result may lie in the memory of the first argument,
-    which is not read again, except of `rms_norm`, of `take` and of a projection.
+    """The arithmetic of a device.
+
+    `residual` is written in place. A result may lie in the memory of the first argument, which the caller does not read
+    again; `rms_norm`, `take` and projections leave theirs unchanged.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
@@ -79,8 +81,8 @@ class Ops(Protocol[A]):
         Args:
             qkv: all query heads, then all key heads, then all value heads.
             rotation: two operands that say how far each token is rotated, the same in every layer; element i of a
-                head is rotated with element i + F. What they hold is each device's own: see its `Ops`.
-            split: the sizes, and the norms.
+                head is rotated with element i + F. Their contents depend on the device: see its `Ops`.
+            split: sizes and norms.
         """
         ...
 
@@ -94,10 +96,10 @@ class Ops(Protocol[A]):
 
 
 class Attention(Protocol[A]):
-    """Attention of one step: it knows which request and position each of the T tokens is."""
+    """Attention of one step. It knows the request and the position of each of the T tokens."""
 
     def run(self, q: A, k: A, v: A, layer: int) -> A:
-        """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return `[T, Q]`, what `q` `[T, Q]` attends to."""
+        """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`."""
         ...
 
 
@@ -123,16 +125,16 @@ class Layer(Generic[A]):
 
 
 class Decoder(Generic[A]):
-    """A decoder-only transformer. Invariant: a call changes nothing in it; all state is in the attention's memory.
+    """A decoder-only transformer. Invariant: a call does not change it; all state is in the attention's memory.
 
-    It is one description for every device: where A is a tensor, a call computes; where A names what will be computed,
-    a call writes down what has to be done.
+    One description serves every device. If A is a tensor, a call computes. If A is the name of a future result, a call
+    writes the instructions that compute it.
     """
 
     __slots__ = ("_embedding", "_head", "_layers", "_norm", "_ops", "config", "rope")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
-        """Take every parameter from `weights`, layer by layer, and leave it to `ops` to keep it."""
+        """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
         self.config = config
         self.rope = Rope(config.rope, device=device)
         self._ops = ops
@@ -150,7 +152,7 @@ class Decoder(Generic[A]):
 
         Args:
             tokens: `[T] int32`, token ids.
-            rotation: what the `ops` rotate the tokens by, made from what `rope` returns for their positions.
+            rotation: the rotation of each token in the form of `ops`, made from what `rope` returns for its position.
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
 
@@ -165,7 +167,7 @@ class Decoder(Generic[A]):
                 x = ops.add_rms_norm(x, residual, layer.input_norm, epsilon)
             q, k, v = ops.split_heads(layer.qkv(x), rotation, layer.split)
             x = attention.run(q, k, v, index)
-            if index == len(self._layers) - 1:  # nothing reads the other tokens any more
+            if index == len(self._layers) - 1:  # the other tokens are not needed any more
                 x, residual = ops.take(x, wanted), ops.take(residual, wanted)
             x = ops.add_rms_norm(layer.output(x), residual, layer.mlp_norm, epsilon)
             x = layer.down(ops.silu_mul(layer.gate_up(x)))

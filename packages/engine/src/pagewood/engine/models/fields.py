@@ -1,19 +1,24 @@
-"""Typed reading of a JSON object, with errors that name the file and the field."""
+"""Typed reading of a JSON object, with errors that name the file, the field, the rule and the value."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+_MAX_FILE_BYTES = 1 << 28
+_MAX_SHOWN = 80  # characters of a value in an error
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it came from. An absent or null field has its default; without one, it is an error.
+    """A JSON object and where it came from.
 
-    Every reader raises ValueError for a value of another type.
+    A field that is absent or null has its default. Without a default it must be there. Every reader raises ValueError
+    for a value of another type or out of its range.
     """
 
     source: str
@@ -24,23 +29,27 @@ class Fields:
         """Read a file.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it does not hold a JSON object.
+            FileNotFoundError: the file does not exist.
+            ValueError: it does not hold a JSON object, or is larger than 256 MiB.
         """
+        if path.is_dir():
+            raise ValueError(f"{path} must be a file, got a folder")
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"{path} must hold at most {_MAX_FILE_BYTES} bytes, got {path.stat().st_size}")
         try:
             values: object = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of too many digits, too deep
             raise ValueError(f"{path} must hold JSON: {error}") from error
         if not isinstance(values, dict):
             raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
         return cls(str(path), cast("dict[str, object]", values))
 
     def empty(self, name: str) -> Fields:
-        """Return an object without fields, named as if it were this one's field `name`."""
+        """Return an object without fields, for errors named like field `name` of this one."""
         return Fields(f"{self.source}: {name}", {})
 
     def section(self, name: str) -> Fields | None:
-        """Return the object in field `name`, or None where it is absent, null or empty."""
+        """Return the object in field `name`, or None if it is absent, null or empty."""
         value = self.values.get(name)
         if not value:
             return None
@@ -48,18 +57,22 @@ class Fields:
             raise self._wrong(name, "an object", value)
         return Fields(f"{self.source}: {name}", cast("dict[str, object]", value))
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number."""
+    def integer(self, name: str, default: int | None = None, *, low: int = 0, high: int) -> int:
+        """Return a whole number in [low, high]; a default is not checked."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, "a whole number", value)
+        if value is not default and not low <= value <= high:
+            raise self._wrong(name, f"in [{low}, {high}]", value)
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """Return a number."""
+    def number(self, name: str, default: float | None = None, *, low: float, high: float) -> float:
+        """Return a finite number in [low, high]; a default is not checked."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
+        if value is not default and not (low <= value <= high and math.isfinite(value)):
+            raise self._wrong(name, f"in [{low}, {high}]", value)
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -77,7 +90,7 @@ class Fields:
         return value
 
     def texts(self, name: str) -> tuple[str, ...] | None:
-        """Return a list of strings, or None where it is absent or null."""
+        """Return a list of strings, or None if it is absent or null."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -86,14 +99,17 @@ class Fields:
             raise self._wrong(name, "a list of strings", items)
         return tuple(cast("list[str]", items))
 
-    def integers(self, name: str) -> tuple[int, ...]:
-        """Return a whole number or a list of them, as a tuple; empty where it is absent or null."""
+    def integers(self, name: str, *, low: int = 0, high: int) -> tuple[int, ...]:
+        """Return a whole number or a list of them, each in [low, high]; an empty tuple if it is absent or null."""
         value = self.values.get(name)
         if value is None:
             return ()
         items = cast("list[object]", value) if isinstance(value, list) else [value]
-        if any(isinstance(item, bool) or not isinstance(item, int) for item in items):
-            raise self._wrong(name, "a whole number or a list of them", items)
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise self._wrong(name, "a whole number or a list of them", items)
+            if not low <= item <= high:
+                raise self._wrong(name, f"in [{low}, {high}]", item)
         return tuple(cast("list[int]", items))
 
     def _value(self, name: str, default: object) -> object:
@@ -104,5 +120,8 @@ class Fields:
             raise ValueError(f"{self.source}: {name} is missing")
         return default
 
-    def _wrong(self, name: str, wanted: str, value: object) -> ValueError:
-        return ValueError(f"{self.source}: {name} must be {wanted}, got {value!r}")
+    def _wrong(self, name: str, rule: str, value: object) -> ValueError:
+        shown = repr(value)
+        if len(shown) > _MAX_SHOWN:
+            shown = f"{shown[:_MAX_SHOWN]}..."
+        return ValueError(f"{self.source}: {name} must be {rule}, got {shown}")

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the angle of every position, for each way to stretch a context.
+"""Rotary position embeddings: the angles of every position, for each kind of scaling.
 
 Legend: T tokens, F head_dim / 2 frequencies.
 """
@@ -19,7 +19,7 @@ from pagewood.engine.models.rope_config import (
 
 
 class Rope:
-    """Rotations by position. Invariant: the rotation of a position depends on nothing but the position."""
+    """Rotations by position. Invariant: the rotation of a position depends on that position only."""
 
     __slots__ = ("_amplitude", "_config", "_frequencies")
 
@@ -39,7 +39,7 @@ class Rope:
         return cosines, sines
 
     def _frequencies_at(self, points: torch.Tensor) -> torch.Tensor:
-        """Return the frequencies of positions `[T, 1]`: `[F]` where they are all the same, else `[T, F]`."""
+        """Return the frequencies of positions `[T, 1]`: `[F]` if all positions have the same, otherwise `[T, F]`."""
         scaling = self._config.scaling
         if not isinstance(scaling, DynamicScaling):
             return self._frequencies
@@ -54,7 +54,7 @@ def _exponents(dim: int) -> torch.Tensor:
 
 
 def _frequencies(config: RopeConfig) -> torch.Tensor:
-    """Return the frequencies `[F] float32` of a position that is inside the original length."""
+    """Return the frequencies `[F] float32` of positions inside the original length."""
     plain = 1.0 / config.theta ** _exponents(config.head_dim)
     match config.scaling:
         case None | DynamicScaling():

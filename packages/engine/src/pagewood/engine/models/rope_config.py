@@ -7,21 +7,27 @@ from dataclasses import dataclass
 
 from pagewood.engine.models.fields import Fields
 
+MAX_POSITION = 1 << 28
+"""The longest sequence that a configuration may ask for."""
+_MAX_FACTOR = 4096.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """All angles divided by `factor`."""
+    """All angles are divided by `factor`."""
 
     factor: float
+    original_length: int
+    """Positions that the model was trained for before its context was stretched; the same below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicScaling:
-    """NTK scaling whose base grows with the position, from `original_length` on.
+    """NTK scaling, whose base grows with the position from `original_length` on.
 
-    A position is rotated as if it were the last one of its sequence, so its key does not depend on what follows and a
-    cached prefix stays valid. That is what `transformers` computes when it generates token by token with its cache;
-    a prompt that it computes in one pass is rotated as a whole by the frequencies of the prompt's end.
+    A position is rotated as if it were the last one of its sequence, so its key does not depend on what follows, and a
+    cached prefix stays valid. This is what `transformers` computes when it generates token by token with its cache. A
+    prompt that `transformers` computes in one pass differs: it is rotated as a whole by the frequencies of its end.
     """
 
     factor: float
@@ -30,7 +36,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """High frequencies kept, low ones divided by `factor`, a ramp between them.
+    """High frequencies are kept, low ones are divided by `factor`, with a ramp between them.
 
     Source: Peng et al., YaRN, 2023.
     """
@@ -46,7 +52,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """As YaRN with a ramp over wavelengths, the way Llama 3.1 does it."""
+    """Like YaRN, with the ramp over wavelengths, the way Llama 3.1 does it."""
 
     factor: float
     original_length: int
@@ -65,50 +71,95 @@ class RopeConfig:
     theta: float
     scaling: Scaling | None = None
 
+    def longest(self, max_position: int) -> int:
+        """Return how many positions can be used.
+
+        That is `max_position`, or the original length times the factor of a linear, dynamic or YaRN scaling if that is
+        more: configurations name the stretched length, the original one, or both. Llama 3's name the stretched length.
+        """
+        match self.scaling:
+            case LinearScaling() | DynamicScaling() | YarnScaling() as scaling:
+                return max(max_position, int(scaling.original_length * scaling.factor))
+            case _:
+                return max_position
+
 
 def read_rope(fields: Fields, *, head_dim: int, max_position: int) -> RopeConfig:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (earlier versions).
+
+    Args:
+        fields: of config.json.
+        head_dim: elements of a head.
+        max_position: `max_position_embeddings`.
 
     Raises:
-        ValueError: the kind of scaling is not known here, or one of its numbers is missing.
+        ValueError: the kind of scaling is not supported, or a number is missing or out of its range.
     """
     own = fields.section("rope_parameters") or fields.section("rope_scaling") or fields.empty("rope_scaling")
-    share = own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    share = own.number(
+        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0, low=0, high=1), low=0, high=1
+    )
     if share != 1.0:
         raise ValueError(f"{fields.source}: partial_rotary_factor must be 1, got {share}")
-    theta = own.number("rope_theta", fields.number("rope_theta", 10000.0))
+    theta = fields.number("rope_theta", 10000.0, low=2, high=1e12)
+    theta = own.number("rope_theta", theta, low=2, high=1e12)
     kind = own.text("rope_type", own.text("type", "default"))
-    return RopeConfig(head_dim=head_dim, theta=theta, scaling=_read_scaling(own, kind, max_position))
+    original = fields.integer(
+        "original_max_position_embeddings",
+        own.integer("original_max_position_embeddings", max_position, low=1, high=MAX_POSITION),
+        low=1,
+        high=MAX_POSITION,
+    )
+    rope = RopeConfig(head_dim=head_dim, theta=theta, scaling=_read_scaling(own, kind, max_position, original))
+    if rope.longest(max_position) > MAX_POSITION:
+        raise ValueError(
+            f"{own.source}: factor times the original length must be at most {MAX_POSITION}, "
+            f"got {rope.longest(max_position)}"
+        )
+    return rope
 
 
-def _read_scaling(own: Fields, kind: str, max_position: int) -> Scaling | None:
-    original_length = own.integer("original_max_position_embeddings", max_position)
+def _read_scaling(own: Fields, kind: str, max_position: int, original_length: int) -> Scaling | None:
     match kind:
         case "default":
             return None
         case "linear":
-            return LinearScaling(factor=own.number("factor"))
+            return LinearScaling(factor=_factor(own), original_length=original_length)
         case "dynamic":
-            return DynamicScaling(factor=own.number("factor"), original_length=max_position)
+            return DynamicScaling(factor=_factor(own), original_length=max_position)
         case "yarn":
-            factor = own.number("factor")
+            factor = _factor(own)
+            beta_fast = own.number("beta_fast", 32.0, low=1e-3, high=1e6)
+            beta_slow = own.number("beta_slow", 1.0, low=1e-3, high=1e6)
+            if beta_slow > beta_fast:
+                raise ValueError(f"{own.source}: beta_slow must be at most beta_fast {beta_fast}, got {beta_slow}")
             return YarnScaling(
                 factor=factor,
                 original_length=original_length,
-                beta_fast=own.number("beta_fast", 32.0),
-                beta_slow=own.number("beta_slow", 1.0),
+                beta_fast=beta_fast,
+                beta_slow=beta_slow,
                 truncate=own.flag("truncate", True),
-                attention_factor=own.number("attention_factor", _yarn_attention_factor(own, factor)),
+                attention_factor=own.number(
+                    "attention_factor", _yarn_attention_factor(own, factor), low=1e-3, high=1e3
+                ),
             )
         case "llama3":
+            low = own.number("low_freq_factor", low=1e-3, high=1e6)
+            high = own.number("high_freq_factor", low=1e-3, high=1e6)
+            if low >= high:
+                raise ValueError(f"{own.source}: low_freq_factor must be below high_freq_factor {high}, got {low}")
             return Llama3Scaling(
-                factor=own.number("factor"),
+                factor=_factor(own),
                 original_length=original_length,
-                low_frequency_factor=own.number("low_freq_factor"),
-                high_frequency_factor=own.number("high_freq_factor"),
+                low_frequency_factor=low,
+                high_frequency_factor=high,
             )
         case _:
             raise ValueError(f"{own.source}: rope_type must be default, linear, dynamic, yarn or llama3, got {kind!r}")
+
+
+def _factor(own: Fields) -> float:
+    return own.number("factor", low=1, high=_MAX_FACTOR)
 
 
 def _yarn_attention_factor(own: Fields, factor: float) -> float:
@@ -117,5 +168,5 @@ def _yarn_attention_factor(own: Fields, factor: float) -> float:
     def suggested(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
-    scale, scale_all = own.number("mscale", 0.0), own.number("mscale_all_dim", 0.0)
+    scale, scale_all = (own.number(name, 0.0, low=0, high=1e3) for name in ("mscale", "mscale_all_dim"))
     return suggested(scale) / suggested(scale_all) if scale and scale_all else suggested(1.0)

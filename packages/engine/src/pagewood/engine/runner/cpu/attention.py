@@ -1,4 +1,4 @@
-"""Paged attention on a CPU: planned once a step, written down once a layer.
+"""Paged attention on a CPU: planned once a step, written to the tape once a layer.
 
 Legend: T tokens of a step, G grants, Q and K elements of all query and key heads of a token.
 """
@@ -16,7 +16,7 @@ from pagewood.engine.runner.cpu.tape import Buffer, StepTables
 from pagewood.kvpool.storage import KVStorage
 
 _UNLIMITED = 1 << 40  # a window that no sequence fills
-_TILE_ROWS = 192  # query rows of an item: enough to pay for copying a block of keys
+_TILE_ROWS = 192  # query rows of an item: copying a block of keys costs little beside them
 
 
 class CPUAttention:
@@ -34,7 +34,7 @@ class CPUAttention:
             windows: per layer, see `ModelConfig.windows`.
 
         Raises:
-            ValueError: the layout is another.
+            ValueError: the layout is a different one.
         """
         layout = storage.layout
         if layout.order != "HND" or layout.dtype not in ("float32", "int8"):

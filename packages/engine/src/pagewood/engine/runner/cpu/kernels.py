@@ -1,4 +1,4 @@
-"""Compiling everything that the CPU runner needs, before the first request."""
+"""Compiles all that the CPU runner needs before the first request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.step import step_kernel
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
+"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 
 def warm_up(head_dim: int, *, int8: bool = False, progress: Progress | None = None) -> Kernel:
@@ -18,7 +18,7 @@ def warm_up(head_dim: int, *, int8: bool = False, progress: Progress | None = No
     Args:
         head_dim: elements of a head.
         int8: whether the KV memory is int8 with scales, or float32.
-        progress: is told what is being loaded or compiled.
+        progress: called with what is being loaded or compiled.
     """
     step = step_kernel(head_dim, int8=int8)
     kernels = (attention.cut, step)

@@ -31,11 +31,11 @@ class PanelLinear:
     __slots__ = ("_bias", "_size", "panels")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Lay out `weight` `[out, in]` anew, and pad it and `bias` `[out]` with zeros to whole panels."""
+        """Lay out `weight` `[out, in]` in panels, and pad it and `bias` `[out]` with zeros to whole panels."""
         self._size = len(weight)
         padding = -self._size % WIDTH
-        padded = functional.pad(weight, (0, 0, 0, padding)).view(-1, WIDTH, weight.shape[1])
-        self.panels: Float32 = padded.transpose(1, 2).contiguous().numpy()
+        padded = functional.pad(weight, (0, 0, 0, padding)) if padding else weight  # padding by nothing would copy
+        self.panels: Float32 = padded.view(-1, WIDTH, weight.shape[1]).transpose(1, 2).contiguous().numpy()
         """[P, in, 32]"""
         self._bias: Float32 = np.zeros(self._size + padding, np.float32)
         if bias is not None:
@@ -84,7 +84,7 @@ class TiedEmbedding:
 
 
 class CPUOps:
-    """`models.decoder.Ops` in float32: writes down on the tape of its arguments what has to be done.
+    """`models.decoder.Ops` in float32: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
@@ -92,7 +92,7 @@ class CPUOps:
     __slots__ = ()
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
-        """Lay out `weight` `[out, in]` in panels; the caller drops its own reference, so that one copy is left."""
+        """Lay out `weight` `[out, in]` in panels; the caller drops its reference, so that one copy is left."""
         return PanelLinear(weight, bias)
 
     def embedding(self, table: Tensor) -> Embedding[Buffer]:
@@ -100,7 +100,7 @@ class CPUOps:
         return TableEmbedding(table)
 
     def tied_embedding(self, table: Tensor) -> tuple[Embedding[Buffer], Linear[Buffer]]:
-        """Lay out `table` `[V, E]` in panels, which serve both."""
+        """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
         projection = PanelLinear(table, None)
         return TiedEmbedding(projection), projection
 
@@ -142,5 +142,5 @@ class CPUOps:
 
 
 def _array(weight: Tensor) -> Float32:
-    """Return a vector of parameters as float32 in one piece, which is what its address stands for."""
+    """Return a vector of parameters as contiguous float32, because instructions refer to it by address."""
     return np.ascontiguousarray(weight.numpy(), np.float32)

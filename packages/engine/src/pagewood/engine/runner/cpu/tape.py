@@ -1,4 +1,4 @@
-"""A step written down once and run again and again: its instructions, and the memory of what lies between them.
+"""A step that is written once and run many times: its instructions, and the memory of their intermediate results.
 
 Legend: T tokens of a step, W tokens whose logits are wanted, N instructions.
 """
@@ -26,7 +26,7 @@ _LINE = 16  # elements of a cache line, on which every matrix starts
 
 
 class Rows(IntEnum):
-    """How many rows a matrix has, which is known when a step is run."""
+    """Which of a step's two sizes is a matrix's number of rows; the sizes are known when a step is run."""
 
     TOKENS = 0
     WANTED = 1
@@ -34,7 +34,7 @@ class Rows(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A matrix of four-byte elements on a tape; it has memory from where it is first named to where it is last."""
+    """A matrix of four-byte elements on a tape; it has memory from its first use to its last."""
 
     tape: Tape
     rows: Rows
@@ -54,7 +54,7 @@ class _Line:
 
 
 class Tape:
-    """Takes down instructions, in the order in which they have to be done."""
+    """A list of instructions, in the order in which they run."""
 
     __slots__ = ("_lines",)
 
@@ -66,19 +66,19 @@ class Tape:
         return Buffer(self, rows, size)
 
     def emit(self, operation: Operation, rows: Rows, *operands: Operand, number: float = 0.0) -> None:
-        """Add an instruction: see `Operation` for its operands. Arrays are kept as long as the program lives."""
+        """Add an instruction; see `Operation` for its operands. The program keeps arrays alive."""
         self._lines.append(_Line(operation=operation, rows=rows, operands=operands, number=number))
 
     def program(
         self, kernel: Kernel, capacity: Sequence[int], *, inputs: Sequence[Buffer], outputs: Sequence[Buffer]
     ) -> Program:
-        """Give every matrix its memory.
+        """Return a program, in which every matrix has memory.
 
         Args:
             kernel: runs the instructions.
             capacity: the largest number of rows, by `Rows`.
-            inputs: filled from outside before every run.
-            outputs: read after every run.
+            inputs: the caller fills them before every run.
+            outputs: the caller reads them after every run.
         """
         spans = self._spans(inputs, outputs)
         sizes = {buffer: -(-capacity[buffer.rows] * buffer.size // _LINE) * _LINE for buffer in spans}
@@ -105,7 +105,7 @@ class Tape:
         )
 
     def _spans(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[Buffer, tuple[int, int]]:
-        """Return the first and the last line that need each matrix."""
+        """Return the first and the last line that use each matrix."""
         spans: dict[Buffer, tuple[int, int]] = dict.fromkeys(inputs, (0, 0))
         for index, line in enumerate(self._lines):
             for operand in line.operands:
@@ -118,7 +118,7 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTables:
-    """Where the tokens of a step stand, for the instructions that need to know."""
+    """The positions and pages of a step's tokens, for the instructions that use them."""
 
     page_table: Int32
     """[rows, pages of a row]"""
@@ -136,7 +136,7 @@ class StepTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Instructions whose matrices have memory. Invariant: one run is done before the next is worked on."""
+    """Instructions whose matrices have memory. Invariant: a run ends before the next one starts."""
 
     kernel: Kernel
     capacity: tuple[int, ...]
@@ -144,16 +144,21 @@ class Program:
     instructions: Int64
     """[N, NUM_COLUMNS]"""
     numbers: NDArray[np.float64]
-    """[N], an operand of each that is not whole."""
+    """[N], the floating point operand of each."""
     inputs: tuple[Float32, ...]
     """[capacity, size] of each, to be filled."""
     outputs: tuple[Float32, ...]
     """[capacity, size] of each."""
     kept: Sequence[NDArray[np.generic]]
-    """What the instructions name by address."""
+    """Arrays that the instructions refer to by address."""
 
     def start(self, counts: Sequence[int], tables: StepTables) -> Run:
-        """Return a run for so many rows, by `Rows`, each at most `capacity`; nothing is computed before `Run.work`."""
+        """Return a run; nothing is computed before `Run.work`.
+
+        Args:
+            counts: numbers of rows, by `Rows`, each at most `capacity`.
+            tables: the positions and pages of the tokens.
+        """
         return Run(
             kernel=self.kernel,
             arguments=(
@@ -166,19 +171,19 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a program, open to any number of threads at any time."""
+    """One run of a program, which any number of threads may join at any time."""
 
     kernel: Kernel
     arguments: tuple[object, ...]
-    """Of the kernel; the counters by which threads share the work among them."""
+    """Of the kernel; the counters by which threads share the work are among them."""
 
     def work(self) -> None:
-        """Compute until all is done, whoever did it. A thread that comes late, or after the end, is welcome."""
+        """Compute until the run is complete. Safe to call from any thread and at any time, even after the end."""
         self.kernel(*self.arguments)
 
 
 def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tuple[dict[Buffer, int], int]:
-    """Return a place for each matrix, none overlapping another that is needed at the same time, and the end of all."""
+    """Return a place for each matrix, so that matrices in use at the same time do not overlap, and the end of all."""
     places: dict[Buffer, int] = {}
     for buffer, (born, dead) in sorted(spans.items(), key=lambda item: item[1][0]):
         others = sorted(

@@ -1,9 +1,13 @@
 """Causal attention over pages, for any mix of grants: single tokens and chunks of prompts.
 
 The work is cut into items: (grant, key head, a tile of query tokens). An item reads its keys and values once for all
-query heads that share the key head. A tile of few query rows reads pages in place; one of many rows first copies blocks
-of 64 keys, transposed, so that the inner loops run over keys. Both keep a running maximum and sum per query row, so
-what a row gets depends on its own keys only.
+query heads that share the key head. A tile of few query rows reads pages in place; a tile of many rows first copies
+blocks of 64 keys, transposed, so that the inner loops run over keys. Both keep a running maximum and sum per query row.
+
+Both compute the same bits. Blocks begin at positions that are multiples of 64, so the order in which a row's keys are
+added depends on its position only: not on its grant, the other grants, the page size or the threads. A score has one
+order of addition (`head`), a block of scores one function that weighs it (`softmax`), and values are added in ascending
+order of their positions. The weight of a key that a row does not see is 0 and changes nothing.
 
 Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
@@ -19,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.head import head_loops
-from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined, kernel
-from pagewood.engine.runner.cpu.compiled.numeric import exp
+from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined, kernel, strict
+from pagewood.engine.runner.cpu.compiled.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_tall
 
 _F = np.float32
-_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
-_BLOCK = 64  # keys of a block
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 _LARGEST_CODE = _F(127.0)
-_MANY = 16  # query rows from which on copying a block of keys pays
+_MANY = 16  # query rows for which copying a block of keys pays
+_UNSEEN = _F(-np.inf)  # the score of a key that a row does not see
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
 
@@ -77,7 +81,7 @@ def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: An
     largest = _F(0.0)
     for d in range(dim):
         size = abs(x[token, start + d])
-        largest = size if size > largest else largest
+        largest = size if size > largest or size != size else largest  # NaN makes the scale NaN
     scale = largest / _LARGEST_CODE
     scales[to] = scale
     divisor = scale if scale > _F(0.0) else _F(1.0)
@@ -89,7 +93,7 @@ def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: An
 @inlined
 def store_codes(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
                 kv_heads: Any, page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
-    """As `store`, in int8: `memory` holds codes, `scales` what one of them stands for, one for each token and head."""
+    """Like `store`, in int8: `memory` holds codes, `scales` the value of code 1, one for each token and head."""
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * kv_heads)  # tokens and heads of the keys of a page
     for grant in range(rows.shape[0]):
@@ -104,30 +108,11 @@ def store_codes(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows:
 
 
 @inlined
-def _largest(scores: Any, row: Any, lowest: Any, halves: Any) -> Any:
-    """Return the largest of `lowest` and a row of 64 scores; `halves` `[32]` is scratch.
-
-    Halving compares whole vectors, where a running maximum would compare one number after the other.
-    """
-    start = _U(row * _BLOCK)
-    for j in range(_U(32)):
-        a, b = scores[start + j], scores[start + j + _U(32)]
-        halves[j] = a if a > b else b
-    for j in range(_U(16)):
-        halves[j] = halves[j] if halves[j] > halves[j + _U(16)] else halves[j + _U(16)]
-    for j in range(_U(8)):
-        halves[j] = halves[j] if halves[j] > halves[j + _U(8)] else halves[j + _U(8)]
-    for j in range(_U(8)):
-        lowest = halves[j] if halves[j] > lowest else lowest
-    return lowest
-
-
-@inlined
 def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any, dim: Any,
                 first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
     """Copy keys [first, last), transposed, to `keys` `[dim, 64]` and their values to `values` `[64, width]`.
 
-    The other values become zeros; their keys stay what they are, for their scores will be masked.
+    The other values become zeros. Their keys are not changed, because their scores are masked.
     """
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size * dim)
@@ -139,28 +124,28 @@ def _load_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, 
         to = _U(key - first)
         for j in range(_U(size)):
             for d in range(_U(dim)):
-                keys[d * _U(_BLOCK) + to + j] = memory[base + j * _U(dim) + d]
+                keys[d * _U(BLOCK) + to + j] = memory[base + j * _U(dim) + d]
             for d in range(_U(dim)):
                 values[(to + j) * width + d] = memory[base + half + j * _U(dim) + d]
         key += size
-    for i in range(_U(last - first) * width, _U(_BLOCK) * width):
+    for i in range(_U(last - first) * width, _U(BLOCK) * width):
         values[i] = _F(0.0)
 
 
 @inlined
 def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
                      dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
-    """As `_load_block`, from codes."""
+    """Like `_load_block`, from codes."""
     width = _U(_wide(dim))
     half = _U(kv_heads * page_size)
     for key in range(first, last):
         at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
         k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first)
         for d in range(_U(dim)):
-            keys[d * _U(_BLOCK) + to] = _F(memory[at * _U(dim) + d]) * k_scale
+            keys[d * _U(BLOCK) + to] = _F(memory[at * _U(dim) + d]) * k_scale
         for d in range(_U(dim)):
             values[to * width + d] = _F(memory[(at + half) * _U(dim) + d]) * v_scale
-    for i in range(_U(last - first) * width, _U(_BLOCK) * width):
+    for i in range(_U(last - first) * width, _U(BLOCK) * width):
         values[i] = _F(0.0)
 
 
@@ -196,100 +181,28 @@ def _load_queries(q: Any, queries: Any, token: Any, first_head: Any, group: Any,
 
 
 @inlined
-def _weigh_some(scores: Any, r: Any, count: Any, maxima: Any, totals: Any, sums: Any, dim: Any) -> None:
-    """Turn the first `count` numbers of row r of `scores` into weights, as `_weigh` does."""
-    start = r * _U(_BLOCK)
-    largest = maxima[r]
-    for j in range(count):
-        largest = scores[start + j] if scores[start + j] > largest else largest
-    if largest > maxima[r]:
-        shrink = exp(maxima[r] - largest)
-        maxima[r] = largest
-        totals[r] *= shrink
-        for d in range(dim):
-            sums[r * dim + d] *= shrink
-    sum_ = _F(0.0)
-    for j in range(count):
-        p = exp(scores[start + j] - largest)
-        scores[start + j] = p
-        sum_ += p
-    totals[r] += sum_
+def _are_finite(values: Any) -> Any:
+    """Whether all of `values` are finite numbers."""
+    poison = _F(0.0)
+    for i in range(_U(values.shape[0])):
+        poison += values[i] * _F(0.0)
+    return poison == _F(0.0)
 
 
-@inlined
-def _weigh(scores: Any, i: Any, maxima: Any, totals: Any, sums: Any, r: Any, width: Any, halves: Any) -> None:
-    """Turn row i of `scores` into weights, relative to the largest score of query row r so far; rescale its sums."""
-    largest = _largest(scores, i, maxima[r], halves)
-    shrink = exp(maxima[r] - largest)
-    maxima[r] = largest
-    total = _F(0.0)
-    for j in range(_U(_BLOCK)):
-        p = exp(scores[_U(i * _BLOCK) + j] - largest)
-        scores[_U(i * _BLOCK) + j] = p
-        total += p
-    totals[r] = totals[r] * shrink + total
-    if shrink != _F(1.0):
+@exact
+def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any, sums: Any, at: Any,
+                width: Any) -> None:  # fmt: skip
+    """Add values [first, last) of a block to a row of sums, each times its weight, in ascending order."""
+    for j in range(first, last):
+        weight = scores[_U(scores_at + j)]
         for d in range(_U(width)):
-            sums[_U(r * width) + d] *= shrink
-
-
-@inlined
-def _attend_many(load: Any, memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any,
-                 position: Any, size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, dim: Any, window: Any,
-                 scale: Any) -> None:  # fmt: skip
-    """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
-    num_rows, width = size * group, _wide(dim)
-    padded = (num_rows + TALL - 1) // TALL * TALL
-    queries = np.zeros(padded * dim, np.float32)
-    sums = np.zeros(padded * width, np.float32)
-    maxima = np.full(padded, _LOWEST, np.float32)
-    totals = np.zeros(padded, np.float32)
-    keys = np.zeros(dim * _BLOCK, np.float32)
-    values = np.zeros(_BLOCK * width, np.float32)
-    scores = np.empty(TALL * _BLOCK, np.float32)
-    zeros = np.zeros(WIDTH, np.float32)
-    halves = np.empty(_BLOCK // 2, np.float32)
-    _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
-    end = position + size
-    for first in range(max(0, position + 1 - window) // _BLOCK * _BLOCK, end, _BLOCK):
-        last = min(first + _BLOCK, end)
-        load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
-        for r in range(0, num_rows, TALL):
-            low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
-            if first > high or last <= low - window + 1:
-                continue  # no row sees a key of this block
-            for column in range(0, _BLOCK, WIDTH):
-                multiply_tall(queries, r * dim, TALL, 1, keys, column, _BLOCK, dim, zeros, 0, 0, scores, column, _BLOCK)
-            if last > low + 1 or last < first + _BLOCK or first <= high - window:
-                for i in range(TALL):
-                    own = position + min(r + i, num_rows - 1) // group
-                    for j in range(_BLOCK):
-                        seen = first + j <= own and first + j > own - window
-                        scores[i * _BLOCK + j] = scores[i * _BLOCK + j] if seen else _F(-np.inf)
-            for i in range(TALL):
-                _weigh(scores, i, maxima, totals, sums, r + i, width, halves)
-            for column in range(0, width, WIDTH):
-                at = r * width + column
-                multiply_tall(scores, 0, 1, _BLOCK, values, column, width, _BLOCK, sums, at, width, sums, at, width)
-    for r in range(num_rows):
-        to, start = _U(token + r // group), _U((head * group + r % group) * dim)
-        for d in range(_U(dim)):
-            out[to, start + d] = sums[_U(r * width) + d] / totals[r]
-
-
-@inlined
-def _hand_out(sums: Any, totals: Any, out: Any, token: Any, first_head: Any, group: Any, dim: Any) -> None:
-    """Write the weighted means of a token's heads."""
-    for r in range(_U(group)):
-        share = _F(1.0) / totals[r]
-        for d in range(_U(dim)):
-            out[_U(token), (_U(first_head) + r) * _U(dim) + d] = sums[r * _U(dim) + d] * share
+            sums[_U(at) + d] += weight * values[_U(j * width) + d]
 
 
 @inlined
 def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, kv_heads: Any, page_size: Any,
                 dim: Any, window: Any) -> Any:  # fmt: skip
-    """Return where in the memory the page begins that an item reads first; an item that is none: the last one's."""
+    """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
     first_page = max(0, starts[grant] + skipped + 1 - window) // page_size
@@ -297,21 +210,22 @@ def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, 
 
 
 def attend_item(dim: int, *, codes: bool) -> Any:
-    """Return the function that computes one item for heads of `dim` elements: known lengths make its loops fast.
+    """Return the function that computes one item for heads of `dim` elements, a constant in its loops.
 
     Args:
         dim: D.
         codes: whether the memory holds int8 codes with scales, or float32 and no scales.
     """
-    loops = head_loops(dim)
-    score, blend, most_rows = loops.score, loops.blend, loops.most_rows
+    loops = head_loops(dim, block=BLOCK)
+    weigh_few, weigh_many = weigher(dim), weigher((dim + WIDTH - 1) // WIDTH * WIDTH)
+    score, blend, score_tall, most_rows = loops.score, loops.blend, loops.score_tall, loops.most_rows
 
-    @inlined
+    @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
             kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any, after: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
 
-        `after` is where the keys are that are read next: they are asked for, as all others are a page ahead.
+        `after` is where the keys are that are read next. They are prefetched, as all other keys are a page ahead.
         """
         half = kv_heads * page_size * dim
         head_at = head * page_size * dim
@@ -319,12 +233,13 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         sums = np.zeros(group * dim, np.float32)
         maxima = np.full(group, _LOWEST, np.float32)
         totals = np.zeros(group, np.float32)
-        scores = np.empty(group * _BLOCK, np.float32)
+        scores = np.empty(group * BLOCK, np.float32)
         for i in range(_U(group * dim)):
             queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
-        first = first_key
-        while first < last_key:
-            last = min(first + _BLOCK, last_key)
+        for block in range(first_key // BLOCK * BLOCK, last_key, BLOCK):
+            first, last = max(block, first_key), min(block + BLOCK, last_key)
+            if last - first < BLOCK:
+                scores[:] = _UNSEEN
             key = first
             while key < last:
                 offset = key % page_size
@@ -335,48 +250,107 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                     ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
                 for r in range(0, group, most_rows):
                     score(min(most_rows, group - r), queries, r * dim, memory, at, at + half, ahead, size, scores,
-                          r * _BLOCK + key - first, _BLOCK)  # fmt: skip
+                          r * BLOCK + key - block, BLOCK)  # fmt: skip
                 key += size
-            for r in range(_U(group)):
-                _weigh_some(scores, r, _U(last - first), maxima, totals, sums, _U(dim))
+            for r in range(group):
+                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
             key = first
             while key < last:
                 offset = key % page_size
                 size = min(page_size - offset, last - key)
                 at = page_table[row, key // page_size] * 2 * half + half + head_at + offset * dim
                 for r in range(0, group, most_rows):
-                    blend(min(most_rows, group - r), scores, r * _BLOCK + key - first, _BLOCK, memory, at, size, sums,
+                    blend(min(most_rows, group - r), scores, r * BLOCK + key - block, BLOCK, memory, at, size, sums,
                           r * dim)  # fmt: skip
                 key += size
-            first = last
-        _hand_out(sums, totals, out, token, head * group, group, dim)
+        for r in range(group):
+            for d in range(_U(dim)):
+                out[_U(token), _U((head * group + r) * dim) + d] = sums[_U(r * dim) + d] / totals[r]
 
-    @inlined
+    @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
                   group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
                   after: Any) -> None:  # fmt: skip
-        """As `few`, from codes, which are turned into numbers block by block."""
+        """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
         maxima = np.full(group, _LOWEST, np.float32)
         totals = np.zeros(group, np.float32)
-        scores = np.empty(group * _BLOCK, np.float32)
-        keys, values = np.empty(_BLOCK * dim, np.float32), np.empty(_BLOCK * dim, np.float32)
+        scores = np.empty(group * BLOCK, np.float32)
+        keys, values = np.empty(BLOCK * dim, np.float32), np.empty(BLOCK * dim, np.float32)
         for i in range(_U(group * dim)):
             queries[i] = q[_U(token), _U(head * group * dim) + i] * scale
-        for first in range(first_key, last_key, _BLOCK):
-            size = min(_BLOCK, last_key - first)
-            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, first + size, keys,
-                            values)  # fmt: skip
+        for block in range(first_key // BLOCK * BLOCK, last_key, BLOCK):
+            first, last = max(block, first_key), min(block + BLOCK, last_key)
+            size, at = last - first, first - block
+            if size < BLOCK:
+                scores[:] = _UNSEEN
+            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
             for r in range(0, group, most_rows):
-                score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * _BLOCK, _BLOCK)
-            for r in range(_U(group)):
-                _weigh_some(scores, r, _U(size), maxima, totals, sums, _U(dim))
+                score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
+                      BLOCK)  # fmt: skip
+            for r in range(group):
+                weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
             for r in range(0, group, most_rows):
-                blend(min(most_rows, group - r), scores, r * _BLOCK, _BLOCK, values, 0, size, sums, r * dim)
-        _hand_out(sums, totals, out, token, head * group, group, dim)
+                blend(min(most_rows, group - r), scores, r * BLOCK + at, BLOCK, values, 0, size, sums, r * dim)
+        for r in range(group):
+            for d in range(_U(dim)):
+                out[_U(token), _U((head * group + r) * dim) + d] = sums[_U(r * dim) + d] / totals[r]
 
     attend_one, load = (few_codes, _load_code_block) if codes else (few, _load_block)
+
+    @strict
+    def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
+             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, window: Any,
+             scale: Any) -> None:  # fmt: skip
+        """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
+        num_rows, width = size * group, _wide(dim)
+        padded = (num_rows + TALL - 1) // TALL * TALL
+        queries = np.zeros(padded * dim, np.float32)
+        sums = np.zeros(padded * width, np.float32)
+        maxima = np.full(padded, _LOWEST, np.float32)
+        totals = np.zeros(padded, np.float32)
+        keys = np.zeros(dim * BLOCK, np.float32)
+        values = np.zeros(BLOCK * width, np.float32)
+        scores = np.empty(TALL * BLOCK, np.float32)
+        partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
+        _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
+        end = position + size
+        for first in range(max(0, position + 1 - window) // BLOCK * BLOCK, end, BLOCK):
+            last = min(first + BLOCK, end)
+            load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
+            is_finite = _are_finite(values)
+            for r in range(0, num_rows, TALL):
+                low, high = position + r // group, position + (min(r + TALL, num_rows) - 1) // group
+                if first > high or last <= low - window + 1:
+                    continue  # no row sees a key of this block
+                for column in range(0, BLOCK, WIDTH):
+                    score_tall(queries, r * dim, keys, column, partial, scores, column)
+                all_seen = last <= low + 1 and last == first + BLOCK and first > high - window
+                if not all_seen:
+                    for i in range(TALL):
+                        own = position + min(r + i, num_rows - 1) // group
+                        for j in range(BLOCK):
+                            seen = first + j <= own and first + j > own - window
+                            scores[i * BLOCK + j] = scores[i * BLOCK + j] if seen else _UNSEEN
+                for i in range(TALL):
+                    weigh_many(scores, i * BLOCK, maxima, totals, sums, r + i)
+                if all_seen or is_finite:
+                    for column in range(0, width, WIDTH):
+                        at = r * width + column
+                        multiply_tall(
+                            scores, 0, 1, BLOCK, values, column, width, BLOCK, sums, at, width, sums, at, width
+                        )
+                else:  # the weight of an unseen value is 0, but 0 times infinity or NaN is NaN
+                    for i in range(TALL):
+                        own = position + min(r + i, num_rows - 1) // group
+                        seen_from, seen_to = max(first, own - window + 1), min(last, own + 1)
+                        _blend_some(scores, i * BLOCK, seen_from - first, seen_to - first, values, sums,
+                                    (r + i) * width, width)  # fmt: skip
+        for r in range(num_rows):
+            to, start = _U(token + r // group), _U((head * group + r % group) * dim)
+            for d in range(_U(dim)):
+                out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
     @inlined
     def attend(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
@@ -386,8 +360,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
         if size * group >= _MANY:
-            _attend_many(load, memory, scales, q, out, page_table, row, token, position, size, head, group, kv_heads,
-                         page_size, dim, window, _F(scale))  # fmt: skip
+            many(memory, scales, q, out, page_table, row, token, position, size, head, group, kv_heads, page_size,
+                 window, _F(scale))  # fmt: skip
         else:
             after = _first_keys(page_table, rows, starts, items, following, kv_heads, page_size, dim, window)
             for i in range(size):

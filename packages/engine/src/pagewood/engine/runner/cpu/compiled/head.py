@@ -1,6 +1,11 @@
-"""A few query rows times the keys, and weights times the values, of one head where they lie: the loops of decoding.
+"""Query rows times keys, and weights times values, of one head.
 
-Legend: D head_dim, R query rows.
+A score is the same bits in both of its loops: one for a few rows and keys that lie in pages, one for a tile of rows and
+keys that have been transposed. Element d of a head belongs to class d % C. The products of a class are added in
+ascending order of d, and the classes are added by halves: class c and class c + C/2, then c and c + C/4, and so on.
+C is 16, or the largest power of two that divides D. In the first loop the classes are the lanes of a vector.
+
+Legend: D head_dim, R query rows, C classes.
 """
 
 # pyright: basic
@@ -16,11 +21,12 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.vectors import (
-    FUSED,
     INDEX,
     data_at,
     load,
+    multiply_add,
     prefetch,
     spread,
     store,
@@ -30,31 +36,42 @@ from pagewood.engine.runner.cpu.compiled.vectors import (
 
 _MOST_LANES = 16
 _REGISTERS = 16  # vectors that queries or sums may take
+_FEW = TALL // 3  # rows of a tile whose scores are computed at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLoops:
-    """The loops over keys and over values of heads of one size."""
+    """The loops over the keys and the values of heads of one size."""
 
     most_rows: int
-    """Query rows that they take at a time."""
+    """Query rows that `score` and `blend` take at a time."""
+    score_tall: Any
+    """(queries, queries_at, keys, keys_at, partial, scores, scores_at): write to `scores[r, j]`, r < TALL and j < 32,
+    rows of `block` elements, the product of row r of a tile of queries `[D, TALL]` and key j of `[D, block]`;
+    `partial` `[4, TALL / 3, 32]` is scratch."""
     score: Any
     """(num_rows, queries, queries_at, memory, keys_at, values_at, ahead_at, count, scores, scores_at, scores_stride):
-    write to `scores[r, j]` the product of query row r and key j, for j < count; meanwhile ask for the values at
-    values_at and the keys at ahead_at."""
+    write to `scores[r, j]` the product of query row r and key j, for j < count; meanwhile prefetch the values
+    at values_at and the keys at ahead_at."""
     blend: Any
     """(num_rows, scores, scores_at, scores_stride, memory, values_at, count, sums, sums_at): add to row r of `sums`
     `[R, D]` value j times `scores[r, j]`, for j < count in ascending order."""
 
 
-def head_loops(dim: int) -> HeadLoops:
-    """Return the loops for heads of `dim` elements."""
+def head_loops(dim: int, *, block: int) -> HeadLoops:
+    """Return the loops for heads of `dim` elements.
+
+    Args:
+        dim: D, a multiple of 4.
+        block: keys in a row of transposed keys.
+    """
     lanes = _MOST_LANES
     while dim % lanes:
         lanes //= 2
     most_rows = max(1, min(4, _REGISTERS * lanes // dim))
     return HeadLoops(
         most_rows=most_rows,
+        score_tall=intrinsic(_score_tall(dim, lanes, block)),
         score=intrinsic(_score(dim, lanes, most_rows)),
         blend=intrinsic(_blend(dim, lanes, most_rows)),
     )
@@ -80,6 +97,23 @@ def _score(dim: int, lanes: int, most_rows: int) -> Any:
     return typed
 
 
+def _score_tall(dim: int, num_classes: int, block: int) -> Any:
+    def typed(
+        context: Any, queries: Any, queries_at: Any, keys: Any, keys_at: Any, partial: Any, scores: Any, scores_at: Any
+    ) -> Any:
+        n = types.int64
+
+        def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+            query, key, out = (data_at(ctx, builder, sig.args[i], args[i], args[i + 1]) for i in (0, 2, 5))
+            partial_at = data_at(ctx, builder, sig.args[4], args[4], INDEX(0))
+            _emit_score_tall(builder, query, key, partial_at, out, dim=dim, num_classes=num_classes, block=block)
+            return ctx.get_dummy_value()
+
+        return types.void(queries, n, keys, n, partial, scores, n), generate
+
+    return typed
+
+
 def _blend(dim: int, lanes: int, most_rows: int) -> Any:
     def typed(
         context: Any, num_rows: Any, scores: Any, scores_at: Any, scores_stride: Any, memory: Any, values_at: Any,
@@ -101,7 +135,7 @@ def _blend(dim: int, lanes: int, most_rows: int) -> Any:
 
 
 def _each_height(builder: Any, height: Any, most_rows: int, emit: Any) -> None:
-    """Emit a loop for every number of rows, and a choice between them."""
+    """Emit a loop for every number of rows, and a switch between them."""
     done = builder.append_basic_block("done")
     choice = builder.switch(height, done)
     for rows in range(1, most_rows + 1):
@@ -137,12 +171,76 @@ def _emit_score(
             prefetch(builder, at)
     key = [load(builder, at, vector) for at in _offsets(builder, builder.gep(keys, [start]), dim, lanes)]
     for r in range(rows):
-        products = builder.fmul(query[r][0], key[0], flags=FUSED)
+        products = builder.fmul(query[r][0], key[0])
         for q, k in zip(query[r][1:], key[1:], strict=True):
-            products = builder.fadd(products, builder.fmul(q, k, flags=FUSED), flags=FUSED)
+            products = multiply_add(builder, q, k, products)
         at = builder.gep(out, [builder.add(builder.mul(stride, INDEX(r)), j)])
         builder.store(total(builder, products), at)
     _close(builder, j, count, before, loop, after)
+
+
+def _emit_score_tall(
+    builder: Any, queries: Any, keys: Any, partial: Any, out: Any, *, dim: int, num_classes: int, block: int
+) -> None:
+    """Emit a loop over groups of a few rows, and in it a loop over the first quarter of the classes.
+
+    Each class is added to the three classes that are one, two and three quarters further. With few rows, three sets of
+    sums fit into registers. At most four such totals remain for each score, and are added in the end.
+    """
+    vector = vector_of(_MOST_LANES)
+    columns = range(0, WIDTH, _MOST_LANES)
+    quarter = num_classes // 4
+    places = [(r, column) for r in range(_FEW) for column in columns]
+    start, rows = builder.block, builder.append_basic_block("rows")
+    classes, added_up = builder.append_basic_block("classes"), builder.append_basic_block("added_up")
+    after = builder.append_basic_block("after")
+    builder.branch(rows)
+
+    builder.position_at_end(rows)
+    group = builder.phi(INDEX)
+    queries = builder.gep(queries, [builder.mul(group, INDEX(_FEW))])
+    out = builder.gep(out, [builder.mul(group, INDEX(_FEW * block))])
+    builder.branch(classes)
+
+    builder.position_at_end(classes)
+    j = builder.phi(INDEX)
+    query_at = builder.gep(queries, [builder.mul(j, INDEX(TALL))])
+    key_at = builder.gep(keys, [builder.mul(j, INDEX(block))])
+
+    def of_class(first: int) -> list[Any]:
+        """Return the sums of the products of class j + first."""
+        sums: list[Any] = []
+        for d in range(first, dim, num_classes):
+            key = [load(builder, builder.gep(key_at, [INDEX(d * block + column)]), vector) for column in columns]
+            for r in range(_FEW):
+                query = spread(builder, builder.load(builder.gep(query_at, [INDEX(d * TALL + r)])), vector)
+                for i, half in enumerate(key):
+                    if d == first:
+                        sums.append(builder.fmul(query, half))
+                    else:
+                        at = r * len(columns) + i
+                        sums[at] = multiply_add(builder, query, half, sums[at])
+        return sums
+
+    def added(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        return [builder.fadd(a, b) for a, b in zip(first, second, strict=True)]
+
+    even = added(of_class(0), of_class(2 * quarter))
+    odd = added(of_class(quarter), of_class(3 * quarter))
+    tile_at = builder.gep(partial, [builder.mul(j, INDEX(_FEW * WIDTH))])
+    for (r, column), value in zip(places, added(even, odd), strict=True):
+        store(builder, value, builder.gep(tile_at, [INDEX(r * WIDTH + column)]))
+    _close(builder, j, INDEX(quarter), rows, classes, added_up)
+
+    for r, column in places:
+        tiles = [
+            load(builder, builder.gep(partial, [INDEX((t * _FEW + r) * WIDTH + column)]), vector)
+            for t in range(quarter)
+        ]
+        while len(tiles) > 1:
+            tiles = added(tiles[: len(tiles) // 2], tiles[len(tiles) // 2 :])
+        store(builder, tiles[0], builder.gep(out, [INDEX(r * block + column)]))
+    _close(builder, group, INDEX(TALL // _FEW), start, rows, after, latch=added_up)
 
 
 def _emit_blend(
@@ -163,12 +261,7 @@ def _emit_blend(
     for r in range(rows):
         at = builder.gep(weights, [builder.add(builder.mul(stride, INDEX(r)), j)])
         weight = spread(builder, builder.load(at), vector)
-        new.append(
-            [
-                builder.fadd(sum_, builder.fmul(weight, v, flags=FUSED), flags=FUSED)
-                for sum_, v in zip(sums[r], value, strict=True)
-            ]
-        )
+        new.append([multiply_add(builder, weight, v, sum_) for sum_, v in zip(sums[r], value, strict=True)])
     for r, row in enumerate(sums):
         for i, phi in enumerate(row):
             phi.add_incoming(first[r][i], before)
@@ -179,10 +272,10 @@ def _emit_blend(
             store(builder, value_, at)
 
 
-def _close(builder: Any, j: Any, count: Any, before: Any, loop: Any, after: Any) -> None:
-    """End the loop over j at `count`, and go on after it."""
+def _close(builder: Any, j: Any, count: Any, before: Any, loop: Any, after: Any, *, latch: Any = None) -> None:
+    """End the loop over j at `count`, and continue after it; its last block is `latch`, by default its first."""
     following = builder.add(j, INDEX(1))
     j.add_incoming(INDEX(0), before)
-    j.add_incoming(following, loop)
+    j.add_incoming(following, latch or loop)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
     builder.position_at_end(after)

@@ -1,7 +1,7 @@
-"""Functions that numba compiles once, for one signature, and keeps on disk."""
+"""Functions that numba compiles once, for one signature, and caches on disk."""
 
 # pyright: basic
-# numba has no types, and its cache is extended by subclassing.
+# numba has no types, and its cache can only be changed by subclassing.
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any, ClassVar
 
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCacheLocator
+from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
 REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
-"""What lets a sum become a vector of sums. Infinities and NaNs keep their meaning."""
+"""Lets a sum become a vector of sums. Infinities and NaNs keep their meaning."""
 
 
 class _Locator(UserWideCacheLocator):
-    """Places compiled code in the user's cache folder, which outlives a read-only or shared installation.
+    """Places compiled code in the user's cache folder, because an installation may be read-only or shared.
 
-    Code is fresh as long as no source file beside the function's has changed: kernels call functions of other files.
+    Code is valid until any source file in the function's folder changes, because kernels call functions of other files.
     """
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
@@ -44,7 +45,7 @@ class _CacheImpl(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """Knows a variant by its number; numba would store what it encloses, which differs in every process."""
+    """Identifies a variant by its number; numba would hash its closure, which differs in every process."""
 
     _impl_class = _CacheImpl
 
@@ -52,12 +53,18 @@ class _Cache(FunctionCache):
         super().__init__(function)
         self._variant = variant
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Load compiled code. numba's own version first sets up all that it can compile, which takes 0.2 s."""
+        rtsys.initialize(target_context)  # the memory management that compiled code calls
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return sig, codegen.magic_tuple(), self._variant
 
 
 class Kernel:
-    """A function and the one signature that it is compiled for. Invariant: it is never compiled for another.
+    """A function that is compiled for one signature. Invariant: it is never compiled for another.
 
     It runs without the interpreter's lock.
     """
@@ -75,7 +82,7 @@ class Kernel:
         """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
         if self._is_compiled:
             return
-        with suppress(RuntimeError):  # no folder to write to: it is compiled anew in every process
+        with suppress(RuntimeError):  # no folder to write to: every process compiles it again
             self._dispatcher._cache = _Cache(self._dispatcher.py_func, self._variant)  # not ours
         self._dispatcher.compile(self._signature)
         self._dispatcher.disable_compile()
@@ -103,7 +110,7 @@ def kernel(signature: str, *, variant: int = 0) -> Callable[[Callable[..., Any]]
 
     Args:
         signature: the types of its arguments.
-        variant: tells functions apart that one source makes, and that enclose different values.
+        variant: distinguishes functions with the same source and different closures.
     """
     return lambda function: Kernel(function, signature, variant=variant)
 
@@ -114,5 +121,15 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function callable from kernels, whose sums keep the order in which they are written."""
+    """Make a function callable from kernels, whose sums keep their written order."""
     return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", forceinline=True)(function)
+
+
+def strict(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function callable from kernels, whose arithmetic is exactly as written: nothing fused, nothing reordered.
+
+    numba gives the flags of a function to all its instructions, those of intrinsics included, and a function without
+    flags takes its caller's. So intrinsics whose result must be the same bits in two places are called from functions
+    like this one.
+    """
+    return numba.njit(nogil=True, fastmath=False, error_model="numpy", forceinline=True)(function)

@@ -2,9 +2,9 @@
 
 A projection `[out, in]` is kept as panels of 32 outputs: `panels[p, k, j]` weighs input k for output 32 p + j.
 A tile of a few rows times one panel is computed in vector registers, in one pass over the panel, which lies in memory
-as it is read. So one row costs what reading the weights costs, many rows cost what the arithmetic costs, and there is
-one copy of the weights. Every element is summed over k in ascending order, whatever the tile: a row of the result
-depends on nothing but its own input, to the last bit.
+in the order in which it is read. So one row costs as much as reading the weights, many rows cost as much as the
+arithmetic, and there is one copy of the weights. Every element is summed over k in ascending order in every tile, so a
+row of the result depends only on its own input, to the last bit.
 
 Legend: T rows, K inputs, N outputs, P panels.
 Source: Goto and van de Geijn, Anatomy of high-performance matrix multiplication, 2008.
@@ -19,23 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.kernel import inlined
+from pagewood.engine.runner.cpu.compiled.kernel import inlined, strict
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_packed
 
-_STRIP = 128  # inputs that are packed together: their places stay in the first level of the cache
+_STRIP = 128  # inputs that are packed together, so that their targets stay in the first-level cache
 _BLOCK = 8  # tiles that one thread multiplies with a panel
-_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 
 
 @inlined
 def num_tiles(num_rows: Any) -> Any:
-    """Return how many tiles rows are cut into: as few as can be, and as even as can be."""
+    """Return the number of tiles that rows are cut into: the smallest, with tiles as equal as possible."""
     return (num_rows + TALL - 1) // TALL
 
 
 @inlined
 def pack(x: Any, packed: Any, tile: Any) -> None:
-    """Copy the rows of one tile of `x` `[T, K]` to its place in `packed` `[T * K]`, as `[K, rows of the tile]`."""
+    """Copy the rows of one tile of `x` `[T, K]` to `packed` `[T * K]`, as `[K, rows of the tile]`."""
     num_rows, depth = x.shape
     count = num_tiles(num_rows)
     first, last = num_rows * tile // count, num_rows * (tile + 1) // count
@@ -49,24 +49,24 @@ def pack(x: Any, packed: Any, tile: Any) -> None:
 
 @inlined
 def num_products(num_rows: Any, size: Any) -> Any:
-    """Return the parts of a product that threads can share: a panel, times a block of tiles."""
+    """Return the number of parts of a product that threads can share: each is a panel times a block of tiles."""
     return (num_tiles(num_rows) + _BLOCK - 1) // _BLOCK * ((size + WIDTH - 1) // WIDTH)
 
 
-@inlined
+@strict
 def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product: Any, following: Any,
              margin: Any) -> None:  # fmt: skip
     """Write one part of `out` `[T, N]`: the rows of a block of tiles, times one panel, plus the bias.
 
     Args:
-        packed: `[T * K]`, what `pack` made; a single row is its own packing.
+        packed: `[T * K]`, the result of `pack`; a single row needs no packing.
         panels: `[P * K * 32]`.
         bias: `[P * 32]`.
         out: `[T, N]`, written; 32 (P - 1) < N <= 32 P.
         depth: K.
         product: which part, panel by panel.
-        following: the part that the same thread computes next: its panel is read while this one is computed with.
-        margin: `[TALL * 32]`, scratch: takes the outputs of a panel that goes beyond N.
+        following: the part that the same thread computes next; its panel is prefetched meanwhile.
+        margin: `[TALL * 32]`, scratch for the outputs of a panel that goes beyond N.
     """
     num_rows, size = out.shape
     count = num_tiles(num_rows)

@@ -1,6 +1,6 @@
 """Memory by address, and counters that threads share.
 
-A program of many matrices is run by one compiled function, which is given where they are and not what they are.
+One compiled function runs a program of many matrices. It gets their addresses as integers.
 """
 
 # pyright: basic
@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from pagewood.engine.runner.cpu.compiled.kernel import inlined
 
-_SPINS = 2000  # looks at a counter, tens of microseconds, after which the core is offered to others
+_SPINS = 2000  # reads of a counter, tens of microseconds, before the thread yields its core
 _HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -89,7 +89,7 @@ def _pause(typing_context: Any) -> Any:
 
 
 fetch_add: Any = intrinsic(_fetch_add)
-"""Adds to one of flat int64 counters and returns what it was; who sees the sum sees all that was written before."""
+"""Adds to one of flat int64 counters and returns its old value; a thread that reads the sum sees all earlier writes."""
 _load_shared: Any = intrinsic(_load)
 _relax: Any = intrinsic(_pause)
 
@@ -101,7 +101,7 @@ else:
 
 @inlined
 def wait_for(counters: Any, at: Any, wanted: Any) -> None:
-    """Wait until a counter is at least `wanted`; what was written before it became so is then seen."""
+    """Wait until a counter is at least `wanted`; all writes before that are visible afterwards."""
     spins = 0
     while _load_shared(counters, at) < wanted:
         spins += 1

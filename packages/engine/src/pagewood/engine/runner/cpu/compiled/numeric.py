@@ -1,4 +1,4 @@
-"""Arithmetic that numba lacks, in a form that vectorises."""
+"""Arithmetic that numba does not have, in a form that it can vectorise."""
 
 # pyright: basic
 # numba has no types.

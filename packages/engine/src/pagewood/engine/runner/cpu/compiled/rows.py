@@ -1,4 +1,4 @@
-"""What happens to a token between two projections: norms, the split into rotated heads, the gate.
+"""The operations between two projections, row by row: norms, the split into rotated heads, the gate.
 
 Legend: T tokens, E elements of a row, H query heads, G key heads, D head_dim, I intermediate_size.
 """
@@ -18,7 +18,7 @@ from pagewood.engine.runner.cpu.compiled.numeric import exp
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
 
 _F = np.float32
-_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 
 
 @inlined
@@ -33,7 +33,7 @@ def take(source: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -
 
 @inlined
 def take_panels(panels: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
-    """As `take`, where the matrix at address `panels` is in panels `[P, size, 32]`."""
+    """Like `take`, from a matrix in panels `[P, size, 32]` at address `panels`."""
     for row in range(first, last):
         panel, column = np.int64(places[row]) // WIDTH, _U(places[row] % WIDTH)
         start = vector(panels + panel * size * WIDTH * 4, size * WIDTH)
@@ -57,7 +57,7 @@ def norm(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> 
 
 @inlined
 def add_norm(x: Any, residual: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
-    """As `norm`, of the sum of `x` and `residual`, which is written to `residual`."""
+    """Write the sum of `x` and `residual` to `residual`, and its norm to `out`, as `norm` does."""
     size = _U(x.shape[1])
     for row in range(_U(first), _U(last)):
         total = _F(0.0)
@@ -107,13 +107,13 @@ def split_heads(
     qkv: Any, cosines: Any, sines: Any, q_norm: Any, k_norm: Any, epsilon: Any,
     q: Any, k: Any, v: Any, first: Any, last: Any,
 ) -> None:  # fmt: skip
-    """Split rows [first, last) into `q`, `k` and `v`, with q and k rotated, and before that normalised.
+    """Split rows [first, last) into `q`, `k` and `v`; q and k are normalised, then rotated.
 
     Args:
         qkv: `[T, (H + 2G) D]`, all query heads, then all key heads, then all value heads.
         cosines: `[T, D / 2]`.
         sines: `[T, D / 2]`.
-        q_norm: `[D]`, or empty: no norm.
+        q_norm: `[D]`, or empty for no norm.
         k_norm: like `q_norm`.
         epsilon: of the norms.
         q: `[T, H D]`, written.

@@ -1,8 +1,8 @@
 """Drawing a token from a row of logits: temperature, top-k, top-p and min-p, and one hashed number per token.
 
-The token is a function of (row, parameters, seed, position) alone: the random number is a hash of seed and position,
-and the distribution is walked in the order of the vocabulary. No row is sorted. Its probabilities fall into a histogram
-over the distance from the largest logit, and only the bin in which a filter's limit lies is looked at closely.
+The token is a function of (row, parameters, seed, position) only: the random number is a hash of seed and position,
+and the distribution is summed in the order of the vocabulary. No row is sorted. Its probabilities are put into a
+histogram over the distance from the largest logit, and only the bin that contains a filter's limit is searched exactly.
 
 Legend: S rows, V vocab_size.
 Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014 (the mixing function).
@@ -21,15 +21,15 @@ from pagewood.engine.runner.cpu.compiled.kernel import exact
 from pagewood.engine.runner.cpu.compiled.numeric import exp
 
 _F = np.float32
-_U = np.uint64  # an index that is never negative: numba then leaves out the test for one
+_U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 _NUM_MAXIMA = 64
 _NUM_BINS = 1024
 NUM_CHOICE_COLUMNS = 7
-"""Of a row that says how to draw.
+"""Columns of a row that says how to draw.
 
 They are temperature (float32; 0 takes the largest logit, the first of equal ones), top_k (int32; 0 is off), top_p
-(float32; 1 is off), min_p (float32; 0 is off), the position where the token will stand (int32), and the lower and the
-upper half of the seed.
+(float32; 1 is off), min_p (float32; 0 is off), the token's position (int32), and the lower and the upper half of the
+seed.
 """
 _BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
 
@@ -80,7 +80,7 @@ def _top_k_limit(row: Any, largest: Any, counts: Any, k: Any) -> Any:
 
 @exact
 def _top_p_limit(row: Any, largest: Any, masses: Any, limit: Any, p: Any) -> Any:
-    """Return the distance at which the mass of all that is as near as that, or nearer, reaches the share `p`."""
+    """Return the smallest distance within which the mass reaches the share `p`."""
     total = 0.0
     for b in range(_NUM_BINS):
         total += masses[b]
@@ -120,9 +120,9 @@ def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
 
 @exact
 def _best(logits: Any) -> Any:
-    """Return the place of the largest number, the first of equal ones, or -1 where one is no number.
+    """Return the index of the largest number, the first of equal ones, or -1 if any is not a number.
 
-    Several running maxima side by side are compared as vectors, one alone number by number.
+    There are many running maxima side by side, so that they are compared as vectors.
     """
     size = _U(logits.shape[0])
     whole = size - size % _U(_NUM_MAXIMA)
@@ -148,7 +148,7 @@ def _best(logits: Any) -> Any:
 
 @exact
 def _draw(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, number: Any, row: Any) -> Any:
-    """Return a token of `logits` `[V]`, or -1 where one of them is no number; `row` `[V]` is scratch."""
+    """Return a token of `logits` `[V]`, or -1 if one of them is not a number; `row` `[V]` is scratch."""
     size = logits.shape[0]
     best = _best(logits)
     if best < 0 or temperature == _F(0.0):
@@ -180,7 +180,7 @@ def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
         logits: `[V] float32`.
         choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
         exact_choice: the same memory as int32.
-        token: `[1] int32`, written; -1 where a logit is no number.
+        token: `[1] int32`, written; -1 if a logit is not a number.
     """
     temperature = choice[0]
     seed = np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))

@@ -1,8 +1,8 @@
-"""A whole step in one compiled function: threads go through a list of instructions, and share the parts of each.
+"""A whole step in one compiled function: threads go through a list of instructions and share the parts of each.
 
-Each thread that calls it claims parts of an instruction until none is left, then waits until all of them are done, and
-goes on to the next. So threads meet without a call of the operating system, a thread that is held up delays the others
-by two parts at most, and any number of threads, whenever they come, compute the same.
+Each thread that calls it claims parts of an instruction until none is left, waits until all of them are done, and goes
+on to the next instruction. So threads synchronise without system calls, a delayed thread delays the others by two parts
+at most, and the result does not depend on how many threads there are and when they arrive.
 
 Legend: T tokens of the step, W wanted tokens, N instructions.
 """
@@ -25,14 +25,14 @@ from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, dra
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 
 NUM_COLUMNS = 12
-"""Of an instruction: the operation, which count says how many rows it has, and its operands."""
+"""Columns of an instruction: the operation, which of the counts is its number of rows, and its operands."""
 COUNTER_STRIDE = 8
-"""int64 of a cache line: the counters of an instruction have one of their own."""
+"""int64 of a cache line: each instruction's counters have a line of their own."""
 _ROWS = 4  # of a part, where an instruction goes row by row
 
 
 class Operation(IntEnum):
-    """What an instruction does. Operands are addresses, except for those that are called sizes or numbers."""
+    """What an instruction does. Operands are addresses, except sizes and numbers."""
 
     GATHER = 0
     """tokens `[rows]`, table `[V, size]`, out, size."""
@@ -66,7 +66,7 @@ def _num_parts(op: Any, one: Any, num_rows: Any, items: Any) -> Any:
     if op == Operation.MULTIPLY:
         return matmul.num_products(num_rows, one[8])
     if op == Operation.PACK:
-        return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row is its own packing
+        return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row needs no packing
     if op == Operation.ATTEND:
         return items.shape[0]
     if op == Operation.DRAW:
@@ -123,7 +123,7 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                 num_done += 1
                 following = part
                 is_ahead = op == Operation.MULTIPLY or op == Operation.ATTEND
-                if is_ahead:  # claimed one ahead, so that what it reads can be asked for
+                if is_ahead:  # claimed one ahead, so that its operands can be prefetched
                     following = fetch_add(counters, i * COUNTER_STRIDE, 1)
                 first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
                 if op == Operation.MULTIPLY:

@@ -1,6 +1,6 @@
-"""A tile of a few rows times a panel of 32 columns, its sums in vector registers: the inner loop of every product.
+"""A tile of a few rows times a panel of 32 columns, with its sums in vector registers: the inner loop of every product.
 
-numba's loops keep their sums in memory; this one is emitted as vectors, so that a sum is read and written once.
+numba's loops keep their sums in memory. This one is emitted as vectors, so that a sum is read and written once.
 """
 
 # pyright: basic
@@ -16,12 +16,21 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from pagewood.engine.runner.cpu.compiled.vectors import FUSED, INDEX, data_at, load, prefetch, spread, store, vector_of
+from pagewood.engine.runner.cpu.compiled.vectors import (
+    INDEX,
+    data_at,
+    load,
+    multiply_add,
+    prefetch,
+    spread,
+    store,
+    vector_of,
+)
 
 WIDTH = 32
 """Columns of a panel."""
 TALL = 12 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 3
-"""Rows of the largest tile: its sums fill the vector registers, and leave some for the panel."""
+"""Rows of the largest tile: its sums fill the vector registers except for a few, which the panel needs."""
 _LANES = 16
 _HALVES = range(0, WIDTH, _LANES)
 
@@ -43,12 +52,12 @@ class _Operands:
     out: Any
     out_stride: Any
     ahead: Any = None
-    """Memory of which a little is asked for with every k; it need not exist."""
+    """Memory that is prefetched, a little with every k; it need not exist."""
     ahead_step: Any = None
 
 
 def _emit(builder: Any, rows: int, of: _Operands) -> None:
-    """Emit a loop that computes, for r < rows and j < 32, in ascending order of k < depth, what follows.
+    """Emit a loop over k < depth, ascending, that computes for r < rows and j < 32 what is written here.
 
     sums[r, j] = initial[r * initial_stride + j]
     sums[r, j] += x[k * x_step + r * x_stride] * panel[k * panel_step + j]
@@ -76,8 +85,7 @@ def _emit(builder: Any, rows: int, of: _Operands) -> None:
     for r in range(rows):
         at = builder.add(builder.mul(k, of.x_step), builder.mul(of.x_stride, INDEX(r)))
         value = spread(builder, builder.load(builder.gep(of.x, [at])), vector)
-        products = [builder.fmul(value, column, flags=FUSED) for column in columns]
-        new.append([builder.fadd(*pair, flags=FUSED) for pair in zip(sums[r], products, strict=True)])
+        new.append([multiply_add(builder, value, *pair) for pair in zip(columns, sums[r], strict=True)])
     next_k = builder.add(k, INDEX(1))
     k.add_incoming(INDEX(0), before)
     k.add_incoming(next_k, loop)
@@ -146,7 +154,7 @@ def _tall(
 
 multiply_packed: Any = intrinsic(_packed_tile)
 """(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
-`height` <= TALL rows, packed `[depth, height]`, times a panel `[depth, 32]`, plus the bias; meanwhile asks for
+`height` <= TALL rows, packed `[depth, height]`, times a panel `[depth, 32]`, plus the bias; meanwhile prefetches
 panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
 multiply_tall: Any = intrinsic(_tall)
 """(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
