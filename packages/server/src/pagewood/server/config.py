@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig
+from pagewood.server import logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class ServeConfig:
     """Requests that may wait beyond those that run."""
     max_body_bytes: int = 16 * 1024 * 1024
     """Longest request body."""
+    log_level: str = "info"
+    """Lowest level that the log of every process shows: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -39,5 +42,7 @@ class ServeConfig:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.max_queued < 0:
             raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
+        if self.log_level not in logs.LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(logs.LEVELS)}, got {self.log_level!r}")
         if not self.served_model_name:
             raise ValueError("served_model_name must not be empty")

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pagewood.engine.folder import model_folder, model_name
+from pagewood.server import logs
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 from pagewood.server.config import ServeConfig
 
@@ -45,6 +46,12 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         help="requests that may wait beyond those that run; more are answered with 429 (default: %(default)s)",
     )
+    processes.add_argument(
+        "--log-level",
+        choices=logs.LEVELS,
+        default="info",
+        help="lowest level that the log of every process shows, on standard error (default: %(default)s)",
+    )
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
@@ -62,7 +69,9 @@ def run(options: argparse.Namespace) -> int:
         tokenizer_workers=options.tokenizer_workers,
         max_queued=options.max_queued_requests,
         max_body_bytes=options.max_body_bytes,
+        log_level=options.log_level,
     )
+    logs.configure(config.log_level, "http")
     from pagewood.server.serve import run_server  # the HTTP stack, which the other commands do not need
 
     return run_server(config)
