@@ -34,10 +34,13 @@ class Client:
             "path": CHAT,
             "raw_path": CHAT.encode(),
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"host", b"memory"), (b"content-type", b"application/json")],
             "server": ("memory", 80),
         }
-        self.served = asyncio.create_task(server.app(scope, self._incoming.get, self._outgoing.put))
+        self.served = asyncio.create_task(self._serve(server, scope))
+
+    async def _serve(self, server: MemoryServer, scope: Scope) -> None:
+        await server.app(scope, self._incoming.get, self._outgoing.put)
 
     async def messages(self) -> AsyncIterator[Message]:
         """Yield what the server sends."""
@@ -148,9 +151,19 @@ async def test_too_many_requests_are_told_to_come_back(model_folder: Path, token
     assert (await server.post(CHAT, {**LONG, "max_tokens": 3})).status_code == 200
     for client in clients[1:]:
         await client.leave()
-    # Several prompts of one request are taken all or none.
-    body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 1}
-    assert (await server.post("/v1/completions", body)).status_code == 429
+    # Several prompts of one request are accepted together or not at all.
+    server.gate.close()
+    clients = [Client(server, LONG)]
+    await server.until(lambda: server.frontend.live.num_live == 1)
+    assert (await server.post("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 1})).status_code == 429
+    server.gate.open()
+    await clients[0].leave()
+    # To try again would not help a request that an empty server could not hold.
+    response = await server.post("/v1/completions", {"prompt": ["a", "b", "c", "d"], "max_tokens": 1})
+    assert response.status_code == 400
+    assert "retry-after" not in response.headers
+    assert response.json()["error"]["param"] == "prompt"
+    assert "at most 3 prompts" in response.json()["error"]["message"]
     await server.until_idle()
     await server.stop()
 

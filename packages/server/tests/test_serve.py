@@ -203,7 +203,8 @@ def test_errors_reach_the_client_typed(server: Server) -> None:
     with pytest.raises(APIStatusError) as error:
         ask(server, "x", extra_body={"mood": 1})
     assert error.value.param == "mood"
-    assert server.http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024)).status_code == 413
+    headers = {"Content-Type": "application/json"}
+    assert server.http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024), headers=headers).status_code == 413
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -212,7 +213,8 @@ def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> No
     body = {"model": MODEL, "prompt": ["a"] * 32, "stream": stream, "max_tokens": 1500, "ignore_eos": True}
     with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
         content = httpx.Request("POST", server.url, json=body).content
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
         until(lambda: server.ready()["engine"]["num_running"] > 0)
     after = server.until_idle()
@@ -289,7 +291,8 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
             os.kill(pid, signal.SIGSTOP)
             with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
                 content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
-                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                head += "Content-Type: application/json\r\n"
                 head += f"Content-Length: {len(content)}\r\n\r\n"
                 connection.sendall(head.encode() + content)
                 until(lambda: own_server.ready()["requests"]["live"] == 2)

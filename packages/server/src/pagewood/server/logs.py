@@ -25,11 +25,11 @@ def configure(level: str, process_name: str) -> None:
     if level not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.name = HANDLER_NAME
+    handler.set_name(HANDLER_NAME)
     formatter = logging.Formatter(
         f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
-    formatter.converter = time.gmtime
+    formatter.converter = time.gmtime  # not ours
     handler.setFormatter(formatter)
     root = logging.getLogger()
     for old in [old for old in root.handlers if old.name == HANDLER_NAME]:

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -21,9 +23,12 @@ import zmq.asyncio
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import default_sampling
 from pagewood.server import wire
+from pagewood.server.access import access_rules
 from pagewood.server.app import Frontend
+from pagewood.server.bodies import Bodies
 from pagewood.server.child import STOP_GRACE_S, Settings
 from pagewood.server.config import ServeConfig
+from pagewood.server.connections import Connections, HttpConnection
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
 from pagewood.server.links import NO_MARK, ZmqSender, address
@@ -31,7 +36,6 @@ from pagewood.server.live import LiveRequests
 from pagewood.server.status import EngineStatus
 from pagewood.server.supervisor import Stage, Supervisor
 
-KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 2
 """How long requests may go on when the server is to stop."""
 LAST_WORDS_S = 2
@@ -89,16 +93,20 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
+    limits = config.http_limits()
     frontend = Frontend(
         live=LiveRequests(senders, limit=config.engine.num_rows + config.max_queued),
         status=EngineStatus(),
         defaults=defaults,
         model_name=config.served_model_name,
-        max_body_bytes=config.max_body_bytes,
+        limits=limits,
+        connections=Connections(limits),
+        bodies=Bodies(limits),
+        access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
         started=int(time.time()),
     )
     console = Console(url=_url(listening), model_name=config.served_model_name)
-    server = _uvicorn(frontend)
+    server = http_server(frontend)
     failures: list[str] = []
 
     def give_up(why: str) -> None:
@@ -166,16 +174,20 @@ def _on_death(
     )
 
 
-def _uvicorn(frontend: Frontend) -> uvicorn.Server:
+def http_server(frontend: Frontend) -> uvicorn.Server:
+    """Return uvicorn with the application and the limits of `frontend`."""
+    protocol = partial(HttpConnection, limits=frontend.limits, connections=frontend.connections)
     return uvicorn.Server(
         uvicorn.Config(
             frontend.app(),
-            http="httptools",
+            http=cast("Any", protocol),  # uvicorn only calls it
+            ws="none",
             lifespan="off",
-            log_level="warning",
+            log_config=None,
+            log_level="error",  # refused requests are logged by this server
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=frontend.limits.keep_alive_s,
             timeout_graceful_shutdown=LAST_ANSWERS_S + LAST_WORDS_S,
         )
     )

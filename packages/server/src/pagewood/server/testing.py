@@ -22,9 +22,13 @@ from pagewood.engine.folder import default_sampling
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
+from pagewood.server.access import AccessRules
 from pagewood.server.app import Frontend
+from pagewood.server.bodies import Bodies
+from pagewood.server.connections import Connections
 from pagewood.server.detokenizing import run_detokenizer
 from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
 from pagewood.server.status import EngineState, EngineStatus
@@ -115,18 +119,30 @@ class GatedRunner:
 class MemoryServer:
     """The whole server, from ASGI to the engine and back."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, *, limit: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        limit: int,
+        limits: HttpLimits | None = None,
+        origins: frozenset[str] = frozenset(),
+    ) -> None:
         self.tokenizer = tokenizer
         self.gate = Gate()
         self._stopped = threading.Event()
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
+        limits = limits or HttpLimits(max_body_bytes=100_000)
         self.frontend = Frontend(
             live=LiveRequests([self._to_tokenizer], limit=limit),
             status=EngineStatus(),
             defaults=default_sampling(folder),
             model_name="echo",
-            max_body_bytes=100_000,
+            limits=limits,
+            connections=Connections(limits),
+            bodies=Bodies(limits),
+            access=AccessRules(hosts=frozenset({"memory"}), origins=origins),
             started=1,
         )
         self.app = self.frontend.app()

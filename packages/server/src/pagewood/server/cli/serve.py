@@ -35,6 +35,29 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="BYTES",
         help="longest request body; a longer one is answered with 413 (default: %(default)s)",
     )
+    http.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="open connections; beyond it the connection that was idle longest is closed, or requests are answered "
+        "with 503 (default: what `ulimit -n` allows, at most 8192)",
+    )
+    http.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="further host name under which clients reach the server, such as that of a reverse proxy; *.example.com "
+        "allows all names below it, * every name; repeatable (default: IP addresses, localhost, this machine's name)",
+    )
+    http.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web page that may use the server from a browser, such as https://chat.example.com; * allows every page; "
+        "repeatable (default: none)",
+    )
     processes = parser.add_argument_group("processes and queues")
     processes.add_argument(
         "--tokenizer-workers", type=int, default=1, metavar="N", help="tokenizer processes (default: %(default)s)"
@@ -69,6 +92,9 @@ def run(options: argparse.Namespace) -> int:
         tokenizer_workers=options.tokenizer_workers,
         max_queued=options.max_queued_requests,
         max_body_bytes=options.max_body_bytes,
+        max_connections=options.max_connections,
+        allowed_hosts=tuple(options.allowed_host),
+        allowed_origins=tuple(options.allowed_origin),
         log_level=options.log_level,
     )
     logs.configure(config.log_level, "http")
