@@ -13,6 +13,7 @@ from starlette.types import Message, Scope
 
 from pagewood.engine.text import Tokenizer
 from pagewood.server.errors import unavailable
+from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.testing import NUM_ROWS, MemoryServer
 
 pytestmark = pytest.mark.anyio
@@ -199,3 +200,29 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
     server.gate.open()
     server.frontend.status.incarnation = 0  # the engine of this test never died: hear it again, for the clean-up
     await server.until(lambda: bool(server.frontend.status.counters))
+
+
+async def test_a_long_step_closes_the_api_only_beyond_a_generous_limit(
+    model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    status = EngineStatus(silent_limit_s=0.5)
+    server = MemoryServer(model_folder, tokenizer, limit=8, status=status, pulse_interval_s=0.02)
+    await server.start()
+    server.gate.close()
+    first = Client(server, {**LONG, "max_tokens": 3})
+    await server.until(lambda: server.gate.is_held)  # the engine's thread is in a step
+    await server.until(lambda: status.step_s > 2 * status.silent_limit_s)
+    assert status.state is EngineState.READY
+    assert (await server.client.get("/ready")).json()["seconds_in_step"] > 1
+    second = Client(server, {**LONG, "max_tokens": 3})
+    await server.until(lambda: server.frontend.live.num_live == 2)
+    status.step_limit_s = status.step_s  # not ours
+    await server.until(lambda: status.state is EngineState.STALLED)
+    assert (await server.post(CHAT, LONG)).status_code == 503
+    server.gate.open()
+    for client in (first, second):
+        messages = [message async for message in client.messages()]
+        assert messages[0]["status"] == 200
+    await server.until(lambda: status.state is EngineState.READY)
+    await server.until_idle()
+    await server.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -58,7 +59,7 @@ def is_alive(pid: int) -> bool:
 class Server:
     """A server process, its URL and its folder of sockets."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, preexec_fn: Callable[[], None] | None = None) -> None:
         self.folder = folder
         self._stderr = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
@@ -67,6 +68,7 @@ class Server:
             stderr=self._stderr,
             text=True,
             env={**os.environ, "TMPDIR": str(folder)},
+            preexec_fn=preexec_fn,
         )
         assert self.process.stdout is not None
         line = next((line for line in self.process.stdout if line.startswith("Pagewood serves")), None)
@@ -205,6 +207,51 @@ def test_errors_reach_the_client_typed(server: Server) -> None:
     assert error.value.param == "mood"
     headers = {"Content-Type": "application/json"}
     assert server.http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024), headers=headers).status_code == 413
+
+
+def test_what_a_browser_may_not_do(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    for headers, status in (
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Origin": server.url}, 200),
+    ):
+        answer = server.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == status, headers
+        assert answer.headers["x-request-id"] in server.stderr()
+
+
+def test_the_log_shows_the_engine_and_every_request(server: Server) -> None:
+    answer = server.openai.with_options(default_headers={"X-Request-Id": "my-trace"}).chat.completions.with_raw_response
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    headers = answer.create(model=MODEL, messages=messages, max_tokens=3).headers
+    assert headers["x-request-id"] == "my-trace"
+    until(lambda: "id=my-trace " in server.stderr())
+    (line,) = [line for line in server.stderr().splitlines() if "id=my-trace " in line]
+    assert " INFO    http pagewood.server.requests: POST /v1/chat/completions 200 id=my-trace " in line
+    assert line.endswith("tokens_out=3")
+
+
+def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
+    content = httpx.Request("POST", server.url, json={"model": MODEL, "prompt": "a", "max_tokens": 200}).content
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"HTTP/1.1 200 OK" in answer
+    assert b'"finish_reason"' in answer
+
+
+def test_idle_connections_do_not_lock_others_out(tmp_path: Path) -> None:
+    with closing(Server(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))) as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        idle = [socket.create_connection(address) for _ in range(200)]
+        assert server.http.get("/health").status_code == 200
+        assert ask(server, QUESTION).choices[0].finish_reason == "stop"
+        for connection in idle:
+            connection.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -150,6 +150,7 @@ class Frontend:
             "requests": {"live": self.live.num_live, "ending": self.live.num_ending},
             "engine": self.status.counters,
             "seconds_since_pulse": None if silent_s is None else round(silent_s, 3),
+            "seconds_in_step": round(self.status.step_s, 3),
         }
         is_ready = state is EngineState.READY
         headers = None if is_ready else {"Retry-After": "2"}

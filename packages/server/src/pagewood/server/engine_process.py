@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pagewood.server import wire
 from pagewood.server.child import ParentWatch, Settings, run_child
-from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat, SharedSender
 from pagewood.server.links import ZmqReceiver, ZmqSender
 
 
@@ -24,23 +24,25 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     from pagewood.engine.build import build_engine  # takes seconds, and nothing else in this file needs it
 
     commands = EngineInbox(inbox, stopped=stopped)
+    shared = SharedSender(outbox)
     try:
-        engine = build_engine(settings.engine, inbox=commands, outbox=EngineOutbox(outbox), progress=progress)
+        engine = build_engine(settings.engine, inbox=commands, outbox=EngineOutbox(shared), progress=progress)
     except (ValueError, OSError) as error:  # a model or a setting that cannot work: one line says it all
         print(f"pagewood: error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
-    commands.attach(
-        Heartbeat(
-            outbox,
-            incarnation=settings.incarnation,
-            model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
-            counters=lambda: asdict(engine.counters()),
-        )
+    heartbeat = Heartbeat(
+        shared,
+        incarnation=settings.incarnation,
+        model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
+        counters=lambda: asdict(engine.counters()),
     )
+    commands.attach(heartbeat)
+    heartbeat.start()
     try:
         engine.run(stopped)
     finally:
         engine.close()
+        heartbeat.stop()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pagewood.server.app import Frontend
 from pagewood.server.bodies import Bodies
 from pagewood.server.connections import Connections
 from pagewood.server.detokenizing import run_detokenizer
-from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.engine_side import PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
 from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
@@ -127,16 +127,19 @@ class MemoryServer:
         limit: int,
         limits: HttpLimits | None = None,
         origins: frozenset[str] = frozenset(),
+        status: EngineStatus | None = None,
+        pulse_interval_s: float = PULSE_IDLE_S,
     ) -> None:
         self.tokenizer = tokenizer
         self.gate = Gate()
+        self._pulse_interval_s = pulse_interval_s
         self._stopped = threading.Event()
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
         limits = limits or HttpLimits(max_body_bytes=100_000)
         self.frontend = Frontend(
             live=LiveRequests([self._to_tokenizer], limit=limit),
-            status=EngineStatus(),
+            status=status or EngineStatus(),
             defaults=default_sampling(folder),
             model_name="echo",
             limits=limits,
@@ -255,12 +258,18 @@ class MemoryServer:
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),
         )
-        model = wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size)
-        inbox.attach(
-            Heartbeat(self._to_detokenizer, incarnation=0, model=model, counters=lambda: asdict(engine.counters()))
+        heartbeat = Heartbeat(
+            self._to_detokenizer,
+            incarnation=0,
+            model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
+            counters=lambda: asdict(engine.counters()),
+            interval_s=self._pulse_interval_s,
         )
+        inbox.attach(heartbeat)
+        heartbeat.start()
         engine.run(self._stopped.is_set)
         engine.close()
+        heartbeat.stop()
 
     def _run_pump(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopped.is_set():

@@ -150,11 +150,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
-    """An engine is alive and serves; sent while it works and while it waits, and always before it waits."""
+    """The engine process is alive; sent while the engine works, while it waits, and during a long step."""
 
     incarnation: int
     model: Model
     counters: dict[str, int]
+    step_s: float = 0.0
+    """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
 
 
 FromEngine = Step | Loading | Pulse
