@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets OpenAI's error envelope with what is wrong; never a 500, never silence."""
+"""Wrong requests get OpenAI's error object with the reason, never a 500 and never no answer."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_wrong_chats(server: MemoryServer, stream: bool) -> None:
     for fields, param, code, words in WRONG_CHATS:
         response = await server.post(CHAT, {"messages": [USER], **({"stream": True} if stream else {}), **fields})
         if stream and "only allowed" in words:
-            continue  # that is right in a stream
+            continue  # allowed in a stream
         error = check_envelope(response.json())
         assert response.status_code == 400, fields
         assert error["type"] == "invalid_request_error"
@@ -204,7 +204,7 @@ JSON = st.recursive(
 
 @given(body=st.dictionaries(NAMES, JSON, max_size=8) | JSON)
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_body_makes_a_parser_fail_otherwise(body: Any) -> None:
+def test_parsers_raise_nothing_but_api_errors(body: Any) -> None:
     encoded = json.dumps(body, ensure_ascii=False).encode(errors="surrogatepass")
     for parse in (parse_chat, parse_ids):
         error: ApiError | None = None

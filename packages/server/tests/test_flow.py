@@ -1,4 +1,4 @@
-"""What happens when there is too much, when a client leaves, and when the engine is not there."""
+"""Overload, clients that leave, and an engine that is dead or busy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = {"model": "echo", "messages": [{"role": "user", "content": "Hi"}], "ignor
 
 
 class Client:
-    """An ASGI client that sees every message as it is sent, and can leave at any time."""
+    """An ASGI client that reads one message at a time, and can leave at any time."""
 
     def __init__(self, server: MemoryServer, body: dict[str, Any]) -> None:
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
@@ -59,13 +59,13 @@ class Client:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_request(server: MemoryServer, stream: bool) -> None:
-    server.gate.allow(5)  # then the engine stands still, so that the request cannot have ended by itself
+    server.gate.allow(5)  # then the engine waits, so that the request cannot end by itself
     client = Client(server, {**LONG, "stream": stream})
     await server.until(lambda: server.gate.is_held)
     await client.leave()
     assert server.frontend.live.num_live == 0
     assert server.frontend.live.num_ending == 1
-    await server.until(lambda: server.engine_is_told)
+    await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     await server.until_idle()
     assert server.frontend.status.counters["num_tokens"] < 50
@@ -93,7 +93,7 @@ async def test_text_comes_before_the_end(server: MemoryServer) -> None:
         pass
 
 
-async def test_a_request_that_waits_can_be_let_first(server: MemoryServer) -> None:
+async def test_a_queued_request_can_be_moved_to_the_front(server: MemoryServer) -> None:
     ended: list[str] = []
 
     async def complete(name: str, max_tokens: int) -> None:
@@ -110,13 +110,13 @@ async def test_a_request_that_waits_can_be_let_first(server: MemoryServer) -> No
     await server.until(lambda: server.frontend.live.num_live == NUM_ROWS + 3)
     response = await server.client.post("/v1/requests/third/3/priority", json={"priority": 5})
     assert (response.status_code, response.json()) == (200, {"id": "third/3", "object": "request", "priority": 5})
-    await server.until(lambda: server.num_untaken_commands == NUM_ROWS - 1 + 3 + 1)
+    await server.until(lambda: server.num_queued_commands == NUM_ROWS - 1 + 3 + 1)
     server.gate.open()
     await asyncio.gather(*running, *waiting)
     assert [name for name in ended if not name.startswith("running")] == ["third/3", "first", "second"]
 
 
-async def test_a_request_that_streams_has_the_name_of_its_answers_until_it_ends(server: MemoryServer) -> None:
+async def test_a_streaming_request_is_known_by_the_id_of_its_chunks_until_it_ends(server: MemoryServer) -> None:
     server.gate.allow(3)
     client = Client(server, {**LONG, "stream": True})
     path = ""
@@ -135,7 +135,7 @@ async def test_a_request_that_streams_has_the_name_of_its_answers_until_it_ends(
     assert response.json()["error"]["code"] == "request_not_found"
 
 
-async def test_too_many_requests_are_told_to_come_back(model_folder: Path, tokenizer: Tokenizer) -> None:
+async def test_too_many_requests_get_a_429(model_folder: Path, tokenizer: Tokenizer) -> None:
     server = MemoryServer(model_folder, tokenizer, limit=3)
     await server.start()
     server.gate.close()
@@ -145,7 +145,7 @@ async def test_too_many_requests_are_told_to_come_back(model_folder: Path, token
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "overloaded"
-    await clients[0].leave()  # its place is free only when the engine has ended it
+    await clients[0].leave()  # it counts until the engine has ended it
     assert (await server.post(CHAT, LONG)).status_code == 429
     server.gate.open()
     await server.until(lambda: server.frontend.live.num_ending == 0)
@@ -159,7 +159,7 @@ async def test_too_many_requests_are_told_to_come_back(model_folder: Path, token
     assert (await server.post("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 1})).status_code == 429
     server.gate.open()
     await clients[0].leave()
-    # To try again would not help a request that an empty server could not hold.
+    # A retry would not help: an empty server could not hold this request.
     response = await server.post("/v1/completions", {"prompt": ["a", "b", "c", "d"], "max_tokens": 1})
     assert response.status_code == 400
     assert "retry-after" not in response.headers
@@ -198,7 +198,9 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
     assert ready.json()["status"] == "down"
     assert (await server.client.get("/health")).status_code == 200
     server.gate.open()
-    server.frontend.status.incarnation = 0  # the engine of this test never died: hear it again, for the clean-up
+    server.frontend.status.incarnation = (
+        0  # the engine of this test never died: accept its messages again, for the clean-up
+    )
     await server.until(lambda: bool(server.frontend.status.counters))
 
 

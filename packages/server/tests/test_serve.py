@@ -1,4 +1,4 @@
-"""`pagewood serve` as a user runs it: real processes, real sockets, the real OpenAI client, the embedded model."""
+"""`pagewood serve` with real processes, real sockets, the real OpenAI client and the embedded model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
     """Wait until `holds`."""
     deadline_s = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
+        assert time.monotonic() < deadline_s, "timed out"
         time.sleep(0.01)
 
 
@@ -85,14 +85,14 @@ class Server:
         return children(self.process.pid)
 
     def sockets(self) -> list[Path]:
-        """Folders of sockets that there are."""
+        """Folders of sockets that exist."""
         return list(self.folder.glob("pagewood-*"))
 
     def ready(self) -> dict[str, Any]:
         return self.http.get("/ready").json()
 
     def until_idle(self) -> dict[str, int]:
-        """Wait until no request is left anywhere and return the counters."""
+        """Wait until no process holds a request, and return the counters."""
 
         def idle() -> bool:
             ready = self.ready()
@@ -104,7 +104,7 @@ class Server:
         return self.ready()["engine"]
 
     def close(self) -> None:
-        """End it, gently if it is still there."""
+        """End the server, by SIGTERM if it still runs."""
         self.openai.close()
         self.http.close()
         if self.process.poll() is None:
@@ -117,7 +117,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    """A server for the tests that do it no harm."""
+    """A server for tests that leave it intact."""
     server = Server(tmp_path_factory.mktemp("serve"))
     yield server
     server.until_idle()
@@ -126,7 +126,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
 
 @pytest.fixture
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    """A server that a test may destroy."""
+    """A server that a test may break."""
     server = Server(tmp_path_factory.mktemp("own"), "--tokenizer-workers", "1")
     yield server
     server.close()
@@ -151,11 +151,11 @@ def test_chat_whole_and_streamed(server: Server) -> None:
     assert text == whole.choices[0].message.content
     assert last.usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].choices[0].finish_reason == "stop"
-    # One chunk per token that is shown, one that says who speaks, and one that says why it ended.
+    # One chunk per token of text, one for the role, and one for the finish reason.
     assert len(chunks) == whole.usage.completion_tokens - 1 + 2
 
 
-def test_a_model_that_answers(server: Server) -> None:
+def test_the_model_answers(server: Server) -> None:
     assert ask(server, "What is 2 + 3?").choices[0].message.content.strip().endswith("5")
 
 
@@ -293,7 +293,7 @@ def test_sockets_are_private_and_refuse_pickle(server: Server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> None:
-    create: Any = own_server.openai.completions.create  # more than can be done before it has to stop
+    create: Any = own_server.openai.completions.create  # more work than the server can do before it stops
     stream = create(model=MODEL, prompt=[QUESTION] * 64, stream=True, **LONG)
     next(iter(stream))
     pids = own_server.children().values()
@@ -307,7 +307,7 @@ def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> N
     until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
 
 
-def test_a_start_can_be_broken_off(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("start")
     process = subprocess.Popen(
         [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"],
@@ -334,7 +334,7 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         stream = iter(ask(own_server, QUESTION, stream=True, **LONG))
         next(stream)
         if stage == "tokenizer":
-            # What has left the tokenizer goes on; a request that is in it when it dies fails.
+            # Requests that have left the tokenizer go on; a request that is in it when it dies fails.
             os.kill(pid, signal.SIGSTOP)
             with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
                 content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
@@ -363,7 +363,7 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
 
 
 def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Path) -> None:
-    """With write-back, nothing is on the disk before the server is told to stop."""
+    """With write-back, nothing is on the disk before the server stops."""
     first, second = tmp_path / "first", tmp_path / "second"
     options = [
         "--tokenizer-workers", "1", "--host-cache-gb", "0.2", "--cache-write-policy", "write_back",
@@ -427,7 +427,7 @@ def test_chat_in_the_terminal(server: Server) -> None:
     result = run("chat", "--url", server.url, stdin=f"{QUESTION}\n\n/clear\n{QUESTION}\n/exit\n")
     assert result.stderr == ""
     assert result.stdout.count(answer) == 2
-    assert "forgotten" in result.stdout
+    assert "new conversation" in result.stdout
     too_long = run("chat", "--url", server.url, stdin="word " * 5000 + "\n")
     assert "maximum context length" in too_long.stderr
     nobody = run("chat", "--url", "http://127.0.0.1:9", stdin="")

@@ -1,4 +1,4 @@
-"""The settings of a server."""
+"""Settings of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server in one process: every stage in a thread, memory links between them, the real engine with an echo model."""
+"""The whole server in one process: a thread per stage, links in memory, and the real engine with an echo model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CHAT_TEMPLATE = """\
 
 
 def write_echo_folder(folder: Path) -> None:
-    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy by default."""
+    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy sampling by default."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(code) for code in (*printable, *range(256, 512 - len(printable)))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -68,30 +68,30 @@ def write_echo_folder(folder: Path) -> None:
 
 
 class Gate:
-    """Lets an engine run, or a number of its steps."""
+    """Controls how many steps an engine may launch."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_steps = math.inf
         self.is_held = False
-        """Whether the engine stands before it."""
+        """Whether the engine waits at the gate."""
 
     def allow(self, num_steps: float) -> None:
-        """Let that many steps pass from now on; infinity: all."""
+        """Allow that many further steps; infinity: all."""
         with self._changed:
             self._num_steps = num_steps
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let all steps pass."""
+        """Allow all steps."""
         self.allow(math.inf)
 
     def close(self) -> None:
-        """Let no step pass."""
+        """Allow no further step."""
         self.allow(0)
 
     def wait(self) -> None:
-        """Pass, as soon as that is allowed."""
+        """Wait until a step is allowed."""
         with self._changed:
             self.is_held = self._num_steps < 1
             assert self._changed.wait_for(lambda: self._num_steps >= 1, timeout=60)
@@ -100,7 +100,7 @@ class Gate:
 
 
 class GatedRunner:
-    """An echo model that launches only what its gate lets pass."""
+    """An echo model that waits at a gate before each step."""
 
     def __init__(self, runner: EchoRunner, gate: Gate) -> None:
         self._runner = runner
@@ -117,7 +117,7 @@ class GatedRunner:
 
 
 class MemoryServer:
-    """The whole server, from ASGI to the engine and back."""
+    """The whole server, from ASGI to the engine and back; `start` before use, `stop` afterwards."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class MemoryServer:
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory")
 
     async def start(self) -> None:
-        """Start all stages and wait until the engine serves."""
+        """Start all stages and wait until the engine is ready."""
         loop = asyncio.get_running_loop()
         stopped = self._stopped.is_set
         stages: list[Callable[[], None]] = [
@@ -167,7 +167,7 @@ class MemoryServer:
         await self.until(lambda: self.frontend.status.state is EngineState.READY)
 
     async def stop(self) -> None:
-        """End all stages; none may hang."""
+        """End all stages, and check that none hangs."""
         await self.client.aclose()
         self.gate.open()
         self._stopped.set()
@@ -181,21 +181,21 @@ class MemoryServer:
         """Wait until `holds`."""
         deadline_s = time.monotonic() + limit_s
         while not holds():
-            assert time.monotonic() < deadline_s, "it never came true"
+            assert time.monotonic() < deadline_s, "timed out"
             await asyncio.sleep(0.002)
 
     @property
-    def engine_is_told(self) -> bool:
-        """Whether a command waits before the engine, which is held by its gate."""
+    def has_command_at_gate(self) -> bool:
+        """Whether a command is queued for the engine while the engine waits at its gate."""
         return self.gate.is_held and self._to_engine.num_queued > 0
 
     @property
-    def num_untaken_commands(self) -> int:
-        """Commands that wait before the engine."""
+    def num_queued_commands(self) -> int:
+        """Commands that are queued for the engine."""
         return self._to_engine.num_queued
 
     async def until_idle(self) -> None:
-        """Wait until no request is left anywhere, and check that all memory is free or cached."""
+        """Wait until no stage holds a request, and check that all memory is free or cached."""
         status, live = self.frontend.status, self.frontend.live
 
         def idle() -> bool:
@@ -214,7 +214,7 @@ class MemoryServer:
     def expected_tokens(
         self, prompt: list[int], *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
     ) -> list[int]:
-        """Return what the echo model says to a prompt, computed alone."""
+        """Return the echo model's answer to a prompt, computed by the oracle."""
         return oracle_tokens(
             prompt,
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
@@ -226,7 +226,7 @@ class MemoryServer:
     def expected_text(
         self, prompt: str, *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
     ) -> str:
-        """Return what the echo model says to a text."""
+        """Return the echo model's answer to a text."""
         tokens = self.tokenizer.encode(prompt).tolist()
         return self.tokenizer.decode(
             self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed)
