@@ -209,7 +209,15 @@ async def test_roles_parts_and_answers_sent_back(server: MemoryServer) -> None:
 
 
 async def test_models_health_and_ready(server: MemoryServer) -> None:
-    model = {"id": "echo", "object": "model", "created": 1, "owned_by": "pagewood", "max_model_len": MAX_LENGTH}
+    model = {
+        "id": "echo",
+        "object": "model",
+        "created": 1,
+        "owned_by": "pagewood",
+        "root": "echo",
+        "parent": None,
+        "max_model_len": MAX_LENGTH,
+    }
     assert (await server.client.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await server.client.get("/v1/models/echo")).json() == model
     assert (await server.client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"

@@ -222,6 +222,8 @@ class Frontend:
             "object": "model",
             "created": self.started,
             "owned_by": "pagewood",
+            "root": self.model_name,  # `vllm bench serve` reads it if it gets no --model
+            "parent": None,
             "max_model_len": None if model is None else model.max_length,
         }
 
