@@ -331,6 +331,19 @@ async def test_a_client_that_closes_its_connection_ends_its_request(patient: Mem
         assert patient.frontend.status.counters["num_tokens"] < 50
 
 
+async def test_a_client_that_closes_while_its_stream_pauses(patient: MemoryServer) -> None:
+    patient.gate.allow(3)
+    async with listening(patient) as connect:
+        client = await connect()
+        await client.send(post({**LONG, "stream": True}))
+        await client.reader.readuntil(b"data: ")
+        await patient.until(lambda: patient.gate.is_held)
+        await asyncio.sleep(0.1)  # everything has arrived: the client's end is no reset
+        client.close()
+        await patient.until(lambda: patient.frontend.live.num_live == 0)
+        patient.gate.open()
+
+
 async def test_a_client_that_closes_in_the_middle_of_its_request(patient: MemoryServer) -> None:
     async with listening(patient) as connect:
         for part in (b"", HEALTH[:9], post(LONG)[:-5]):

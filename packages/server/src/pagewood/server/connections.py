@@ -18,6 +18,9 @@ from pagewood.server.exchange import Exchange, error_headers, new_id
 from pagewood.server.limits import HttpLimits
 
 WARN_EVERY_S = 10.0
+INTERIM_RESPONSE = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT_CHUNK = b"3\r\n:\n\n\r\n"
+"""A comment of an event stream as a chunk; only event streams are sent in chunks."""
 
 _log = logging.getLogger(__name__)
 
@@ -143,14 +146,14 @@ class HttpConnection(HttpToolsProtocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep the connection for the answer if the client has sent a whole request; return whether it stays open.
 
-        A client that has closed its connection, and one that has only shut down its sending side, look the same. The
-        interim response, which HTTP clients skip, makes the first answer with a reset.
+        A client that has closed its connection, and one that has only shut down its sending side, look the same. But
+        what is sent to the first is answered with a reset. So it gets something that clients skip.
         """
         if self._is_refused or not self._is_answering() or self.cycle.more_body:
             return None
         self.cycle.keep_alive = False  # not ours
-        if not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self.pipeline:
+            self.transport.write(self._probe())
         self._peer_check = self.loop.call_later(self._limits.peer_check_s, self._check_peer)
         return True
 
@@ -214,6 +217,12 @@ class HttpConnection(HttpToolsProtocol):
             self._start_deadline(self._limits.linger_s, self.transport.abort)
         else:
             self._table.mark_idle(self.transport)
+
+    def _probe(self) -> bytes:
+        """Return bytes that do not change the meaning of the present response."""
+        if not self.cycle.response_started:
+            return INTERIM_RESPONSE if self.scope["http_version"] == "1.1" else b""
+        return COMMENT_CHUNK if self.cycle.chunked_encoding else b""
 
     def _is_answering(self) -> bool:
         """Return whether a request was received whose answer is not complete."""

@@ -69,8 +69,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"),
         default=DEFAULTS.kv_cache_dtype,
-        help="data type of keys and values; auto: that of --dtype; on a CPU, int8 with a scale per token and head takes "
-        "a little over a quarter of the memory; on CUDA, fp8_e4m3 takes half (default: %(default)s)",
+        help="data type of keys and values; auto: that of --dtype; on a CPU, int8 with a scale per token and head "
+        "takes a little over a quarter of the memory; on CUDA, fp8_e4m3 takes half (default: %(default)s)",
     )
     memory.add_argument(
         "--host-cache-gb",
