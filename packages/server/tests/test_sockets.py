@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from pagewood.engine.text import Tokenizer
+from pagewood.server.http_server import http_server
 from pagewood.server.limits import MOST_CONNECTIONS, HttpLimits, default_max_connections
-from pagewood.server.serve import bind, http_server
+from pagewood.server.serve import bind
 from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +91,7 @@ async def listening(server: MemoryServer) -> AsyncGenerator[Connect]:
     """Serve on a port of this machine; yield a function that connects."""
     socket = bind("127.0.0.1", 0)
     port = socket.getsockname()[1]
-    http = http_server(server.frontend)
+    http = http_server(server.frontend, stop_grace_s=4)
     serving = asyncio.create_task(http.serve(sockets=[socket]))
     sockets: list[Socket] = []
 

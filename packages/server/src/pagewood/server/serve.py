@@ -11,9 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -28,9 +26,10 @@ from pagewood.server.app import Frontend
 from pagewood.server.bodies import Bodies
 from pagewood.server.child import STOP_GRACE_S, Settings
 from pagewood.server.config import ServeConfig
-from pagewood.server.connections import Connections, HttpConnection
+from pagewood.server.connections import Connections
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
+from pagewood.server.http_server import http_server
 from pagewood.server.links import NO_MARK, ZmqSender, address
 from pagewood.server.live import LiveRequests
 from pagewood.server.status import EngineStatus
@@ -106,7 +105,7 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
         started=int(time.time()),
     )
     console = Console(url=_url(listening), model_name=config.served_model_name)
-    server = http_server(frontend)
+    server = http_server(frontend, stop_grace_s=LAST_ANSWERS_S + LAST_WORDS_S)
     failures: list[str] = []
 
     def give_up(why: str) -> None:
@@ -171,25 +170,6 @@ def _on_death(
         console.show(frontend.status)
     frontend.live.fail_all(
         unavailable(f"The {stage.name} process died; it is started again.", code=f"{stage.name}_lost")
-    )
-
-
-def http_server(frontend: Frontend) -> uvicorn.Server:
-    """Return uvicorn with the application and the limits of `frontend`."""
-    protocol = partial(HttpConnection, limits=frontend.limits, connections=frontend.connections)
-    return uvicorn.Server(
-        uvicorn.Config(
-            frontend.app(),
-            http=cast("Any", protocol),  # uvicorn only calls it
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # refused requests are logged by this server
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=frontend.limits.keep_alive_s,
-            timeout_graceful_shutdown=LAST_ANSWERS_S + LAST_WORDS_S,
-        )
     )
 
 
