@@ -219,7 +219,7 @@ def test_what_a_browser_may_not_do(server: Server) -> None:
     ):
         answer = server.http.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == status, headers
-        assert answer.headers["x-request-id"] in server.stderr()
+        until(lambda answer=answer: answer.headers["x-request-id"] in server.stderr())
 
 
 def test_the_log_shows_the_engine_and_every_request(server: Server) -> None:

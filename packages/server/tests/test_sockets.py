@@ -29,10 +29,11 @@ QUICK = HttpLimits(
     max_buffered_bytes=400_000,
     head_timeout_s=0.3,
     body_timeout_s=0.3,
+    keep_alive_s=1,
     linger_s=0.5,
     peer_check_s=0.02,
 )
-PATIENT = replace(QUICK, head_timeout_s=60.0, body_timeout_s=60.0)
+PATIENT = replace(QUICK, head_timeout_s=60.0, body_timeout_s=60.0, keep_alive_s=60)
 LONG = {"model": "echo", "prompt": "x", "max_tokens": 300, "ignore_eos": True}
 
 
@@ -214,6 +215,16 @@ async def test_connections_that_send_nothing_are_closed(quick: MemoryServer) -> 
     async with listening(quick) as connect:
         silent = await connect()
         assert await silent.reader.read() == b""
+
+
+async def test_idle_connections_are_closed_after_their_last_answer(quick: MemoryServer) -> None:
+    async with listening(quick) as connect:
+        client = await connect()
+        for _ in range(2):
+            await client.send(HEALTH)
+            assert (await client.answer())[0] == 200
+        assert await client.is_closed()
+        assert len(quick.frontend.connections) == 0
 
 
 async def test_a_head_that_comes_byte_by_byte_is_cut_off(quick: MemoryServer) -> None:

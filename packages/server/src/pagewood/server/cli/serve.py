@@ -101,6 +101,6 @@ def run(options: argparse.Namespace) -> int:
         log_level=options.log_level,
     )
     logs.configure(config.log_level, "http")
-    from pagewood.server.serve import run_server  # imported here because the other commands do not need HTTP
+    from pagewood.server.serve import run_server  # imported here because the other commands do not need it
 
     return run_server(config)
