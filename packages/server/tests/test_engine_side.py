@@ -1,4 +1,4 @@
-"""The engine's pulse: rare while it works, at once before it waits; and an inbox that ends its wait to stop."""
+"""Pulses are rare while the engine works, and sent before it waits; its inbox ends a wait when it must stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL = wire.Model(max_length=10, vocab_size=5)
 
 
 class Recorder:
-    """A sender that keeps what it is given."""
+    """A sender that records the messages."""
 
     def __init__(self) -> None:
         self.messages: list[wire.FromEngine] = []
@@ -35,10 +35,10 @@ def test_pulses() -> None:
     now_s += PULSE_BUSY_S
     heartbeat.busy()
     assert len(sent.messages) == 2
-    heartbeat.idle()  # nothing is new
+    heartbeat.idle()  # nothing has changed
     assert len(sent.messages) == 2
     counters["num_running"] = 0
-    heartbeat.idle()  # before it waits, the truth is out
+    heartbeat.idle()  # the counters changed before it waits
     assert len(sent.messages) == 3
     now_s += PULSE_IDLE_S
     heartbeat.idle()  # a sign of life
@@ -85,7 +85,7 @@ def test_commands_and_steps() -> None:
     assert sent.messages == [wire.Step((Delta(request_id="a"), Delta(request_id="b")))]
 
 
-def test_a_wait_without_limit_ends_when_the_engine_is_to_stop() -> None:
+def test_a_wait_without_limit_ends_when_the_engine_must_stop() -> None:
     stopped = threading.Event()
     link = MemoryLink(stopping=stopped.is_set)
     inbox = EngineInbox(link, stopped=stopped.is_set)

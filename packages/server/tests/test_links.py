@@ -1,4 +1,4 @@
-"""Links keep the order, wait as long as they are told, and end a wait when their stage is to stop."""
+"""Links keep the order of frames, respect the timeout, and end a wait when their stage must stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewood.server.links import MemoryLink, Receiver, Sender, ZmqReceiver, Zmq
 
 
 class Stop:
-    """A stop signal that the test gives."""
+    """A stop signal under the control of the test."""
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
@@ -53,7 +53,7 @@ def link(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Link]:
         stop.close()
         return
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    sender = ZmqSender(context, address(tmp_path, "stage"))  # before there is anybody to listen
+    sender = ZmqSender(context, address(tmp_path, "stage"))  # before the receiver exists
     receiver = ZmqReceiver(context, address(tmp_path, "stage"), stopping=stop)
     yield Link(sender, receiver, stop)
     sender.close()
@@ -72,7 +72,7 @@ def test_frames_arrive_in_order(link: Link) -> None:
     assert received == sent
 
 
-def test_an_empty_link_does_not_hold_up(link: Link) -> None:
+def test_an_empty_link_returns_after_its_timeout(link: Link) -> None:
     assert link.receiver.receive(timeout_s=0) == []
     before_s = time.monotonic()
     assert link.receiver.receive(timeout_s=0.05) == []
@@ -88,7 +88,7 @@ def test_a_wait_ends_with_a_frame(link: Link) -> None:
     assert received == [b"x"]
 
 
-def test_a_wait_ends_when_the_stage_is_to_stop(link: Link) -> None:
+def test_a_wait_ends_when_the_stage_must_stop(link: Link) -> None:
     thread = threading.Thread(target=lambda: link.receiver.receive(timeout_s=None))
     thread.start()
     link.stop.give()
@@ -106,7 +106,7 @@ def test_a_sender_outlives_its_receiver(tmp_path: Path) -> None:
     for incarnation in range(3):
         receiver = ZmqReceiver(context, address(tmp_path, "stage"), stopping=stop)
         sent = b"%d" % incarnation
-        while True:  # what is under way to a receiver when it goes is lost; what comes later is not
+        while True:  # a frame on its way to a receiver that closes is lost; later frames are not
             sender.send(sent)
             if sent in receiver.receive(timeout_s=0.02):
                 break
@@ -116,6 +116,6 @@ def test_a_sender_outlives_its_receiver(tmp_path: Path) -> None:
     stop.close()
 
 
-def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="socket path must be <= 107 bytes"):
         address(tmp_path / ("x" * 100), "stage")

@@ -21,8 +21,8 @@ class Clock:
         return self.now_s
 
 
-def pulse(incarnation: int, *, step_s: float = 0.0) -> wire.Pulse:
-    return wire.Pulse(incarnation=incarnation, model=MODEL, counters={"num_steps": 1}, step_s=step_s)
+def pulse(incarnation: int, *, relay: int = 0, step_s: float = 0.0) -> wire.Pulse:
+    return wire.Pulse(incarnation=incarnation, model=MODEL, counters={"num_steps": 1}, relay=relay, step_s=step_s)
 
 
 def test_states_of_an_engine() -> None:
@@ -50,6 +50,26 @@ def test_states_of_an_engine() -> None:
     status.take(wire.Loading(incarnation=1, what="importing torch", done=0, total=1))
     assert (status.state, status.detail) == (EngineState.STARTING, "importing torch")
     status.take(pulse(1))
+    assert status.state is EngineState.READY
+
+
+def test_the_engine_is_not_ready_until_it_is_heard_through_the_new_detokenizer() -> None:
+    status = EngineStatus()
+    status.take(pulse(0))
+    status.relay_lost(next_incarnation=1)
+    assert (status.state, status.detail) == (EngineState.DOWN, "the detokenizer process died and is being restarted")
+    status.take(pulse(0))  # passed on by the process that died
+    assert status.state is EngineState.DOWN
+    status.relay_lost(next_incarnation=2)  # the second one dies before its first message
+    status.take(pulse(0, relay=1))
+    assert status.state is EngineState.DOWN
+    status.take(pulse(0, relay=2))
+    assert status.state is EngineState.READY
+    status.relay_lost(next_incarnation=3)
+    status.lost(next_incarnation=1)
+    status.take(wire.Loading(incarnation=1, what="importing torch", done=0, total=1, relay=3))
+    assert (status.state, status.detail) == (EngineState.STARTING, "importing torch")
+    status.take(pulse(1, relay=3))
     assert status.state is EngineState.READY
 
 

@@ -1,14 +1,35 @@
-"""Tokenizer and detokenizer on their own: what fails only fails its own request, and nothing is left behind."""
+"""Tokenizer and detokenizer stages: a failure ends its own request only, and no state is left behind."""
 
 from __future__ import annotations
 
-import numpy as np
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
 
-from pagewood.engine.api import Abort, Delta, FinishReason, Refuse, SamplingParams, SetPriority, Submit
+import msgspec
+import numpy as np
+import pytest
+import tokenizers
+
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    FinishReason,
+    Refusal,
+    Refuse,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
 from pagewood.server.detokenizing import TextStreams
-from pagewood.server.tokenizing import command
+from pagewood.server.links import MemoryLink
+from pagewood.server.tokenizing import command, run_tokenizer
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
 
@@ -28,7 +49,7 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     assert command(tokenizer, prioritize) == SetPriority(request_id="a", priority=-2)
 
 
-def test_what_cannot_be_tokenized_is_refused(tokenizer: Tokenizer) -> None:
+def test_bad_prompts_are_refused(tokenizer: Tokenizer) -> None:
     refused = [
         generate(wire.ChatPrompt(messages=({"role": "user", "content": "refuse me"},))),
         generate(wire.ChatPrompt(messages=({"role": "user"},))),
@@ -49,9 +70,13 @@ def step(*deltas: Delta) -> wire.Step:
     return wire.Step(deltas)
 
 
-def texts(message: wire.ToHttp) -> list[tuple[str, FinishReason | None, bool]]:
+def answers(message: wire.ToHttp) -> tuple[wire.Answer, ...]:
     assert isinstance(message, wire.Answers)
-    return [(answer.text, answer.finish, answer.ended) for answer in message.answers]
+    return message.answers
+
+
+def texts(message: wire.ToHttp) -> list[tuple[str, FinishReason | None, bool]]:
+    return [(answer.text, answer.finish, answer.ended) for answer in answers(message)]
 
 
 def test_text_stop_and_end(tokenizer: Tokenizer) -> None:
@@ -67,7 +92,7 @@ def test_text_stop_and_end(tokenizer: Tokenizer) -> None:
     assert streams.num_open == 0
 
 
-def test_what_is_held_comes_at_the_end(tokenizer: Tokenizer) -> None:
+def test_held_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     carry = wire.encode(wire.TextOptions(stop=("STOP",)))
     ids = tuple(tokenizer.encode("ST").tolist()) + tuple(tokenizer.encode("é").tolist())[:1]
@@ -77,15 +102,277 @@ def test_what_is_held_comes_at_the_end(tokenizer: Tokenizer) -> None:
     assert texts(streams.take(step(end))) == [("ST\ufffd", FinishReason.LENGTH, True)]
 
 
-def test_requests_of_another_life_are_dropped(tokenizer: Tokenizer) -> None:
-    streams = TextStreams(tokenizer)
+def test_a_request_whose_beginning_is_unknown_fails(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer)  # this process replaces one that died
     unknown = Delta(request_id="a", tokens=(1,))
-    assert texts(streams.take(step(unknown))) == []  # this process was started again
-    streams.take(step(Delta(request_id="b", tokens=(1,), first=True)))
-    assert streams.num_open == 1
-    pulse = wire.Pulse(incarnation=0, model=MODEL, counters={})
-    assert streams.take(pulse) == pulse
-    assert streams.num_open == 1
-    loading = wire.Loading(incarnation=1, what="x", done=0, total=1)  # the engine was
-    assert streams.take(loading) == loading
+    (answer,) = answers(streams.take(step(unknown)))
+    assert (answer.text, answer.finish, answer.ended) == ("", FinishReason.ERROR, False)
+    assert answer.refusal is not None
+    assert "restarted" in answer.refusal.message
+    assert texts(streams.take(step(unknown))) == []  # once is enough
+    last = Delta(request_id="a", finish=FinishReason.LENGTH)
+    assert texts(streams.take(step(last))) == [("", FinishReason.LENGTH, True)]
     assert streams.num_open == 0
+    # Nor does an end that is the first thing to be heard pass for the end of a whole answer.
+    for finish in (FinishReason.STOP, FinishReason.LENGTH):
+        end = Delta(request_id="b", tokens=(1,), finish=finish)
+        assert texts(streams.take(step(end))) == [("", FinishReason.ERROR, True)]
+    assert streams.num_open == 0
+
+
+@pytest.mark.parametrize("incarnation", [0, 1, 7])
+def test_a_new_detokenizer_keeps_the_streams_of_an_engine_that_was_restarted(
+    tokenizer: Tokenizer, incarnation: int
+) -> None:
+    streams = TextStreams(tokenizer, incarnation=1)
+    ids = tuple(tokenizer.encode("abc").tolist())
+    first = wire.Step((Delta(request_id="a", tokens=ids[:1], first=True),), incarnation)
+    assert texts(streams.take(first)) == [("a", None, False)]
+    pulse = wire.Pulse(incarnation=incarnation, model=MODEL, counters={})
+    assert streams.take(pulse) == msgspec.structs.replace(pulse, relay=1)
+    last = wire.Step((Delta(request_id="a", tokens=ids[1:], finish=FinishReason.LENGTH),), incarnation)
+    assert texts(streams.take(last)) == [("bc", FinishReason.LENGTH, True)]
+
+
+@pytest.mark.parametrize("kind", ["step", "pulse", "loading"])
+def test_the_streams_of_a_dead_engine_are_forgotten(tokenizer: Tokenizer, kind: str) -> None:
+    streams = TextStreams(tokenizer)
+    streams.take(step(Delta(request_id="a", tokens=(1,), first=True)))
+    assert streams.num_open == 1
+    streams.take(
+        {
+            "step": wire.Step((), 1),
+            "pulse": wire.Pulse(incarnation=1, model=MODEL, counters={}),
+            "loading": wire.Loading(incarnation=1, what="x", done=0, total=1),
+        }[kind]
+    )
+    assert streams.num_open == 0
+
+
+def test_a_late_message_of_a_replaced_engine_changes_nothing(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer)
+    ids = tuple(tokenizer.encode("ab").tolist())
+    streams.take(wire.Loading(incarnation=1, what="x", done=0, total=1))
+    assert texts(streams.take(wire.Step((Delta(request_id="a", tokens=ids[:1], first=True),), 1))) == [
+        ("a", None, False)
+    ]
+    late = wire.Step((Delta(request_id="b", tokens=ids, finish=FinishReason.LENGTH),), 0)
+    assert texts(streams.take(late)) == []
+    last = wire.Step((Delta(request_id="a", tokens=ids[1:], finish=FinishReason.LENGTH),), 1)
+    assert texts(streams.take(last)) == [("b", FinishReason.LENGTH, True)]
+
+
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [("{{ raise_exception('\\ud800') }}", "invalid_messages"), ("{{ '\\ud800' }}", "invalid_prompt")],
+)
+def test_lone_surrogates_of_a_template_can_be_reported(
+    model_folder: Path, tmp_path: Path, template: str, code: str
+) -> None:
+    shutil.copytree(model_folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    message = generate(wire.ChatPrompt(messages=({"role": "user", "content": "x"},)))
+    refuse = command(Tokenizer.from_folder(tmp_path / "model"), message)
+    assert isinstance(refuse, Refuse)
+    assert refuse.refusal.code == code
+    assert wire.encode(wire.to_engine(refuse))
+
+
+def panicking() -> Tokenizer:
+    """Return a tokenizer whose decoder panics on a piece that is a single space."""
+    # The decoder slices [1:0] when it strips a space from both ends of a piece that is one space.
+    return Tokenizer(
+        tokenizers.Tokenizer.from_str(
+            json.dumps(
+                {
+                    "version": "1.0",
+                    "added_tokens": [],
+                    "decoder": {"type": "Strip", "content": " ", "start": 1, "stop": 1},
+                    "model": {
+                        "type": "WordLevel",
+                        "vocab": {"<unk>": 0, " ": 1, "x": 2},
+                        "unk_token": "<unk>",
+                    },
+                }
+            )
+        )
+    )
+
+
+def test_a_panic_of_the_library_fails_its_own_request_only() -> None:
+    tokenizer = panicking()
+    streams = TextStreams(tokenizer)
+    good, bad = [Delta(request_id=name, tokens=(token,), first=True) for name, token in (("a", 2), ("b", 1))]
+    assert texts(streams.take(step(good, bad))) == [("x", None, False), ("", FinishReason.ERROR, False)]
+    ends = [Delta(request_id=name, tokens=(2,), finish=FinishReason.LENGTH) for name in "ab"]
+    assert texts(streams.take(step(*ends))) == [("x", FinishReason.LENGTH, True), ("", FinishReason.LENGTH, True)]
+    assert streams.num_open == 0
+    # In the tokenizer, the echo of a prompt is decoded.
+    refuse = command(tokenizer, generate(wire.TokenPrompt(tokens=b"\1\0\0\0"), echo=True))
+    assert isinstance(refuse, Refuse)
+    assert refuse.refusal.code == "invalid_prompt"
+    assert isinstance(command(tokenizer, generate(wire.TokenPrompt(tokens=b"\2\0\0\0"), echo=True)), Submit)
+
+
+class PanicException(BaseException):
+    """Named as the exception in which pyo3 wraps a panic, which no module exports."""
+
+
+def test_a_panic_while_encoding_refuses_the_request() -> None:
+    # No text is known on which this version of the library panics while it encodes: this one is a stand-in.
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+
+    class Panics:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(library, name)
+
+        def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any:
+            raise PanicException("no entry found for key")
+
+    stand_in: Any = Panics()
+    refuse = command(Tokenizer(stand_in), generate(wire.TextPrompt(text="x")))
+    assert isinstance(refuse, Refuse)
+    assert "panicked: no entry found" in refuse.refusal.message
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff b"])
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer, text: str) -> None:
+    prompts: list[wire.Prompt] = [
+        wire.TextPrompt(text=text),
+        wire.ChatPrompt(messages=({"role": "user", "content": text},)),
+    ]
+    for prompt in prompts:
+        refuse = command(tokenizer, generate(prompt))
+        assert isinstance(refuse, Refuse)
+        assert "lone surrogate" in refuse.refusal.message
+
+
+class Counting:
+    """A tokenizer that notes what it encodes, and can be held up."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.encoded: list[int] = []
+        self.started = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Any:
+        self.encoded.append(len(text))
+        if text.startswith("wait"):
+            self.started.set()
+            assert self.may_go_on.wait(60)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+class Stage:
+    """A running tokenizer stage between two links in memory."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._stopped = threading.Event()
+        self.inbox, self.outbox = [MemoryLink(stopping=self._stopped.is_set) for _ in range(2)]
+        self._thread = threading.Thread(
+            target=run_tokenizer, args=(tokenizer, self.inbox, self.outbox), kwargs={"stopped": self._stopped.is_set}
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, *messages: wire.ToTokenizer) -> None:
+        for message in messages:
+            self.inbox.send(wire.encode(message))
+
+    def receive(self, num_commands: int) -> list[Command]:
+        """Return that many commands, or fewer if they do not come."""
+        commands: list[Command] = []
+        deadline_s = time.monotonic() + 60
+        while len(commands) < num_commands and time.monotonic() < deadline_s:
+            frames = self.outbox.receive(timeout_s=1)
+            commands += [message.command for message in wire.read(wire.engine_commands, frames)]
+        return commands
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.inbox.wake()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def prompt(request_id: str, text: str, *, max_length: int | None = None) -> wire.Generate:
+    return wire.Generate(
+        request_id=request_id, prompt=wire.TextPrompt(text=text), sampling=SamplingParams(), max_length=max_length
+    )
+
+
+def test_a_long_prompt_does_not_hold_up_a_short_one(tokenizer: Tokenizer) -> None:
+    counting = Counting(tokenizer)
+    stage = Stage(counting)
+    stage.start()
+    # Two of one lane, one of the next; the first stands still.
+    stage.send(prompt("long", "wait" + "a" * 20_000), prompt("next", "b" * 20_000), prompt("longer", "c" * 300_000))
+    assert counting.started.wait(60)
+    stage.send(prompt("short", "d"))
+    assert sorted(command.request_id for command in stage.receive(2)) == ["longer", "short"]
+    stage.send(wire.Prioritize(request_id="long", priority=7), wire.Cancel(request_id="next"))
+    stage.send(wire.Prioritize(request_id="short", priority=3))  # in the engine by now
+    assert stage.receive(1) == [SetPriority(request_id="short", priority=3)]
+    counting.may_go_on.set()
+    long, cancelled = stage.receive(2)
+    assert isinstance(long, Submit)
+    assert long.priority == 7
+    assert isinstance(cancelled, Refuse)
+    assert (cancelled.request_id, cancelled.refusal.code) == ("next", "cancelled")
+    stage.send(wire.Cancel(request_id="long"))
+    assert stage.receive(1) == [Abort(request_id="long")]
+    stage.stop()
+    assert sorted(counting.encoded) == [1, 20_004, 300_000]  # what was cancelled in its queue is not encoded
+
+
+def test_a_request_cancelled_while_it_is_tokenized_does_not_reach_the_engine(tokenizer: Tokenizer) -> None:
+    counting = Counting(tokenizer)
+    stage = Stage(counting)
+    stage.start()
+    stage.send(prompt("long", "wait" + "a" * 20_000))
+    assert counting.started.wait(60)
+    stage.send(wire.Cancel(request_id="long"), prompt("short", "d"))
+    assert [command.request_id for command in stage.receive(1)] == ["short"]  # the cancellation was read before it
+    counting.may_go_on.set()
+    (ended,) = stage.receive(1)
+    assert isinstance(ended, Refuse)
+    stage.stop()
+
+
+def test_a_prompt_cancelled_before_it_is_started_is_not_tokenized(tokenizer: Tokenizer) -> None:
+    counting = Counting(tokenizer)
+    stage = Stage(counting)
+    for name in ("a", "b", "c"):
+        stage.send(prompt(name, "x" * 100))
+    stage.send(wire.Cancel(request_id="a"), wire.Cancel(request_id="c"))
+    stage.start()
+    commands = {command.request_id: command for command in stage.receive(3)}
+    stage.stop()
+    assert counting.encoded == [100]
+    assert isinstance(commands["b"], Submit)
+    for name in ("a", "c"):  # the end of every request is confirmed
+        assert isinstance(commands[name], Refuse)
+
+
+def test_a_prompt_too_long_by_its_bytes_is_not_encoded(tokenizer: Tokenizer) -> None:
+    counting: Any = Counting(tokenizer)
+    text = "a" * 100_000
+    too_long = command(counting, prompt("a", text, max_length=1000))
+    assert isinstance(too_long, Refuse)
+    assert counting.encoded == []
+    assert too_long.refusal == Refusal(
+        message=(
+            "This model's maximum context length is 1000 tokens, "
+            "but the prompt has at least 11112 tokens and max_tokens asks for 128 more"
+        ),
+        param="max_tokens",
+        code="context_length_exceeded",
+    )
+    assert isinstance(command(counting, prompt("a", text, max_length=200_000)), Submit)
+    assert isinstance(command(counting, prompt("a", text)), Submit)
+    assert isinstance(command(counting, prompt("a", "a" * 872, max_length=1000)), Submit)

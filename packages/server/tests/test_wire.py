@@ -1,4 +1,4 @@
-"""Messages come out as they went in, and what is not a message is dropped; nowhere is there pickle."""
+"""Messages are decoded as they were encoded, other frames are dropped, and no module uses pickle."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str
 
 
 @pytest.mark.parametrize("decoder", [wire.to_tokenizer, wire.engine_commands, wire.from_engine, wire.to_http])
-def test_what_is_not_a_message_is_dropped(decoder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_frames_are_dropped(decoder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cancel = wire.Cancel(request_id="a")
     wrong = [
         pickle.dumps(cancel.request_id),
         pickle.dumps({"type": "cancel"}),
         b"",
-        b"\x81" * 100_000,  # nested deeper than any reader should go
+        b"\x81" * 100_000,  # nested too deeply to be read
         wire.encode({"type": "cancel"}),
         wire.encode({"type": "submit", "command": {"request_id": "a", "tokens": b"", "sampling": {"max_tokens": 0}}}),
     ]

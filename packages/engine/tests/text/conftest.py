@@ -1,9 +1,10 @@
-"""Tiny tokenizers of every family, made here; nothing is downloaded."""
+"""Small tokenizers of every kind, built here; nothing is downloaded."""
 
 # pyright: basic
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,51 @@ def bare() -> tokenizers.Tokenizer:
     return _words(tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>")))
 
 
+def chained(*steps: decoders.Decoder) -> tokenizers.Tokenizer:
+    """Return a tokenizer whose decoder has these steps, over pieces that some step treats specially."""
+    runs = ["é".encode(), "世".encode(), b"\xff", b" ", b"0"]
+    pieces = [f"<0x{byte:02X}>" for run in runs for byte in run]
+    pieces += [
+        "<0x+a>",
+        "<0x-0>",
+        "<0x\u0660\u0660>",
+        "<0xzz>",
+        "▁",
+        "▁the",
+        "▁▁a",
+        "the",
+        " ",
+        "  fox ",
+        "a",
+        "ab",
+        "abab",
+        "b",
+    ]
+    pieces += [
+        "##re",
+        "##",
+        " do not",
+        "n't",
+        ".",
+        " .",
+        "<pad>",
+        "|",
+        "x|y",
+        "end</w>",
+        "</w>",
+        "Ġfox",
+        "Ã",
+        "©",
+        "世",
+        "\ufffd",
+    ]
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys(["<unk>", *pieces]))}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    if steps:
+        tokenizer.decoder = decoders.Sequence(list(steps))
+    return _words(tokenizer)
+
+
 FAMILIES = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
@@ -87,12 +133,25 @@ FAMILIES = {
     "metaspace": metaspace,
     "word_piece": word_piece,
     "bare": bare,
+    "byte_fallback_without_fuse": lambda: chained(decoders.Replace("▁", " "), decoders.ByteFallback()),
+    "byte_fallback_stripped_by_piece": lambda: chained(decoders.ByteFallback(), decoders.Strip(" ", 1, 0)),
+    "byte_fallback_metaspace": lambda: chained(decoders.ByteFallback(), decoders.Metaspace()),
+    "ctc": lambda: chained(decoders.CTC()),
+    "bpe_suffix": lambda: chained(decoders.BPEDecoder()),
+    "byte_level_stripped": lambda: chained(decoders.ByteLevel(), decoders.Strip(" ", 2, 0)),
+    "fused_word_piece": lambda: chained(decoders.Fuse(), decoders.WordPiece()),  # no step follows this exactly
 }
+
+
+@pytest.fixture(scope="session")
+def make_chained() -> Callable[..., tokenizers.Tokenizer]:
+    """Makes tokenizers with any steps of a decoder."""
+    return chained
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    """A tokenizer of each family."""
+    """A tokenizer of each kind."""
     return Tokenizer(FAMILIES[request.param]())
 
 
@@ -103,7 +162,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder as the Hub has them, without weights."""
+    """A model folder in the format of the Hub, without weights."""
     path = tmp_path_factory.mktemp("model")
     byte_level().save(str(path / "tokenizer.json"))
     config = {

@@ -1,4 +1,4 @@
-"""Stop strings against an oracle that sees the whole text at once."""
+"""Stop strings, compared with an oracle that searches the whole text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagewood.engine.text import StopStrings
 
 
 def oracle(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Try every end in order, and at each end the longest stop first."""
+    """Try every end in order, and at each end the longest stop string first."""
     for end in range(1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -19,7 +19,7 @@ def oracle(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 def could_begin_a_stop(text: str, stops: list[str]) -> int:
-    """Length of the longest suffix that is the beginning of a stop string."""
+    """Return the length of the longest suffix that is a beginning of a stop string."""
     return max((n for stop in stops for n in range(len(stop)) if n <= len(text) and text.endswith(stop[:n])), default=0)
 
 
@@ -38,7 +38,7 @@ def test_against_oracle(chunks: list[str], stops: list[str]) -> None:
         shown += watch.push(chunk)
         before, found = oracle(seen, stops)
         assert watch.matched == found
-        if found is None:  # exactly what could still become a stop string is held back
+        if found is None:  # exactly the possible beginning of a stop string is held back
             assert shown == seen[: len(seen) - could_begin_a_stop(seen, stops)]
         else:
             assert shown == before

@@ -1,4 +1,4 @@
-"""Tokens to shown text."""
+"""The text that is shown equals the decoded text up to a stop string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parity with transformers, and what a broken folder answers."""
+"""Parity with transformers, and errors of broken folders."""
 
 # pyright: basic
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_template_in_its_own_file_or_by_name(folder: Path, tmp_path: Path) -> No
         ("x", [], "at least one message"),
     ],
 )
-def test_what_a_template_refuses_is_one_error_type(
+def test_all_failures_of_a_template_have_one_error_type(
     folder: Path, tmp_path: Path, template: str, messages: list, error: str
 ) -> None:
     _copy_without_template(folder, tmp_path)
@@ -93,7 +93,7 @@ def test_what_a_template_refuses_is_one_error_type(
         Tokenizer.from_folder(tmp_path).render_chat(messages)
 
 
-def test_a_model_without_template_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_template_is_an_error(folder: Path, tmp_path: Path) -> None:
     config = _copy_without_template(folder, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer.from_folder(tmp_path)
@@ -102,7 +102,7 @@ def test_a_model_without_template_says_so(folder: Path, tmp_path: Path) -> None:
         tokenizer.encode_chat([{"role": "user", "content": "x"}])
 
 
-def test_broken_folders_are_named(folder: Path, tmp_path: Path) -> None:
+def test_errors_name_the_broken_file(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold a tokenizer"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

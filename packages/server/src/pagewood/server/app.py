@@ -179,6 +179,7 @@ class Frontend:
                     stop=tuple(fields.stop),
                     echo=echo,
                     priority=fields.priority or 0,
+                    max_length=model.max_length,
                 )
                 for prompt in prompts
             ],

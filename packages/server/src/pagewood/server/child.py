@@ -1,4 +1,4 @@
-"""What every child process has in common: its settings, the end of its parent, its sockets."""
+"""The common part of all child processes: settings, sockets, logging, and the end of the parent."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ import msgspec
 import zmq
 
 from pagewood.engine.api import EngineConfig
+from pagewood.server import logs
 from pagewood.server.links import ZmqReceiver, ZmqSender, address
 
 STOP_GRACE_S = 4.0
-"""What a process that has nothing to write down may take to end."""
+"""How long a process without a disk cache may take to end."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told: one line of JSON on its standard input, which then stays open while the parent lives."""
+    """Settings of a child: one line of JSON on its standard input, which stays open while the parent lives."""
 
     folder: str
-    """Where the sockets are."""
+    """Folder of the sockets."""
     listen: str
-    """Name of the stage that this process is."""
+    """Name of the stage that this process runs."""
     send_to: str
-    """Name of the stage that comes after it."""
+    """Name of the next stage."""
     model_folder: str
     incarnation: int
-    """How often this stage was started before."""
+    """How many processes of this stage there were before."""
     stop_grace_s: float = STOP_GRACE_S
-    """How long the child may take to end."""
+    """How long the child may take to end, seconds."""
+    log_level: str = "info"
     engine: EngineConfig
 
 
 class ParentWatch:
-    """Whether the parent has closed our standard input: it wants us to stop, or is no more.
+    """Whether the parent has closed the standard input of this process, because it stops or has died.
 
-    A child that does not stop within its grace (a kernel that is being compiled cannot be interrupted) is ended.
+    A child that does not end within `grace_s` is killed: a kernel that is being compiled cannot be interrupted.
 
     Args:
-        folder: of the sockets; removed if the child has to be ended.
+        folder: folder of the sockets; removed if the child is killed.
         grace_s: how long the child may take to end, seconds.
     """
 
@@ -79,9 +81,10 @@ Serve = Callable[[Settings, ZmqReceiver, ZmqSender, ParentWatch], None]
 
 
 def run_child(serve: Serve) -> None:
-    """Read the settings, connect, `serve` until the parent ends it, and leave no socket behind."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
+    """Read the settings, connect, call `serve` until the parent ends it, and close the sockets."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
     settings = msgspec.json.decode(_first_line(), type=Settings)
+    logs.configure(settings.log_level, settings.listen)
     watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
     folder = Path(settings.folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -93,12 +96,12 @@ def run_child(serve: Serve) -> None:
         inbox.close()
         outbox.close()
         context.term()
-        if watch():  # everything ends; should the parent have died, nobody else clears up
+        if watch():  # the whole server ends; if the parent has died, only its children can remove the folder
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _first_line() -> bytes:
-    """Read up to the first newline and not a byte more: `ParentWatch` reads the rest from the descriptor."""
+    """Read up to the first newline, and not a byte more: `ParentWatch` reads the rest from the descriptor."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(sys.stdin.fileno(), 1)

@@ -10,7 +10,8 @@ from pagewood.server.links import ZmqReceiver, ZmqSender
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
     """Turn tokens into text until the parent ends it."""
-    run_detokenizer(Tokenizer.from_folder(settings.model_folder), inbox, outbox, stopped=stopped)
+    tokenizer = Tokenizer.from_folder(settings.model_folder)
+    run_detokenizer(tokenizer, inbox, outbox, stopped=stopped, incarnation=settings.incarnation)
 
 
 if __name__ == "__main__":

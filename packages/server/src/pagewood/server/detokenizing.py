@@ -1,32 +1,50 @@
-"""The detokenizer stage: tokens become text that may be shown, and a stop string ends a request toward its client."""
+"""The detokenizer stage: turns tokens into text for clients, and ends a request at its first stop string."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from pagewood.engine.api import Delta, FinishReason
+import msgspec
+
+from pagewood.engine.api import Delta, FinishReason, Refusal
 from pagewood.engine.text import TextStream, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 
+LOST = Refusal(message="The detokenizer process was restarted while it worked on this request.")
 
-def run_detokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stopped: Callable[[], bool]) -> None:
-    """Serve until `stopped`."""
-    streams = TextStreams(tokenizer)
+logger = logging.getLogger(__name__)
+
+
+def run_detokenizer(
+    tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stopped: Callable[[], bool], incarnation: int = 0
+) -> None:
+    """Serve until `stopped`; `incarnation` counts the detokenizer processes of this server from 0."""
+    streams = TextStreams(tokenizer, incarnation=incarnation)
     while not stopped():
         for message in wire.read(wire.from_engine, inbox.receive(timeout_s=None)):
             outbox.send(wire.encode(streams.take(message)))
 
 
 class TextStreams:
-    """The text of every request that the engine works on. Invariant: holds only requests whose end is still to come."""
+    """The text of every request that the engine works on.
 
-    __slots__ = ("_incarnation", "_streams", "_tokenizer")
+    Invariant: holds only requests whose end is still to come. A request whose first Delta this process has not seen,
+    or whose text fails, gets no more text but an error.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: decodes.
+        incarnation: of this detokenizer process, noted in what it passes on.
+    """
+
+    __slots__ = ("_engine", "_incarnation", "_streams", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, *, incarnation: int = 0) -> None:
         self._tokenizer = tokenizer
-        self._streams: dict[str, TextStream] = {}  # written by: take, _answer
-        self._incarnation = 0  # written by: take
+        self._incarnation = incarnation
+        self._streams: dict[str, TextStream | None] = {}  # written by: _is_late, _answer. None: has ended in an error
+        self._engine = -1  # written by: _is_late. Newest incarnation of the engine; -1 before its first message
 
     @property
     def num_open(self) -> int:
@@ -34,48 +52,73 @@ class TextStreams:
         return len(self._streams)
 
     def take(self, message: wire.FromEngine) -> wire.ToHttp:
-        """Return what HTTP is told because of `message`."""
+        """Return the message for HTTP that follows from `message`."""
+        is_late = self._is_late(message.incarnation)
         match message:
+            case wire.Step() if is_late:
+                return wire.Answers(())
             case wire.Step():
                 return wire.Answers(
                     tuple([answer for delta in message.deltas if (answer := self._answer(delta)) is not None])
                 )
-            case wire.Loading(incarnation=incarnation) | wire.Pulse(incarnation=incarnation):
-                if incarnation != self._incarnation:  # the requests of an engine that died get no end
-                    self._incarnation = incarnation
-                    self._streams.clear()
-                return message
+            case wire.Loading() | wire.Pulse():
+                return msgspec.structs.replace(message, relay=self._incarnation)
+
+    def _is_late(self, incarnation: int) -> bool:
+        """Return whether a message comes from an engine that was replaced; forget the requests of replaced engines."""
+        if incarnation > self._engine:
+            self._engine = incarnation
+            self._streams.clear()
+        return incarnation < self._engine
 
     def _answer(self, delta: Delta) -> wire.Answer | None:
-        """Return what the client of `delta` is told; None where it has nothing to learn."""
-        prefix = self._open(delta) if delta.first else ""
+        """Return the answer for the client of `delta`; None if it has nothing to learn."""
+        error: Refusal | None = None
+        text = ""
+        is_known = delta.first or delta.request_id in self._streams
         stream = self._streams.get(delta.request_id)
+        is_over = is_known and not delta.first and (stream is None or stream.stopped_by is not None)
+        if not is_known:
+            error = LOST
+        elif not is_over:
+            try:
+                stream, text = self._text(delta)
+            except Exception as exception:  # a tokenizer comes with its model: any error is this request's alone
+                logger.exception("request %s: its tokens cannot be decoded", delta.request_id)
+                error = Refusal(message=f"The tokens of the answer cannot be decoded: {exception}")
         ended = delta.finish is not None
         if ended:
             self._streams.pop(delta.request_id, None)
-        if stream is None or stream.stopped_by is not None:
-            # Its client has heard the end of it: from a stop string, or because the process before this one died.
+        else:
+            self._streams[delta.request_id] = None if error is not None else stream
+        if is_over:  # its client has got the end already
             return _answer_to(delta, text="", finish=delta.finish, ended=True) if ended else None
+        if error is not None and delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH):
+            return _answer_to(delta, text="", finish=FinishReason.ERROR, ended=ended, refusal=error)
+        is_stopped = stream is not None and stream.stopped_by is not None
+        return _answer_to(delta, text=text, finish=FinishReason.STOP if is_stopped else delta.finish, ended=ended)
+
+    def _text(self, delta: Delta) -> tuple[TextStream, str]:
+        """Return the stream of a request and its new text."""
+        prefix = ""
+        stream = self._streams.get(delta.request_id)
+        if delta.first or stream is None:
+            options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
+            stream = TextStream(self._tokenizer, stop=options.stop)
+            prefix = options.prefix
         text = prefix + stream.push(delta.tokens)
-        if ended:
-            text += stream.finish()
-        finish = delta.finish if stream.stopped_by is None else FinishReason.STOP
-        return _answer_to(delta, text=text, finish=finish, ended=ended)
-
-    def _open(self, delta: Delta) -> str:
-        """Begin the text of a request and return what goes before it."""
-        options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
-        self._streams[delta.request_id] = TextStream(self._tokenizer, stop=options.stop)
-        return options.prefix
+        return stream, text + stream.finish() if delta.finish is not None else text
 
 
-def _answer_to(delta: Delta, *, text: str, finish: FinishReason | None, ended: bool) -> wire.Answer:
+def _answer_to(
+    delta: Delta, *, text: str, finish: FinishReason | None, ended: bool, refusal: Refusal | None = None
+) -> wire.Answer:
     return wire.Answer(
         request_id=delta.request_id,
         text=text,
         finish=finish,
         ended=ended,
-        refusal=delta.refusal,
+        refusal=refusal or delta.refusal,
         num_prompt_tokens=delta.num_prompt_tokens,
         num_cached_tokens=delta.num_cached_tokens,
         num_output_tokens=delta.num_output_tokens,

@@ -12,7 +12,7 @@ from pagewood.server.links import ZmqReceiver, ZmqSender
 
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
-    """Build the engine, report how that goes, and run it until the parent ends it."""
+    """Build the engine, report the progress, and run it until the parent ends it."""
 
     def progress(what: str, done: int, total: int) -> None:
         if stopped():
@@ -21,13 +21,14 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
         outbox.send(wire.encode(loading))
 
     progress("importing torch", 0, 1)
-    from pagewood.engine.build import build_engine  # takes seconds, and nothing else in this file needs it
+    from pagewood.engine.build import build_engine  # takes seconds, so it is reported first
 
     commands = EngineInbox(inbox, stopped=stopped)
     shared = SharedSender(outbox)
     try:
-        engine = build_engine(settings.engine, inbox=commands, outbox=EngineOutbox(shared), progress=progress)
-    except (ValueError, OSError) as error:  # a model or a setting that cannot work: one line says it all
+        answers = EngineOutbox(shared, incarnation=settings.incarnation)
+        engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
+    except (ValueError, OSError) as error:  # a bad model or setting: the message is enough
         print(f"pagewood: error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     heartbeat = Heartbeat(

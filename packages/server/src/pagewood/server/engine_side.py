@@ -1,4 +1,4 @@
-"""The engine's inbox and outbox over links, and the pulses by which the rest of the server knows that it is alive."""
+"""The engine's inbox and outbox over links, and its regular sign of life."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SharedSender:
 
 
 class Heartbeat:
-    """Sends a `Pulse` of one engine: at most every `PULSE_BUSY_S` while it works, and when its counters change.
+    """Sends the `Pulse` of one engine: at most every `PULSE_BUSY_S` while it works, and before it waits.
 
     While a long step keeps the engine's thread from calling `busy` or `idle`, a second thread repeats the last pulse,
     with the time that the step has taken. So a long step looks different from a dead process.
@@ -122,7 +122,7 @@ class Heartbeat:
 class EngineInbox:
     """The commands of the tokenizers, as `pagewood.engine.api.Inbox`.
 
-    A heartbeat can only be given once the engine is built, and an engine is built with its inbox; hence `attach`.
+    The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later.
     """
 
     __slots__ = ("_heartbeat", "_receiver", "_stopped")
@@ -137,7 +137,7 @@ class EngineInbox:
         self._heartbeat = heartbeat
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
-        """Return the commands that arrived; a wait without limit ends when the engine is to stop."""
+        """Return the commands that arrived. A wait without limit ends when the engine must stop."""
         if timeout_s == 0:
             if self._heartbeat is not None:
                 self._heartbeat.busy()
@@ -157,14 +157,15 @@ class EngineInbox:
 
 
 class EngineOutbox:
-    """The answers of the engine, as `pagewood.engine.api.Outbox`: one message per step."""
+    """The results of the engine, as `pagewood.engine.api.Outbox`: one message per step."""
 
-    __slots__ = ("_sender",)
+    __slots__ = ("_incarnation", "_sender")
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, *, incarnation: int = 0) -> None:
         self._sender = sender
+        self._incarnation = incarnation
 
     def send(self, deltas: Sequence[Delta]) -> None:
-        """Hand on the answers of one step."""
+        """Send the results of one step."""
         if deltas:
-            self._sender.send(wire.encode(wire.Step(tuple(deltas))))
+            self._sender.send(wire.encode(wire.Step(tuple(deltas), self._incarnation)))

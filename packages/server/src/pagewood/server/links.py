@@ -1,4 +1,4 @@
-"""One-way links that carry frames (bytes) between two stages: over ZMQ between processes, or in memory."""
+"""One-way links that carry frames (bytes) between two stages: ZMQ between processes, or a queue in memory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import zmq
 
 
 class Sender(Protocol):
-    """The end of a link that frames go into. One thread sends."""
+    """The sending end of a link. One thread at a time sends."""
 
     def send(self, frame: bytes) -> None:
-        """Hand on a frame, in order; does not wait for the other side."""
+        """Send a frame, in order, without waiting for the receiver."""
         ...
 
 
 class Receiver(Protocol):
-    """The end of a link that frames come out of. One thread receives."""
+    """The receiving end of a link. One thread receives."""
 
     def receive(self, *, timeout_s: float | None) -> Sequence[bytes]:
         """Return the frames that arrived; wait up to `timeout_s` for the first (0: do not wait, None: no limit).
 
-        Returns nothing when the time is over, and at once when the stage is told to stop.
+        Returns an empty list after the timeout, and as soon as the stage must stop.
         """
         ...
 
 
 class Stopping(Protocol):
-    """Whether a stage is to stop, and a file descriptor that becomes readable when it is."""
+    """Whether a stage must stop, and a file descriptor that becomes readable when it must."""
 
     def __call__(self) -> bool:
         """Return whether to stop."""
@@ -55,31 +55,42 @@ def address(folder: Path, name: str) -> str:
     return f"ipc://{path}"
 
 
-# How many requests there can be is bounded where they enter (live.py), and so is what can be in any queue behind it:
-# the queues themselves need no mark at which a send would have to wait.
+# The number of requests is limited where they enter (live.py), which limits every queue behind it. So the queues need
+# no high-water mark, at which a send would wait.
 NO_MARK = 0
 RECONNECT_MS = 20
 
 
 class ZmqSender:
-    """Sends to the stage that listens on `address`, which need not be there yet, and may be restarted."""
+    """Sends to the stage that listens on `address`. It may start later, and may be restarted."""
 
-    __slots__ = ("_socket",)
+    __slots__ = ("_address", "_context", "_socket")
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, NO_MARK)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._socket.connect(address)
+        self._context = context
+        self._address = address
+        self._socket = self._connected()  # written by: reconnect
+
+    def reconnect(self) -> None:
+        """Drop the queued frames and connect again, so that no later frame goes to a receiver that died."""
+        self._socket.close()
+        self._socket = self._connected()
 
     def send(self, frame: bytes) -> None:
         """Queue a frame."""
         self._socket.send(frame, copy=len(frame) < 65536)
 
     def close(self) -> None:
-        """Drop what is still queued."""
+        """Drop the queued frames."""
         self._socket.close()
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, NO_MARK)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.connect(self._address)
+        return socket
 
 
 class ZmqReceiver:
@@ -97,7 +108,7 @@ class ZmqReceiver:
         self._poller.register(stopping.fileno(), zmq.POLLIN)
 
     def receive(self, *, timeout_s: float | None) -> Sequence[bytes]:
-        """Return all frames that are there."""
+        """Return all frames that have arrived."""
         frames = self._drain()
         if not frames and timeout_s != 0 and not self._stopping():
             self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
@@ -118,7 +129,7 @@ class ZmqReceiver:
 
 
 class MemoryLink:
-    """Both ends of a link inside one process, for any number of threads."""
+    """Both ends of a link within one process, for any number of threads."""
 
     __slots__ = ("_frames", "_stopping")
 
@@ -132,15 +143,15 @@ class MemoryLink:
 
     @property
     def num_queued(self) -> int:
-        """Frames that were sent and not received yet."""
+        """Frames that were sent and are not received yet."""
         return self._frames.qsize()
 
     def wake(self) -> None:
-        """End a wait, so that the receiver looks at `stopping`."""
+        """End a wait, so that the receiver checks `stopping`."""
         self._frames.put(None)
 
     def receive(self, *, timeout_s: float | None) -> Sequence[bytes]:
-        """Return all frames that are there."""
+        """Return all frames that have arrived."""
         frames: list[bytes] = []
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not frames and not self._stopping():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pagewood.server import wire
 from pagewood.server.errors import ApiError, failed, overloaded, too_many_prompts, unavailable
 from pagewood.server.links import Sender
+from pagewood.server.loads import TokenizerLoads
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,7 +62,7 @@ class LiveRequests:
         limit: largest number of requests.
     """
 
-    __slots__ = ("_ending", "_limit", "_live", "_next_tokenizer", "_tokenizers")
+    __slots__ = ("_ending", "_limit", "_live", "_loads", "_tokenizers")
 
     def __init__(self, tokenizers: Sequence[Sender], *, limit: int) -> None:
         if not tokenizers:
@@ -71,7 +72,7 @@ class LiveRequests:
         self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
         # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
         self._ending: dict[str, int] = {}  # written by: _answer, close, fail_all
-        self._next_tokenizer = 0  # written by: submit
+        self._loads = TokenizerLoads(len(tokenizers))
 
     @property
     def num_live(self) -> int:
@@ -102,11 +103,11 @@ class LiveRequests:
             raise overloaded(self._limit)
         group = LiveGroup(prompt_param=prompt_param, names=names)
         for index, prompt in enumerate(prompts):
-            tokenizer = self._next_tokenizer
-            self._next_tokenizer = (tokenizer + 1) % len(self._tokenizers)
+            frame = wire.encode(prompt)
+            tokenizer = self._loads.add(prompt.request_id, len(frame))
             self._live[prompt.request_id] = _LiveRequest(group=group, index=index, tokenizer=tokenizer)
             group.open_ids.add(prompt.request_id)
-            self._tokenizers[tokenizer].send(wire.encode(prompt))
+            self._tokenizers[tokenizer].send(frame)
         return group
 
     def close(self, group: LiveGroup) -> None:
@@ -130,6 +131,7 @@ class LiveRequests:
     def tokenizer_lost(self, tokenizer: int) -> None:
         """Fail the requests that were in a tokenizer that died, and repeat the cancellations that were in it."""
         error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
+        self._loads.clear(tokenizer)
         for request_id, request in tuple(self._live.items()):
             if request.tokenizer == tokenizer and not request.answered:
                 self._fail(request_id, error)
@@ -142,8 +144,20 @@ class LiveRequests:
         for request_id in tuple(self._live):
             self._fail(request_id, error)
         self._ending.clear()
+        for tokenizer in range(len(self._tokenizers)):
+            self._loads.clear(tokenizer)
+
+    def fail(self, answers: wire.Answers, error: ApiError) -> None:
+        """Fail the requests of a message that could not be passed on."""
+        for answer in answers.answers:
+            self._loads.remove(answer.request_id)
+            if answer.ended:
+                self._ending.pop(answer.request_id, None)
+            if answer.request_id in self._live:
+                self._fail(answer.request_id, error)
 
     def _answer(self, answer: wire.Answer) -> None:
+        self._loads.remove(answer.request_id)
         if answer.ended:
             self._ending.pop(answer.request_id, None)
         request = self._live.get(answer.request_id)

@@ -1,9 +1,10 @@
-"""The server as a whole: the HTTP process, which is the parent of all others, from its start to its end."""
+"""The server as a whole: starts the HTTP process, which is the parent of all other processes, and ends it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -12,35 +13,36 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
 import uvloop
 import zmq
-import zmq.asyncio
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import default_sampling
 from pagewood.server import wire
-from pagewood.server.access import access_rules
-from pagewood.server.app import Frontend
-from pagewood.server.bodies import Bodies
 from pagewood.server.child import STOP_GRACE_S, Settings
 from pagewood.server.config import ServeConfig
-from pagewood.server.connections import Connections
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
-from pagewood.server.http_server import http_server
-from pagewood.server.links import NO_MARK, ZmqSender, address
+from pagewood.server.links import ZmqSender, address
 from pagewood.server.live import LiveRequests
+from pagewood.server.pump import AnswerPump
 from pagewood.server.status import EngineStatus
 from pagewood.server.supervisor import Stage, Supervisor
 
+# The HTTP stack takes long to import. It is imported once the child processes run, which take longer.
+if TYPE_CHECKING:
+    import uvicorn
+
+    from pagewood.server.app import Frontend
+
 LAST_ANSWERS_S = 2
-"""How long requests may go on when the server is to stop."""
+"""How long requests may continue when the server stops."""
 LAST_WORDS_S = 2
-"""How long a client may then take to be told that its request failed."""
+"""How long sending the errors of the remaining requests may then take."""
 FLUSH_GRACE_S = 20
-"""How long the engine may then write KV to its disk; what it has not written by then is computed again."""
+"""How long the engine may then write KV to its disk cache. KV that is not written by then is computed again."""
 STOP_POLL_S = 0.1
 BACKLOG = 2048
 
@@ -53,7 +55,7 @@ def run_server(config: ServeConfig) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit code of the process.
 
     Raises:
-        ValueError: the address is taken, or the model's folder holds what cannot be read.
+        ValueError: the address is taken, or a file in the model's folder cannot be read.
     """
     listening = bind(config.host, config.port)
     defaults = default_sampling(config.model_folder)
@@ -62,10 +64,10 @@ def run_server(config: ServeConfig) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; done first, so that nothing is started for an address that is taken.
+    """Return a listening socket. This comes first, so that no process is started for an address that is taken.
 
     Raises:
-        ValueError: the address cannot be had.
+        ValueError: the address cannot be used.
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -80,7 +82,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def private_folder() -> Generator[Path]:
-    """Provide a folder that only this user can look into (0700), and remove it with all that is in it."""
+    """Provide a folder that only this user can access (0700), and remove it with its content."""
     folder = Path(tempfile.mkdtemp(prefix="pagewood-"))
     try:
         yield folder
@@ -92,40 +94,69 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
-    limits = config.http_limits()
-    frontend = Frontend(
-        live=LiveRequests(senders, limit=config.engine.num_rows + config.max_queued),
-        status=EngineStatus(),
-        defaults=defaults,
-        model_name=config.served_model_name,
-        limits=limits,
-        connections=Connections(limits),
-        bodies=Bodies(limits),
-        access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
-        started=int(time.time()),
-    )
+    live = LiveRequests(senders, limit=config.engine.num_rows + config.max_queued)
+    status = EngineStatus()
     console = Console(url=_url(listening), model_name=config.served_model_name)
-    server = http_server(frontend, stop_grace_s=LAST_ANSWERS_S + LAST_WORDS_S)
     failures: list[str] = []
 
     def give_up(why: str) -> None:
         failures.append(why)
         signal.raise_signal(signal.SIGTERM)
 
+    def on_death(stage: Stage, next_incarnation: int) -> None:
+        """Fail the requests that were in a process that died."""
+        if stage in tokenizers:
+            index = tokenizers.index(stage)
+            senders[index].reconnect()
+            live.tokenizer_lost(index)
+            return
+        if stage is ENGINE:
+            status.lost(next_incarnation=next_incarnation)
+        else:
+            status.relay_lost(next_incarnation=next_incarnation)
+        show(console, status)
+        live.fail_all(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
+
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
         settings=lambda stage, incarnation: _settings(config, folder, stage, incarnation),
-        was_ready=lambda: frontend.status.model is not None,
-        on_death=lambda stage, incarnation: _on_death(frontend, console, tokenizers, stage, incarnation),
+        was_ready=lambda: status.model is not None,
+        on_death=on_death,
         on_failure=give_up,
     )
-    with _signals_stop(server):
-        tasks = [
-            asyncio.create_task(_pump(address(folder, HTTP), frontend, console)),
-            asyncio.create_task(_fail_last_requests(server, frontend)),
-        ]
+    with StopSignals() as signals:
         supervisor.start()
+        tasks: list[asyncio.Task[None]] = []
         try:
+            await supervisor.launched()
+            from pagewood.server.access import access_rules
+            from pagewood.server.app import Frontend
+            from pagewood.server.bodies import Bodies
+            from pagewood.server.connections import Connections
+            from pagewood.server.http_server import http_server
+
+            limits = config.http_limits()
+            frontend = Frontend(
+                live=live,
+                status=status,
+                defaults=defaults,
+                model_name=config.served_model_name,
+                limits=limits,
+                access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
+                connections=Connections(limits),
+                bodies=Bodies(limits),
+                started=int(time.time()),
+            )
+            server = http_server(frontend, stop_grace_s=LAST_ANSWERS_S + LAST_WORDS_S)
+            signals.attach(server)
+            pump = AnswerPump(
+                address(folder, HTTP),
+                take=lambda message: _take(message, frontend, console),
+                fail=live.fail,
+                fail_all=live.fail_all,
+                give_up=give_up,
+            )
+            tasks += [asyncio.create_task(pump.run()), asyncio.create_task(_fail_last_requests(server, frontend))]
             await server.serve(sockets=[listening])
         finally:
             await supervisor.stop()
@@ -154,64 +185,73 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
         model_folder=str(config.model_folder),
         incarnation=incarnation,
         stop_grace_s=FLUSH_GRACE_S if is_flushing else STOP_GRACE_S,
+        log_level=config.log_level,
         engine=config.engine,
     )
 
 
-def _on_death(
-    frontend: Frontend, console: Console, tokenizers: list[Stage], stage: Stage, next_incarnation: int
-) -> None:
-    """Fail the requests that were in a process that died."""
-    if stage in tokenizers:
-        frontend.live.tokenizer_lost(tokenizers.index(stage))
-        return
-    if stage is ENGINE:
-        frontend.status.lost(next_incarnation=next_incarnation)
-        console.show(frontend.status)
-    frontend.live.fail_all(
-        unavailable(f"The {stage.name} process died; it is started again.", code=f"{stage.name}_lost")
-    )
+def _take(message: wire.ToHttp, frontend: Frontend, console: Console) -> None:
+    frontend.take(message)
+    if not isinstance(message, wire.Answers):
+        show(console, frontend.status)
 
 
-@contextlib.contextmanager
-def _signals_stop(server: uvicorn.Server) -> Generator[None]:
-    """Let SIGINT and SIGTERM stop the server and nothing else.
+class StopSignals:
+    """While entered, SIGINT and SIGTERM stop the server and do nothing else.
 
-    uvicorn does so while it runs, and raises the signal again afterwards; without handlers of ours, that would end the
-    process before it has ended its children.
+    uvicorn handles them only while it runs, and raises the signal again afterwards. Without these handlers, that would
+    end this process before it has ended its children. A signal that comes before there is a server is kept for it.
     """
 
-    def stop(number: int, frame: object) -> None:
-        server.handle_exit(number, None)
+    __slots__ = ("_before", "_pending", "_server")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, stop) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
+    def __init__(self) -> None:
+        self._server: uvicorn.Server | None = None  # written by: attach
+        self._pending: list[int] = []  # written by: _stop
+        self._before: list[tuple[int, Any]] = []  # written by: __enter__
+
+    def __enter__(self) -> StopSignals:
+        """Install the handlers."""
+        self._before = [(number, signal.signal(number, self._stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Install the handlers from before."""
+        for number, handler in self._before:
             signal.signal(number, handler)
+
+    def attach(self, server: uvicorn.Server) -> None:
+        """Pass all signals to `server`, the earlier ones, too."""
+        self._server = server
+        for number in self._pending:
+            server.handle_exit(number, None)
+
+    def _stop(self, number: int, frame: object) -> None:
+        if self._server is None:
+            self._pending.append(number)
+        else:
+            self._server.handle_exit(number, None)
 
 
 async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> None:
-    """When the server is to stop, tell the clients that still wait; uvicorn would break off in mid-sentence."""
+    """When the server stops, end the remaining requests with an error; uvicorn would cut their connections."""
     while not server.should_exit:
         await asyncio.sleep(STOP_POLL_S)
     await asyncio.sleep(LAST_ANSWERS_S)
     frontend.live.fail_all(unavailable("The server is shutting down.", code="shutting_down"))
 
 
-async def _pump(address: str, frontend: Frontend, console: Console) -> None:
-    """Take in what the detokenizer sends."""
-    with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as inbox:
-        inbox.setsockopt(zmq.RCVHWM, NO_MARK)
-        inbox.bind(address)
-        while True:
-            frame = await inbox.recv()
-            for message in wire.read(wire.to_http, [frame]):
-                frontend.take(message)
-                if not isinstance(message, wire.Answers):
-                    console.show(frontend.status)
+def show(console: Console, status: EngineStatus) -> None:
+    """Show `status` in the terminal. If the reader of the output is gone, later output is dropped."""
+    try:
+        console.show(status)
+    except OSError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                with Path(os.devnull).open("w") as nowhere:
+                    os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _url(listening: socket.socket) -> str:

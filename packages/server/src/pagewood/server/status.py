@@ -42,15 +42,20 @@ class EngineStatus:
     model: wire.Model | None = None  # written by: take
     counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
     loading: wire.Loading | None = None  # written by: take, lost
-    pulse_s: float | None = None  # written by: take, lost
+    pulse_s: float | None = None  # written by: take, lost, relay_lost
     """When the last pulse of this incarnation came; None before the first."""
     step_s: float = 0.0  # written by: take, lost
     """How long the present step had taken at the last pulse, if it is a long one."""
+    relay: int = 0  # written by: relay_lost
+    """Incarnation of the detokenizer process, which passes on what the engine sends."""
+    is_cut_off: bool = False  # written by: take, relay_lost
+    """Whether nothing of the engine has come through the present detokenizer process yet, and one died before it."""
 
     def take(self, message: wire.Loading | wire.Pulse) -> None:
-        """Note a message of the engine; messages of an earlier engine process are dropped."""
-        if message.incarnation != self.incarnation:
+        """Note a message of the engine; messages of earlier engine or detokenizer processes are dropped."""
+        if message.incarnation != self.incarnation or message.relay != self.relay:
             return
+        self.is_cut_off = False
         match message:
             case wire.Loading():
                 self.loading = message
@@ -69,6 +74,16 @@ class EngineStatus:
         self.pulse_s = None
         self.step_s = 0.0
 
+    def relay_lost(self, *, next_incarnation: int) -> None:
+        """Note that the detokenizer process died.
+
+        What the engine sent may have died with it, until a message comes through the next one. So the engine is not
+        ready until then, and no request begins whose answers could be lost without an error.
+        """
+        self.relay = next_incarnation
+        self.is_cut_off = True
+        self.pulse_s = None
+
     @property
     def seconds_since_pulse(self) -> float | None:
         """Time since the engine's last pulse; None before its first one."""
@@ -78,6 +93,8 @@ class EngineStatus:
     def state(self) -> EngineState:
         """Whether the engine can serve."""
         silent_s = self.seconds_since_pulse
+        if self.is_cut_off:
+            return EngineState.DOWN
         if silent_s is None:
             return EngineState.DOWN if self.incarnation and self.loading is None else EngineState.STARTING
         is_stalled = silent_s > self.silent_limit_s or self.step_s > self.step_limit_s
@@ -99,5 +116,7 @@ class EngineStatus:
                 return f"the engine has computed one step for {self.step_s:.0f} s"
             case EngineState.STALLED:
                 return f"the engine has been silent for {self.seconds_since_pulse:.0f} s"
+            case EngineState.DOWN if self.is_cut_off:
+                return "the detokenizer process died and is being restarted"
             case EngineState.DOWN:
                 return "the engine process died and is started again"

@@ -1,4 +1,4 @@
-"""Child processes that are started, restarted when they die, and ended without a trace."""
+"""Starts the child processes, restarts them when they die, and ends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK_DEATH_S = 10.0
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 
-# Threads that spin while they wait take the cores that the other processes need.
+# Threads that spin while they wait would take the cores that other processes need.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -27,26 +27,26 @@ class Stage:
     """One process of the pipeline."""
 
     name: str
-    """What it listens as, too."""
+    """Also the name of its socket."""
     module: str
-    """What `python -m` runs."""
+    """Module for `python -m`."""
     computes: bool
-    """Whether it may have more than one thread of compute."""
+    """Whether it may use more than one compute thread."""
 
 
 class Supervisor:
     """Keeps one process per stage alive.
 
-    A process that cannot be started, or dies before the server was ever ready, is a reason to give up; later, it is
-    started again, after a delay that grows while it keeps dying. The children read their standard input: its end is
-    what stops them.
+    A process that cannot be started, or that dies before the server was first ready, ends the server. Later, a dead
+    process is restarted, after a delay that grows while it keeps dying. Children read their standard input, and stop
+    when it ends.
 
     Args:
-        stages: the processes.
-        settings: (stage, how often it was started before) -> what it is told.
+        stages: the processes, in the order of their start.
+        settings: (stage, number of its earlier processes) -> settings of its next process.
         was_ready: whether the server has ever been ready.
-        on_death: told (stage, which incarnation comes next) as soon as a process has died.
-        on_failure: told why there is no point in going on.
+        on_death: called with (stage, incarnation of the next process) as soon as a process has died.
+        on_failure: called with the reason if the server cannot continue.
     """
 
     def __init__(
@@ -64,16 +64,23 @@ class Supervisor:
         self._on_death = on_death
         self._on_failure = on_failure
         self._processes: dict[str, tuple[Process, float]] = {}
-        """Of each stage, and how long it may take to end, seconds."""  # written by: _start
+        """The process of each stage, and how long it may take to end, seconds."""  # written by: _start
         self._keepers: list[asyncio.Task[None]] = []  # written by: start
+        self._unlaunched = {stage.name for stage in stages}  # written by: _keep
+        self._launched = asyncio.Event()
+        """Set when every stage was started once, or could not be."""
         self._stopping = False  # written by: stop
 
     def start(self) -> None:
         """Start all processes."""
         self._keepers = [asyncio.create_task(self._keep(stage)) for stage in self._stages]
 
+    async def launched(self) -> None:
+        """Wait until every process was started once, or could not be."""
+        await self._launched.wait()
+
     async def stop(self) -> None:
-        """End all processes: ask, and then make sure."""
+        """End all processes: close their standard input, and kill those that do not end in time."""
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -91,6 +98,10 @@ class Supervisor:
             except OSError as error:
                 self._on_failure(f"the {stage.name} process cannot be started: {error}")
                 return
+            finally:
+                self._unlaunched.discard(stage.name)
+                if not self._unlaunched:
+                    self._launched.set()
             code = await process.wait()
             if self._stopping:
                 return
@@ -98,7 +109,7 @@ class Supervisor:
                 self._on_failure(f"the {stage.name} process ended with code {code} before the server was ready")
                 return
             incarnation += 1
-            print(f"pagewood: the {stage.name} process ended with code {code} and is started again", file=sys.stderr)
+            print(f"pagewood: the {stage.name} process ended with code {code} and is being restarted", file=sys.stderr)
             self._on_death(stage, incarnation)
             lived_s = loop.time() - started_s
             delay_s = min(2 * delay_s, LONGEST_DELAY_S) if lived_s < QUICK_DEATH_S else FIRST_DELAY_S

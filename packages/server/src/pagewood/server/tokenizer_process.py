@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from pagewood.engine.text import Tokenizer
 from pagewood.server.child import ParentWatch, Settings, run_child
 from pagewood.server.links import ZmqReceiver, ZmqSender
@@ -15,3 +17,5 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
 
 if __name__ == "__main__":
     run_child(serve)
+    # A thread may still be tokenizing a long prompt. The end of the interpreter would wait for it, or abort.
+    os._exit(0)

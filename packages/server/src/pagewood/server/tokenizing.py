@@ -1,8 +1,16 @@
-"""The tokenizer stage: prompts become ids, and a request that cannot become one is refused, in its order."""
+"""The tokenizer stage: turns prompts into token ids, or refuses them, and sends the result to the engine."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import dataclasses
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +20,132 @@ from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 
+LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
+"""Longest message of each lane but the last. A prompt waits only for prompts of its own lane."""
+HUGE_BYTES = 1 << 20
+"""A message of this size leaves so much free memory behind that it is given back to the system."""
+
+logger = logging.getLogger(__name__)
+
 
 def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stopped: Callable[[], bool]) -> None:
     """Serve until `stopped`."""
-    while not stopped():
-        for message in wire.read(wire.to_tokenizer, inbox.receive(timeout_s=None)):
-            outbox.send(wire.encode(wire.to_engine(command(tokenizer, message))))
+    stage = TokenizerStage(tokenizer, outbox)
+    try:
+        while not stopped():
+            # Before a prompt is begun, everything that has arrived is read: it may be cancelled by now.
+            for frame in inbox.receive(timeout_s=0 if stage.num_short else None):
+                for message in wire.read(wire.to_tokenizer, [frame]):
+                    stage.take(message, num_bytes=len(frame))
+            stage.tokenize_one()
+    finally:
+        stage.close()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pending:
+    """A request that is not tokenized yet."""
+
+    message: wire.Generate
+    num_bytes: int
+    is_cancelled: bool = False  # written by: take
+    priority: int | None = None  # written by: take
+    """Its newest priority, if that changed."""
+
+
+class TokenizerStage:
+    """Tokenizes short prompts in the caller's thread, and longer ones in threads of their own, one per class of sizes.
+
+    Invariant: what the engine gets about a request starts with its `Submit` or its only `Refuse`. A request that is
+    cancelled before it is begun is not tokenized; it is refused, so that its end is confirmed all the same.
+    """
+
+    __slots__ = ("_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_short", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, outbox: Sender) -> None:
+        self._tokenizer = tokenizer
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        """Held while something is sent, and while `_pending` is read or written."""
+        self._pending: dict[str, _Pending] = {}  # written by: take, _finish
+        self._short: deque[_Pending] = deque()  # written by: take, tokenize_one
+        self._lanes: dict[int, SimpleQueue[_Pending]] = {}  # written by: _lane
+        self._is_closed = False  # written by: close
+
+    @property
+    def num_short(self) -> int:
+        """Short prompts that wait for `tokenize_one`."""
+        return len(self._short)
+
+    def take(self, message: wire.ToTokenizer, *, num_bytes: int) -> None:
+        """Accept a message of `num_bytes`: queue a new request, or change one that is queued or in the engine."""
+        with self._lock:
+            match message:
+                case wire.Generate():
+                    pending = _Pending(message=message, num_bytes=num_bytes)
+                    self._pending[message.request_id] = pending
+                    lane = sum(num_bytes > longest for longest in LANE_BYTES)
+                    (self._lane(lane).put if lane else self._short.append)(pending)
+                case wire.Cancel() if message.request_id in self._pending:
+                    self._pending[message.request_id].is_cancelled = True
+                case wire.Prioritize() if message.request_id in self._pending:
+                    self._pending[message.request_id].priority = message.priority
+                case _:
+                    self._send(command(self._tokenizer, message))
+
+    def tokenize_one(self) -> None:
+        """Tokenize the oldest short prompt, if there is one."""
+        if self._short:
+            self._tokenize(self._short.popleft())
+
+    def close(self) -> None:
+        """Send nothing any more. A prompt that is being tokenized cannot be interrupted; its result is dropped."""
+        with self._lock:
+            self._is_closed = True
+
+    def _lane(self, index: int) -> SimpleQueue[_Pending]:
+        """Return the queue of a lane of longer prompts; its thread starts with its first prompt."""
+        if index not in self._lanes:
+            self._lanes[index] = SimpleQueue()
+            threading.Thread(
+                target=self._run_lane, args=(self._lanes[index],), name=f"tokenizer-lane-{index}", daemon=True
+            ).start()
+        return self._lanes[index]
+
+    def _run_lane(self, queue: SimpleQueue[_Pending]) -> None:
+        while not self._is_closed:
+            try:
+                self._tokenize(queue.get())
+            except Exception:  # the lane goes on
+                logger.exception("a prompt cannot be passed on")
+
+    def _tokenize(self, pending: _Pending) -> None:
+        result = None if pending.is_cancelled else command(self._tokenizer, pending.message)
+        with self._lock:
+            del self._pending[pending.message.request_id]
+            if result is None or pending.is_cancelled:
+                refusal = Refusal(message="the request was cancelled before it was tokenized", code="cancelled")
+                result = Refuse(request_id=pending.message.request_id, refusal=refusal)
+            elif isinstance(result, Submit) and pending.priority is not None:
+                result = dataclasses.replace(result, priority=pending.priority)
+            self._send(result)
+        if pending.num_bytes >= HUGE_BYTES:
+            del result
+            _give_memory_back()
+
+    def _send(self, command: Command) -> None:
+        if not self._is_closed:
+            self._outbox.send(wire.encode(wire.to_engine(command)))
+
+
+def _give_memory_back() -> None:
+    """Return free memory to the system, where the C library can (glibc): it keeps what an encoded text took."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
-    """Return what the engine is told because of `message`; never raises, a request that fails becomes a `Refuse`."""
+    """Return the engine's command for `message`. Never raises: a request that fails becomes a `Refuse`."""
     match message:
         case wire.Cancel():
             return Abort(request_id=message.request_id)
@@ -31,20 +155,37 @@ def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
             try:
                 return _submit(tokenizer, message)
             except ChatTemplateError as error:
-                refusal = Refusal(message=str(error), param="prompt", code="invalid_messages")
-            except Exception as error:  # whatever a tokenizer makes of a text, only its own request may fail
+                refusal = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
+            except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
+                logger.warning("request %s cannot be tokenized: %s", message.request_id, error)
                 refusal = Refusal(
-                    message=f"the prompt cannot be tokenized: {error}", param="prompt", code="invalid_prompt"
+                    message=f"the prompt cannot be tokenized: {_encodable(error)}",
+                    param="prompt",
+                    code="invalid_prompt",
                 )
             return Refuse(request_id=message.request_id, refusal=refusal)
 
 
+def _encodable(error: Exception) -> str:
+    """Return the text of an error without lone surrogates, which no message can carry."""
+    return str(error).encode(errors="replace").decode()
+
+
 def _submit(tokenizer: Tokenizer, message: wire.Generate) -> Command:
-    tokens = _tokens(tokenizer, message.prompt)
+    match message.prompt:
+        case wire.TokenPrompt(tokens=data):
+            tokens = np.frombuffer(data, dtype="<i4")
+        case wire.TextPrompt(text=text):
+            tokens = _encode(tokenizer, message, text, add_special_tokens=True)
+        case wire.ChatPrompt(messages=messages):
+            tokens = _encode(tokenizer, message, tokenizer.render_chat(messages), add_special_tokens=False)
+    if isinstance(tokens, Refusal):
+        return Refuse(request_id=message.request_id, refusal=tokens)
     if not len(tokens):
         refusal = Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
         return Refuse(request_id=message.request_id, refusal=refusal)
-    options = wire.TextOptions(stop=message.stop, prefix=_echo(tokenizer, message, tokens))
+    is_too_long = message.max_length is not None and len(tokens) > message.max_length  # the engine will refuse it
+    options = wire.TextOptions(stop=message.stop, prefix="" if is_too_long else _echo(tokenizer, message, tokens))
     return Submit(
         request_id=message.request_id,
         tokens=tokens.astype("<i4", copy=False).tobytes(),
@@ -54,19 +195,28 @@ def _submit(tokenizer: Tokenizer, message: wire.Generate) -> Command:
     )
 
 
-def _tokens(tokenizer: Tokenizer, prompt: wire.Prompt) -> NDArray[np.int32]:
-    """Return the ids of a prompt, [num_tokens] int32."""
-    match prompt:
-        case wire.ChatPrompt():
-            return tokenizer.encode_chat(prompt.messages)
-        case wire.TextPrompt():
-            return tokenizer.encode(prompt.text)
-        case wire.TokenPrompt():
-            return np.frombuffer(prompt.tokens, dtype="<i4")
+def _encode(
+    tokenizer: Tokenizer, message: wire.Generate, text: str, *, add_special_tokens: bool
+) -> NDArray[np.int32] | Refusal:
+    """Return the ids of the prompt, [num_tokens] int32; or a refusal if its bytes alone say that it is too long."""
+    limit, max_tokens = message.max_length, message.sampling.max_tokens
+    if limit is not None and len(text) + (max_tokens or 1) > limit:  # a token covers a character, or many
+        num_tokens = tokenizer.fewest_tokens(text)
+        if num_tokens + (max_tokens or 1) > limit:
+            wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
+            return Refusal(
+                message=(
+                    f"This model's maximum context length is {limit} tokens, "
+                    f"but the prompt has at least {num_tokens} tokens{wanted}"
+                ),
+                param="prompt" if max_tokens is None else "max_tokens",
+                code="context_length_exceeded",
+            )
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:
-    """Return the text that goes before the answer: the prompt as it was sent, or what its ids say."""
+    """Return the text that goes before the answer: the text of the prompt, or the text of its ids."""
     match message:
         case wire.Generate(echo=False):
             return ""

@@ -1,8 +1,8 @@
-"""What travels between the processes: msgspec structs in msgpack, one type for each way.
+"""The messages between the processes: msgspec structs in msgpack, one union of types for each link.
 
     HTTP --ToTokenizer--> tokenizer --ToEngine--> engine --FromEngine--> detokenizer --ToHttp--> HTTP
 
-The vocabulary of the engine (`pagewood.engine.api`) travels as it is, inside a struct that says which it is.
+The types of the engine (`pagewood.engine.api`) are sent as they are, inside a struct that carries their tag.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
-    """A conversation; plain JSON values, for the model's chat template."""
+    """A conversation: plain JSON values for the model's chat template."""
 
     messages: tuple[dict[str, Any], ...]
 
@@ -41,7 +41,7 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """Ids to continue."""
+    """Token ids to continue."""
 
     tokens: bytes
     """int32, little-endian."""
@@ -58,18 +58,20 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     echo: bool = False
-    """Whether the text of the prompt comes back in front of the answer."""
+    """Whether the answer begins with the text of the prompt."""
     priority: int = 0
+    max_length: int | None = None
+    """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """End a request, wherever it is."""
+    """End a request in any stage."""
 
     request_id: str
 
 
 class Prioritize(msgspec.Struct, frozen=True, kw_only=True, tag="prioritize"):
-    """Give a request another priority, wherever it is."""
+    """Change the priority of a request in any stage."""
 
     request_id: str
     priority: int
@@ -79,11 +81,11 @@ ToTokenizer = Generate | Cancel | Prioritize
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the detokenizer has to know of a request; `Submit.carry` holds it, past the engine."""
+    """Options of a request for the detokenizer; they pass the engine in `Submit.carry`."""
 
     stop: tuple[str, ...] = ()
     prefix: str = ""
-    """Text that goes before the answer."""
+    """Text to show before the answer."""
 
 
 class SubmitCommand(msgspec.Struct, frozen=True, tag="submit"):
@@ -114,7 +116,7 @@ ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand
 
 
 def to_engine(command: Command) -> ToEngine:
-    """Return `command` as it travels."""
+    """Return the struct that carries `command`."""
     match command:
         case Submit():
             return SubmitCommand(command)
@@ -127,22 +129,26 @@ def to_engine(command: Command) -> ToEngine:
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """What one step of the engine did."""
+    """The results of one step of the engine."""
 
     deltas: tuple[Delta, ...]
+    incarnation: int = 0
+    """Which engine process computed it, counted from 0."""
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
-    """How far an engine is before it can serve; `incarnation` counts the engine processes of this server from 0."""
+    """Progress of an engine that is not ready yet; `incarnation` counts the engine processes of this server from 0."""
 
     incarnation: int
     what: str
     done: int
     total: int
+    relay: int = 0
+    """Which detokenizer process passed it on, counted from 0."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What the HTTP side has to know of the loaded model."""
+    """Facts about the loaded model for the HTTP process."""
 
     max_length: int
     """Longest prompt plus output."""
@@ -150,23 +156,25 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
-    """The engine process is alive; sent while the engine works, while it waits, and during a long step."""
+    """Sign of life of an engine that is ready; sent while it works, while it waits, and during a long step."""
 
     incarnation: int
     model: Model
     counters: dict[str, int]
     step_s: float = 0.0
     """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
+    relay: int = 0
+    """Which detokenizer process passed it on, counted from 0."""
 
 
 FromEngine = Step | Loading | Pulse
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What one step did for one client.
+    """The result of one step for one client.
 
-    The first Answer of a request with a `finish` is the last that its client sees. `ended` says that the engine is done
-    with it too; after a stop string, that comes later, in an Answer of its own.
+    The first Answer of a request with a `finish` is the last one that its client sees. `ended` says that the engine has
+    ended the request as well; after a stop string, that comes later, in a separate Answer.
     """
 
     request_id: str
@@ -180,7 +188,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
-    """What one step did for all clients."""
+    """The results of one step for all clients."""
 
     answers: tuple[Answer, ...]
 
@@ -189,7 +197,7 @@ ToHttp = Answers | Loading | Pulse
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Turns any of these into a frame."""
+"""Encodes any of these messages as a frame."""
 
 
 to_tokenizer: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)
@@ -200,7 +208,7 @@ text_options: msgspec.msgpack.Decoder[TextOptions] = msgspec.msgpack.Decoder(Tex
 
 
 def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterator[T]:
-    """Yield the message of each frame. A frame of another kind is reported and dropped: it cannot do harm."""
+    """Yield the message of each frame. A frame that is no valid message is reported and dropped."""
     for frame in frames:
         try:
             yield decoder.decode(frame)

@@ -1,11 +1,20 @@
 """Text for an engine that knows only token ids: tokenizer, chat template, streamed decoding and stop strings.
 
-Nothing in here imports torch or transformers, so that a process that only handles text starts fast and stays small.
+Nothing here imports torch or transformers, so a process that only handles text starts fast and stays small.
 """
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
+from pagewood.engine.text.panics import TokenizerPanic
 from pagewood.engine.text.stop import StopStrings
 from pagewood.engine.text.stream import TextStream
 from pagewood.engine.text.tokenizer import Tokenizer
 
-__all__ = ["ChatMessage", "ChatTemplate", "ChatTemplateError", "StopStrings", "TextStream", "Tokenizer"]
+__all__ = [
+    "ChatMessage",
+    "ChatTemplate",
+    "ChatTemplateError",
+    "StopStrings",
+    "TextStream",
+    "Tokenizer",
+    "TokenizerPanic",
+]

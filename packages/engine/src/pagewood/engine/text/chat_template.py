@@ -1,4 +1,4 @@
-"""A model's chat template: messages -> the text that the model was trained to continue."""
+"""Renders messages with a model's chat template."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 ChatMessage = Mapping[str, Any]
-"""`role`, `content`, and what else the template reads; plain JSON values."""
+"""`role`, `content` and any other keys that the template reads; plain JSON values."""
 
 
 class ChatTemplateError(ValueError):
-    """A template that cannot be read, or messages that it refuses; the text is for the person who sent them."""
+    """The template is invalid, or rejects the messages. Its text is meant for the sender of the messages."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks what the assistant wrote, for training; here it shows its content."""
+    """`{% generation %}` marks the assistant's text for training; here the block renders its content."""
 
-    tags = {"generation"}  # noqa: RUF012 (how jinja2 declares it)
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         """Return the content of the block."""
@@ -47,7 +47,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes HTML, which a model must not see.
+    # The filter of jinja2 escapes HTML, which would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -61,13 +61,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """A compiled template, in a sandbox: templates come with models, and models come from anywhere.
+    """A compiled template in a sandbox: templates come with models, and a model may come from any source.
 
-    Renders what `transformers` renders for the same messages and special tokens.
+    Renders the same text as `transformers` for the same messages and special tokens.
 
     Args:
-        source: the Jinja template.
-        special_tokens: name -> text, visible to the template (`bos_token`, `eos_token`, ...).
+        source: Jinja template.
+        special_tokens: name -> text; variables of the template (`bos_token`, `eos_token`, ...).
 
     Raises:
         ChatTemplateError: the source is not a template.
@@ -85,14 +85,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; with `add_generation_prompt` it ends where the assistant begins.
+        """Return the text of a conversation; `add_generation_prompt` appends the beginning of the assistant's turn.
 
         Raises:
-            ChatTemplateError: there are no messages, or the template refuses them.
+            ChatTemplateError: there are no messages, or the template rejects them.
         """
         if not messages:
             raise ChatTemplateError("messages must hold at least one message")
-        # A null is how clients say "absent", and templates test for presence.
+        # Clients send null for an absent key, and templates test whether a key is present.
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
             return self._template.render(
@@ -104,5 +104,5 @@ class ChatTemplate:
             )
         except ChatTemplateError:
             raise
-        except Exception as error:  # a template is a program: it can fail in every way that a program can
+        except Exception as error:  # a template is a program, and can raise anything
             raise ChatTemplateError(f"chat template failed: {error}") from error

@@ -1,4 +1,4 @@
-"""Stop strings in streamed text: found across any boundary, and never handed out, not even in part."""
+"""Finds stop strings in streamed text, across the parts of the text, without showing any part of a match."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def _failures(pattern: str) -> list[int]:
 
 
 class StopStrings:
-    """Watches a text for the first of several strings.
+    """Searches a text for the first of several strings.
 
-    The first match is the one that ends first, and among those the one that starts first; so the outcome does not
-    depend on how the text was cut into pieces. Invariant: what `push` returned holds no part of the match, and nothing
-    of the longest suffix that could still become one.
+    The first match is the one that ends first; of several that end together, the one that starts first. So the result
+    does not depend on how the text is divided. Invariant: the text that `push` has returned contains no part of the
+    match, and no part of the longest suffix that could become a match.
 
-    Source: Knuth, Morris, Pratt, "Fast pattern matching in strings" (1977): constant cost per character and string.
+    Source: Knuth, Morris, Pratt, "Fast pattern matching in strings" (1977): amortized constant cost per character and
+    stop string.
 
     Raises:
         ValueError: a stop string is empty.
@@ -35,20 +36,20 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise ValueError(f"stop must hold no empty string, got {list(stops)}")
-        # Longest first: among matches that end together, the longest starts first.
+        # Longest first: of the matches that end together, the longest starts first.
         self._stops = sorted(stops, key=len, reverse=True)
         self._failures = [_failures(stop) for stop in self._stops]
-        self._lengths = [0] * len(self._stops)  # written by: _advance. How much of each stop ends the text so far
+        self._lengths = [0] * len(self._stops)  # written by: _advance. How much of each stop string the text ends with
         self._held = ""  # written by: push, flush
         self._matched: str | None = None  # written by: push
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found; None before that."""
         return self._matched
 
     def push(self, text: str) -> str:
-        """Return what may be shown once `text` is known; after a match, always nothing."""
+        """Append `text` and return the text that may be shown now; empty after a match."""
         if self._matched is not None:
             return ""
         if not self._stops:
@@ -65,12 +66,12 @@ class StopStrings:
         return shown[:num_shown]
 
     def flush(self) -> str:
-        """Return what was held back; the text is at its end and no stop string was completed."""
+        """Return the text that was held back; the text has ended without a match."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, character: str) -> str | None:
-        """Extend every partial match by one character and return the stop string that this completes, if any."""
+        """Append one character and return the stop string that it completes, if any."""
         found = None
         for i, stop in enumerate(self._stops):
             length = self._lengths[i]

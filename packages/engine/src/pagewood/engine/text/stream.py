@@ -1,4 +1,4 @@
-"""Tokens of one request to the text that its client may see."""
+"""Turns the tokens of one request into the text that its client sees."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pagewood.engine.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Text of one growing sequence of tokens, up to its first stop string.
+    """The text of one growing sequence of tokens, up to its first stop string.
 
-    Invariant: what `push` and `finish` returned, joined, is `tokenizer.decode` of all tokens, cut before the first stop
-    string. The cost of a token does not depend on how many came before it.
+    Invariant: the joined results of `push` and `finish` equal `tokenizer.decode` of all tokens, cut before the first
+    stop string. The cost of a token does not depend on the number of tokens before it.
 
     Raises:
         ValueError: a stop string is empty.
@@ -26,13 +26,13 @@ class TextStream:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text; tokens that come later have no effect."""
+        """The stop string that ended the text, or None. Later tokens have no effect."""
         return self._stops.matched
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Return the new text: whole characters, and nothing that may yet turn out to be a stop string."""
+        """Return the new text: complete characters that cannot belong to a stop string."""
         return self._stops.push(self._decoder.push(tokens))
 
     def finish(self) -> str:
-        """Return the rest of the text; the sequence is at its end."""
+        """Return the rest of the text; the sequence has ended."""
         return self._stops.push(self._decoder.flush()) + self._stops.flush()

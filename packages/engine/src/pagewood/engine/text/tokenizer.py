@@ -1,13 +1,13 @@
 # pyright: basic
 # The bindings of `tokenizers` carry no usable annotations.
-"""A Hugging Face tokenizer folder without `transformers`: text -> ids, messages -> ids, ids -> text."""
+"""Reads a Hugging Face tokenizer folder without `transformers`: text -> ids, messages -> ids, ids -> text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -15,19 +15,22 @@ from numpy.typing import NDArray
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.incremental import IncrementalDecoder, incremental_decoder
+from pagewood.engine.text.length_bound import LengthBound, length_bound
+from pagewood.engine.text.panics import panics_as_errors
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """What turns text into ids and back. Invariant: holds no state of any text, so one serves every request."""
+    """Turns text into ids and back. Invariant: holds no state of any text, so one serves every request and thread."""
 
-    __slots__ = ("_chat_template", "_decoders", "_tokenizer")
+    __slots__ = ("_bound", "_chat_template", "_decoders", "_tokenizer")
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._bound: LengthBound | Literal["unknown"] | None = "unknown"  # written by: fewest_tokens
         self._chat_template = chat_template
         self._decoders: dict[bool, Callable[[], IncrementalDecoder]] = {
             skip: incremental_decoder(tokenizer, skip_special_tokens=skip) for skip in (False, True)
@@ -35,7 +38,7 @@ class Tokenizer:
 
     @staticmethod
     def from_folder(path: str | Path) -> Tokenizer:
-        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of a model folder.
+        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of the model folder `path`.
 
         Raises:
             ValueError: the folder has no `tokenizer.json`, or a file in it cannot be read.
@@ -45,8 +48,9 @@ class Tokenizer:
         if not file.is_file():
             raise ValueError(f"model folder must hold a tokenizer.json, got {folder}")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the bindings raise Exception itself
+            with panics_as_errors():
+                tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the bindings raise plain Exception
             raise ValueError(f"{file} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
@@ -56,34 +60,60 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """Number of ids, including added tokens."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
+        """Whether the model has a chat template."""
         return self._chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return the ids of `text`, [num_tokens] int32."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+        """Return the ids of `text`, [num_tokens] int32. Other Python threads run meanwhile.
+
+        Raises:
+            ValueError: `text` holds a lone surrogate, half of a UTF-16 pair, which is not a character.
+            TokenizerPanic: the tokenizers library failed on this text.
+        """
+        check_unicode(text)
+        with panics_as_errors():
+            # Of the library's ways to encode, only those that take a batch release the interpreter's lock.
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return np.array(encoding.ids, dtype=np.int32)
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a lower bound of the number of tokens of `text`; 0 if none is known. Much faster than `encode`.
+
+        Raises:
+            ValueError: `text` holds a lone surrogate.
+        """
+        check_unicode(text)
+        if self._bound == "unknown":
+            self._bound = length_bound(self._tokenizer)
+        return 0 if self._bound is None else self._bound.fewest_tokens(text)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `tokens`; ids that the vocabulary does not have are left out."""
-        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
+        """Return the text of `tokens`; unknown ids are skipped.
+
+        Raises:
+            TokenizerPanic: the tokenizers library failed on these ids.
+        """
+        ids = [int(token) for token in tokens]
+        with panics_as_errors():
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt text of a conversation.
 
         Raises:
-            ChatTemplateError: the model has no chat template, or its template refuses the messages.
+            ChatTemplateError: the model has no chat template, or its template rejects the messages.
         """
         if self._chat_template is None:
             raise ChatTemplateError("this model has no chat template; send it a plain prompt")
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> NDArray[np.int32]:
-        """Return the prompt ids of a conversation, [num_tokens] int32; the template writes the special tokens itself.
+        """Return the prompt ids of a conversation, [num_tokens] int32; special tokens come from the template only.
 
         Raises:
             ChatTemplateError: as in `render_chat`.
@@ -94,6 +124,16 @@ class Tokenizer:
     def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """Return a decoder for one new sequence."""
         return self._decoders[skip_special_tokens]()
+
+
+def check_unicode(text: str) -> None:
+    """Raise ValueError if `text` holds a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text must hold characters only, got the lone surrogate U+{ord(text[error.start]):04X} at {error.start}"
+        ) from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -109,7 +149,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the named special tokens; a token is written as its text or as an object with its `content`."""
+    """Return the named special tokens; each is a text, or an object with a `content`."""
     tokens: dict[str, str] = {}
     for name in _NAMED_TOKENS:
         match config.get(name):
@@ -121,7 +161,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the template: a file of its own, or a text in the configuration, or the one named default there."""
+    """Return the template: the separate file, the text in the configuration, or the one named `default` there."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

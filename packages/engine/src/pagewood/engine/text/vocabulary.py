@@ -1,6 +1,6 @@
 # pyright: basic
 # The bindings of `tokenizers` carry no usable annotations.
-"""Token id -> piece, the string that a decoder starts from."""
+"""Maps a token id to its piece, the string that a decoder starts from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import tokenizers
 class Vocabulary:
     """The pieces of a tokenizer by id, filled on demand.
 
-    Invariant: `piece(i)` is what `tokenizers.Tokenizer.decode` hands to its decoder for `i`; None where it skips `i`.
+    Invariant: `piece(i)` is the string that `tokenizers.Tokenizer.decode` passes to its decoder for `i`; None if it
+    skips `i`.
     """
 
     __slots__ = ("_pieces", "_special", "_tokenizer")
@@ -25,7 +26,7 @@ class Vocabulary:
         self._pieces: dict[int, str | None] = {}  # written by: piece
 
     def piece(self, token: int) -> str | None:
-        """Return the piece of `token`; None for one that is unknown, or special and skipped."""
+        """Return the piece of `token`; None if the token is unknown, or special and skipped."""
         try:
             return self._pieces[token]
         except KeyError:

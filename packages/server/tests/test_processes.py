@@ -1,0 +1,224 @@
+"""Real processes under hostile input, kill -9, and a terminal that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pagewood.engine.folder import model_folder
+
+MODEL = "pagewood-demo"
+LIMIT_S = 150.0
+ENDLESS: dict[str, Any] = {"model": MODEL, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until `holds`."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A server process with one tokenizer; nothing reads its standard output."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        port = free_port()
+        self._stderr = (folder / "stderr").open("w+")
+        read_end, write_end = os.pipe()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pagewood.server", "serve", "--port", str(port)),
+                *("--max-total-tokens", "65536", *arguments),
+            ],
+            stdout=write_end,
+            stderr=self._stderr,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+        os.close(write_end)
+        os.close(read_end)  # the welcome text meets a broken pipe
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S)
+        until(self.is_ready)
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.stderr()
+        try:
+            return self.http.get("/ready").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    def stderr(self) -> str:
+        return Path(self._stderr.name).read_text()
+
+    def child(self, module: str) -> int | None:
+        """Return the process id of a child, None if there is none now."""
+        for entry in Path("/proc").iterdir():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (entry / "cmdline").read_text().split("\0")
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == self.process.pid and f"pagewood.server.{module}" in words:
+                return int(entry.name)
+        return None
+
+    def kill(self, module: str, *, after: int | None = None) -> int:
+        """Kill a child that is another process than `after`, and return its id."""
+        until(lambda: self.child(module) not in (None, after))
+        pid = self.child(module)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def close(self) -> None:
+        self.http.close()
+        self.process.terminate()
+        assert self.process.wait(LIMIT_S) == 0
+        self._stderr.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    server = Server(tmp_path_factory.mktemp("processes"))
+    yield server
+    server.close()
+
+
+class Stream:
+    """A client in a thread that reads one stream to its end."""
+
+    def __init__(self, server: Server) -> None:
+        self.num_chunks = 0
+        self.last: str | None = None
+        self._server = server
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        messages = [{"role": "user", "content": "What can you do?"}]
+        url = f"{self._server.http.base_url}v1/chat/completions"
+        with httpx.stream("POST", url, json={**ENDLESS, "messages": messages}, timeout=LIMIT_S) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.num_chunks += 1
+                    self.last = line.removeprefix("data: ")
+
+    def end(self) -> str:
+        """Wait for the end, and return the code of its error, or `whole`."""
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), "the stream hangs"
+        assert self.last is not None
+        if self.last == "[DONE]":
+            return "whole"
+        return json.loads(self.last)["error"]["code"]
+
+
+def complete(server: Server, prompt: str, **options: Any) -> httpx.Response:
+    return server.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 3, **options})
+
+
+def test_a_broken_pipe_does_not_stop_the_answers(server: Server) -> None:
+    assert complete(server, "Hello").status_code == 200
+
+
+@pytest.mark.parametrize("engine_is_new", [False, True])
+def test_streams_end_with_an_error_when_the_detokenizer_dies(server: Server, engine_is_new: bool) -> None:
+    if engine_is_new:
+        server.kill("engine_process")
+        until(lambda: not server.is_ready())
+        until(server.is_ready)
+    killed: int | None = None
+    for num_deaths in (1, 1, 2, 3):  # with two or more, the next process dies before it has passed on anything
+        streams = [Stream(server) for _ in range(3)]
+        until(lambda streams=streams: all(stream.num_chunks > 2 for stream in streams))
+        for _ in range(num_deaths):
+            killed = server.kill("detokenizer_process", after=killed)
+        late = Stream(server)
+        assert [stream.end() for stream in streams] == ["detokenizer_lost"] * 3
+        assert late.end() in ("not_ready", "detokenizer_lost")
+        until(server.is_ready)
+        fresh = Stream(server)
+        assert fresh.end() == "whole"
+        assert fresh.num_chunks > 1400
+
+
+def test_a_prompt_that_is_too_long_by_its_bytes_is_refused(server: Server) -> None:
+    long = complete(server, "word and another " * 500_000)
+    assert long.status_code == 400
+    assert long.json()["error"]["code"] == "context_length_exceeded"
+    assert "at least" in long.json()["error"]["message"]
+
+
+def test_abandoned_huge_prompts_hold_up_no_short_one_and_no_memory(tmp_path: Path) -> None:
+    """With a tokenizer that may remove text, no prompt is refused by its bytes."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder(None), folder)
+    file = folder / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["normalizer"] = {"type": "Replace", "pattern": {"Regex": " {3,}"}, "content": " "}
+    file.write_text(json.dumps(spec))
+    server = Server(tmp_path, "--model", str(folder), "--served-model-name", MODEL)
+    try:
+        tokenizer = server.child("tokenizer_process")
+        assert tokenizer is not None
+        assert complete(server, "Hello").status_code == 200
+        before_mb = resident_mb(tokenizer)
+        for _ in range(3):
+            _abandon(server, "stone river cloud " * 60_000)
+        until(lambda: server.http.get("/ready").json()["requests"]["ending"] == 3)
+        assert complete(server, "Hello").status_code == 200
+        requests = server.http.get("/ready").json()["requests"]
+        assert requests["ending"] > 0  # it has overtaken the huge prompts
+        until(lambda: not any(server.http.get("/ready").json()["requests"].values()))
+        assert resident_mb(tokenizer) < before_mb + 60  # while it is encoded, such a prompt takes several hundred
+        _abandon(server, "stone river cloud " * 600_000)
+        until(lambda: server.http.get("/ready").json()["requests"]["ending"] == 1)
+    finally:
+        server.close()  # in the middle of a prompt
+    assert "Traceback" not in server.stderr()
+
+
+def resident_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _abandon(server: Server, prompt: str) -> None:
+    url = server.http.base_url
+    body = json.dumps({"model": MODEL, "prompt": prompt}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((url.host, url.port or 80)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+@pytest.mark.parametrize(
+    "prompt", [rb"\ud800", rb"a\udfffb", rb"\ud83d x", b"\xed\xa0\x80", rb"\u0000", rb"\uffff\ufdd0"]
+)
+def test_hostile_text_is_answered(server: Server, prompt: bytes) -> None:
+    for field in (b'"prompt": "%s"', b'"messages": [{"role": "user", "content": "%s"}]'):
+        path = "/v1/completions" if b"prompt" in field else "/v1/chat/completions"
+        body = b'{"model": "%s", "max_tokens": 2, ' % MODEL.encode() + field % prompt + b"}"
+        response = server.http.post(path, content=body, headers={"content-type": "application/json"})
+        is_text = prompt in (rb"\u0000", rb"\uffff\ufdd0")
+        assert response.status_code == (200 if is_text else 400), response.text
+        assert is_text or response.json()["error"]["type"] == "invalid_request_error"
+    assert "Traceback" not in server.stderr()
