@@ -107,7 +107,7 @@ async def test_a_queued_request_can_be_moved_to_the_front(server: MemoryServer) 
     await server.until(lambda: server.gate.is_held)
     running += [asyncio.create_task(complete(f"running {n}", 5 + 10 * n)) for n in range(1, NUM_ROWS)]
     waiting = [asyncio.create_task(complete(name, 1)) for name in ("first", "second", "third/3")]
-    await server.until(lambda: server.frontend.live.num_live == NUM_ROWS + 3)
+    await server.until(lambda: server.num_queued_commands == NUM_ROWS - 1 + 3)  # all are tokenized
     response = await server.client.post("/v1/requests/third/3/priority", json={"priority": 5})
     assert (response.status_code, response.json()) == (200, {"id": "third/3", "object": "request", "priority": 5})
     await server.until(lambda: server.num_queued_commands == NUM_ROWS - 1 + 3 + 1)
