@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pagewood.engine.api import Delta, SamplingParams
@@ -42,8 +43,8 @@ def test_decode(benchmark: Any, decoder: Any, message: Any) -> None:
 
 @pytest.mark.parametrize("format", [ChatFormat, CompletionFormat])
 def test_chunk(benchmark: Any, format: Any) -> None:
-    looks: Format = format(id="chatcmpl-" + "0" * 32, created=1, model="pagewood-demo", include_usage=False)
-    benchmark(looks.text, 0, " word")
+    looks: Format = format(id="chatcmpl-" + "0" * 32, created=1, model="pagewood-demo")
+    benchmark(looks.text, 0, " word", msgspec.UNSET)
 
 
 def test_parse_chat(benchmark: Any) -> None:

@@ -33,7 +33,7 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 
 @pytest.fixture
 async def server(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
-    """A server that is ready, and leaves nothing behind."""
+    """A server that is ready; afterwards it must hold no request."""
     server = MemoryServer(model_folder, tokenizer, limit=64)
     await server.start()
     yield server

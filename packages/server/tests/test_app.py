@@ -1,4 +1,4 @@
-"""The HTTP API on a whole server in memory; what the echo model should say is computed apart from it."""
+"""The HTTP API of a whole server in memory; an oracle computes the answers of its echo model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELLO_PROMPT = "<|start|>user\nHello 世界<|end|><|start|>assistant\n"
 
 
 def events(text: str) -> Iterator[Any]:
-    """Yield the events of a stream and check that it ends as it should."""
+    """Yield the events of a stream, and check that it ends with `[DONE]`."""
     lines = text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     for line in lines[:-2]:
@@ -72,7 +72,7 @@ async def test_chat_streamed(server: MemoryServer) -> None:
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-async def test_without_a_limit_an_answer_takes_what_is_left(server: MemoryServer) -> None:
+async def test_without_a_limit_an_answer_may_fill_the_context(server: MemoryServer) -> None:
     response = await server.post(CHAT, {"messages": HELLO, "ignore_eos": True})
     assert response.json()["usage"]["total_tokens"] == MAX_LENGTH
     response = await server.post(COMPLETIONS, {"prompt": "x", "ignore_eos": True})
@@ -123,7 +123,7 @@ async def test_echo_puts_the_prompt_first(server: MemoryServer, as_ids: bool) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_string(server: MemoryServer, stream: bool) -> None:
-    # A string that spans several tokens, somewhere in what the model would say.
+    # A string of several tokens from the middle of the answer.
     whole = server.expected_text(HELLO_PROMPT, max_tokens=100)
     stop = whole[20:25]
     body = {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "stop": ["never said", stop], "stream": stream}
@@ -138,7 +138,7 @@ async def test_stop_string(server: MemoryServer, stream: bool) -> None:
         text, reason = choice["message"]["content"], choice["finish_reason"]
     assert text == whole[: whole.index(stop)]
     assert reason == "stop"
-    await server.until(lambda: server.engine_is_told or server.frontend.live.num_ending == 0)
+    await server.until(lambda: server.has_command_at_gate or server.frontend.live.num_ending == 0)
     server.gate.open()
     await server.until_idle()
     assert server.frontend.status.counters["num_tokens"] < 100
@@ -163,7 +163,7 @@ async def test_a_seed_decides_the_tokens(server: MemoryServer) -> None:
     assert texts[0] != texts[1]
 
 
-async def test_no_probability_mass_is_greedy(server: MemoryServer) -> None:
+async def test_top_p_zero_is_greedy(server: MemoryServer) -> None:
     body = {"prompt": "one", "max_tokens": 12, "temperature": 1.0, "top_p": 0, "seed": 1}
     text = (await server.post(COMPLETIONS, body)).json()["choices"][0]["text"]
     assert text == server.expected_text("one", max_tokens=12)
@@ -209,7 +209,15 @@ async def test_roles_parts_and_answers_sent_back(server: MemoryServer) -> None:
 
 
 async def test_models_health_and_ready(server: MemoryServer) -> None:
-    model = {"id": "echo", "object": "model", "created": 1, "owned_by": "pagewood", "max_model_len": MAX_LENGTH}
+    model = {
+        "id": "echo",
+        "object": "model",
+        "created": 1,
+        "owned_by": "pagewood",
+        "root": "echo",
+        "parent": None,
+        "max_model_len": MAX_LENGTH,
+    }
     assert (await server.client.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await server.client.get("/v1/models/echo")).json() == model
     assert (await server.client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"

@@ -1,4 +1,4 @@
-"""What the options of the command line make of the engine's configuration."""
+"""The engine's configuration from the options of the command line."""
 
 from __future__ import annotations
 

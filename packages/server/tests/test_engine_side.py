@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
+
 from pagewood.engine.api import Abort, Delta
 from pagewood.server import wire
 from pagewood.server.engine_side import PULSE_BUSY_S, PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
@@ -41,6 +43,30 @@ def test_pulses() -> None:
     now_s += PULSE_IDLE_S
     heartbeat.idle()  # a sign of life
     assert len(sent.messages) == 4
+
+
+def test_a_long_step_repeats_the_last_pulse_with_its_length() -> None:
+    sent = Recorder()
+    now_s = 100.0
+    heartbeat = Heartbeat(sent, incarnation=0, model=MODEL, counters=lambda: {"num_steps": 7}, clock=lambda: now_s)
+    heartbeat.repeat()  # nothing was sent yet
+    assert sent.messages == []
+    heartbeat.busy()
+    heartbeat.repeat()  # the last pulse is new
+    for _ in range(3):  # the engine's thread computes a step
+        now_s += 40.0
+        heartbeat.repeat()
+    heartbeat.busy()
+    first, *repeated = sent.messages
+    lengths = [message.step_s for message in sent.messages if isinstance(message, wire.Pulse)]
+    assert lengths == [0.0, 40.0, 80.0, 120.0]
+    assert isinstance(first, wire.Pulse)
+    assert [msgspec.structs.replace(message, step_s=0.0) for message in repeated] == [first] * 3
+    now_s += 1.0
+    heartbeat.idle()
+    last = sent.messages[-1]
+    assert isinstance(last, wire.Pulse)
+    assert last.step_s == 0.0
 
 
 def test_commands_and_steps() -> None:

@@ -1,4 +1,4 @@
-"""What happens when there is too much, when a client leaves, and when the engine is not there."""
+"""Overload, clients that leave, and an engine that is dead or busy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.types import Message, Scope
 
 from pagewood.engine.text import Tokenizer
 from pagewood.server.errors import unavailable
+from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.testing import NUM_ROWS, MemoryServer
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +23,7 @@ LONG = {"model": "echo", "messages": [{"role": "user", "content": "Hi"}], "ignor
 
 
 class Client:
-    """An ASGI client that sees every message as it is sent, and can leave at any time."""
+    """An ASGI client that reads one message at a time, and can leave at any time."""
 
     def __init__(self, server: MemoryServer, body: dict[str, Any]) -> None:
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
@@ -34,10 +35,13 @@ class Client:
             "path": CHAT,
             "raw_path": CHAT.encode(),
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"host", b"memory"), (b"content-type", b"application/json")],
             "server": ("memory", 80),
         }
-        self.served = asyncio.create_task(server.app(scope, self._incoming.get, self._outgoing.put))
+        self.served = asyncio.create_task(self._serve(server, scope))
+
+    async def _serve(self, server: MemoryServer, scope: Scope) -> None:
+        await server.app(scope, self._incoming.get, self._outgoing.put)
 
     async def messages(self) -> AsyncIterator[Message]:
         """Yield what the server sends."""
@@ -55,13 +59,13 @@ class Client:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_request(server: MemoryServer, stream: bool) -> None:
-    server.gate.allow(5)  # then the engine stands still, so that the request cannot have ended by itself
+    server.gate.allow(5)  # then the engine waits, so that the request cannot end by itself
     client = Client(server, {**LONG, "stream": stream})
     await server.until(lambda: server.gate.is_held)
     await client.leave()
     assert server.frontend.live.num_live == 0
     assert server.frontend.live.num_ending == 1
-    await server.until(lambda: server.engine_is_told)
+    await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     await server.until_idle()
     assert server.frontend.status.counters["num_tokens"] < 50
@@ -89,7 +93,7 @@ async def test_text_comes_before_the_end(server: MemoryServer) -> None:
         pass
 
 
-async def test_a_request_that_waits_can_be_let_first(server: MemoryServer) -> None:
+async def test_a_queued_request_can_be_moved_to_the_front(server: MemoryServer) -> None:
     ended: list[str] = []
 
     async def complete(name: str, max_tokens: int) -> None:
@@ -103,16 +107,16 @@ async def test_a_request_that_waits_can_be_let_first(server: MemoryServer) -> No
     await server.until(lambda: server.gate.is_held)
     running += [asyncio.create_task(complete(f"running {n}", 5 + 10 * n)) for n in range(1, NUM_ROWS)]
     waiting = [asyncio.create_task(complete(name, 1)) for name in ("first", "second", "third/3")]
-    await server.until(lambda: server.frontend.live.num_live == NUM_ROWS + 3)
+    await server.until(lambda: server.num_queued_commands == NUM_ROWS - 1 + 3)  # all are tokenized
     response = await server.client.post("/v1/requests/third/3/priority", json={"priority": 5})
     assert (response.status_code, response.json()) == (200, {"id": "third/3", "object": "request", "priority": 5})
-    await server.until(lambda: server.num_untaken_commands == NUM_ROWS - 1 + 3 + 1)
+    await server.until(lambda: server.num_queued_commands == NUM_ROWS - 1 + 3 + 1)
     server.gate.open()
     await asyncio.gather(*running, *waiting)
     assert [name for name in ended if not name.startswith("running")] == ["third/3", "first", "second"]
 
 
-async def test_a_request_that_streams_has_the_name_of_its_answers_until_it_ends(server: MemoryServer) -> None:
+async def test_a_streaming_request_is_known_by_the_id_of_its_chunks_until_it_ends(server: MemoryServer) -> None:
     server.gate.allow(3)
     client = Client(server, {**LONG, "stream": True})
     path = ""
@@ -131,7 +135,7 @@ async def test_a_request_that_streams_has_the_name_of_its_answers_until_it_ends(
     assert response.json()["error"]["code"] == "request_not_found"
 
 
-async def test_too_many_requests_are_told_to_come_back(model_folder: Path, tokenizer: Tokenizer) -> None:
+async def test_too_many_requests_get_a_429(model_folder: Path, tokenizer: Tokenizer) -> None:
     server = MemoryServer(model_folder, tokenizer, limit=3)
     await server.start()
     server.gate.close()
@@ -141,16 +145,26 @@ async def test_too_many_requests_are_told_to_come_back(model_folder: Path, token
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "overloaded"
-    await clients[0].leave()  # its place is free only when the engine has ended it
+    await clients[0].leave()  # it counts until the engine has ended it
     assert (await server.post(CHAT, LONG)).status_code == 429
     server.gate.open()
     await server.until(lambda: server.frontend.live.num_ending == 0)
     assert (await server.post(CHAT, {**LONG, "max_tokens": 3})).status_code == 200
     for client in clients[1:]:
         await client.leave()
-    # Several prompts of one request are taken all or none.
-    body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 1}
-    assert (await server.post("/v1/completions", body)).status_code == 429
+    # Several prompts of one request are accepted together or not at all.
+    server.gate.close()
+    clients = [Client(server, LONG)]
+    await server.until(lambda: server.frontend.live.num_live == 1)
+    assert (await server.post("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 1})).status_code == 429
+    server.gate.open()
+    await clients[0].leave()
+    # A retry would not help: an empty server could not hold this request.
+    response = await server.post("/v1/completions", {"prompt": ["a", "b", "c", "d"], "max_tokens": 1})
+    assert response.status_code == 400
+    assert "retry-after" not in response.headers
+    assert response.json()["error"]["param"] == "prompt"
+    assert "at most 3 prompts" in response.json()["error"]["message"]
     await server.until_idle()
     await server.stop()
 
@@ -184,5 +198,33 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
     assert ready.json()["status"] == "down"
     assert (await server.client.get("/health")).status_code == 200
     server.gate.open()
-    server.frontend.status.incarnation = 0  # the engine of this test never died: hear it again, for the clean-up
+    server.frontend.status.incarnation = (
+        0  # the engine of this test never died: accept its messages again, for the clean-up
+    )
     await server.until(lambda: bool(server.frontend.status.counters))
+
+
+async def test_a_long_step_closes_the_api_only_beyond_a_generous_limit(
+    model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    status = EngineStatus(silent_limit_s=0.5)
+    server = MemoryServer(model_folder, tokenizer, limit=8, status=status, pulse_interval_s=0.02)
+    await server.start()
+    server.gate.close()
+    first = Client(server, {**LONG, "max_tokens": 3})
+    await server.until(lambda: server.gate.is_held)  # the engine's thread is in a step
+    await server.until(lambda: status.step_s > 2 * status.silent_limit_s)
+    assert status.state is EngineState.READY
+    assert (await server.client.get("/ready")).json()["seconds_in_step"] > 1
+    second = Client(server, {**LONG, "max_tokens": 3})
+    await server.until(lambda: server.frontend.live.num_live == 2)
+    status.step_limit_s = status.step_s  # not ours
+    await server.until(lambda: status.state is EngineState.STALLED)
+    assert (await server.post(CHAT, LONG)).status_code == 503
+    server.gate.open()
+    for client in (first, second):
+        messages = [message async for message in client.messages()]
+        assert messages[0]["status"] == 200
+    await server.until(lambda: status.state is EngineState.READY)
+    await server.until_idle()
+    await server.stop()

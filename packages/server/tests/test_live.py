@@ -1,4 +1,4 @@
-"""The registry of live requests: every client hears its end once, whatever dies, and nothing is cancelled twice."""
+"""Live requests: every client gets one end, whichever process dies, and nothing is cancelled twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOST = unavailable("The engine process died.", code="engine_lost")
 
 
 class Recorder:
-    """A sender that keeps what it is given."""
+    """A sender that keeps its messages."""
 
     def __init__(self) -> None:
         self.messages: list[wire.ToTokenizer] = []
@@ -26,7 +26,7 @@ class Recorder:
         self.messages.append(wire.to_tokenizer.decode(frame))
 
     def take(self) -> list[str]:
-        """Return what came since the last call: `+id` for a request, `-id` a cancellation, `^id` a priority."""
+        """Return the messages since the last call: `+id` for a request, `-id` a cancellation, `^id` a priority."""
         signs = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
         words = [signs[type(m)] + m.request_id for m in self.messages]
         self.messages.clear()
@@ -42,7 +42,7 @@ def answer(request_id: str, *, finish: FinishReason | None = None, ended: bool =
 
 
 def heard(group: LiveGroup) -> list[str]:
-    """Return what the client of a group has been told."""
+    """Return the answers and errors that the client of a group has got."""
     words: list[str] = []
     while not group.queue.empty():
         item = group.queue.get_nowait()
@@ -50,7 +50,7 @@ def heard(group: LiveGroup) -> list[str]:
     return words
 
 
-def test_a_stop_string_tells_the_engine_and_waits_for_its_word() -> None:
+def test_a_stop_string_cancels_in_the_engine_and_waits_for_its_confirmation() -> None:
     sender = Recorder()
     live = LiveRequests([sender], limit=9)
     group = live.submit([generate("a")], prompt_param="prompt")
@@ -112,7 +112,7 @@ def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:
     assert heard(groups["c"]) == ["t FinishReason.STOP"]
 
 
-def test_a_dead_engine_fails_everything_and_is_not_waited_for() -> None:
+def test_a_dead_engine_fails_all_requests_at_once() -> None:
     sender = Recorder()
     live = LiveRequests([sender], limit=2)
     group, gone = [live.submit([generate(name)], prompt_param="prompt") for name in "ab"]
@@ -124,7 +124,7 @@ def test_a_dead_engine_fails_everything_and_is_not_waited_for() -> None:
     assert sender.take() == ["-a"]  # it may still be on its way to the next engine
     assert heard(group) == ["The engine process died."]
     assert (live.num_live, live.num_ending) == (0, 0)
-    live.take(answer("a"))  # late words of the dead engine
+    live.take(answer("a"))  # a late message of the dead engine
     assert heard(group) == []
 
 
@@ -132,7 +132,7 @@ EVENTS = st.sampled_from(["submit", "submit2", "text", "stop", "end", "close", "
 
 
 @given(events=st.lists(st.tuples(EVENTS, st.integers(0, 5)), max_size=40))
-def test_every_client_hears_one_end(events: list[tuple[str, int]]) -> None:
+def test_every_client_gets_one_end(events: list[tuple[str, int]]) -> None:
     live = LiveRequests([Recorder(), Recorder()], limit=100)
     groups: list[LiveGroup] = []
     closed: set[int] = set()

@@ -1,4 +1,4 @@
-"""What the fields of a request mean to the engine, and what the model's folder says where they are silent."""
+"""Sampling parameters from the fields of a request, and from the model's folder for missing fields."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def meant(fields: bytes) -> SamplingParams:
     return sampling(chat(fields), DEFAULTS, max_tokens=7, vocab_size=100)
 
 
-def test_what_a_request_says() -> None:
+def test_fields_of_a_request() -> None:
     said = b', "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0, "seed": -4, "ignore_eos": true'
     assert meant(said + b', "stop_token_ids": [5, 99]') == SamplingParams(
         max_tokens=7, temperature=1.0, top_k=3, top_p=0.5, min_p=0.0, seed=-4, ignore_eos=True, stop_token_ids=(5, 99)
     )
 
 
-def test_what_the_folder_says() -> None:
+def test_defaults_of_the_folder() -> None:
     assert meant(b"") == SamplingParams(max_tokens=7, temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
 
 
-def test_no_mass_at_all_is_greedy() -> None:
+def test_top_p_zero_is_greedy() -> None:
     assert meant(b', "top_p": 0').temperature == 0

@@ -1,10 +1,11 @@
-"""`pagewood serve` as a user runs it: real processes, real sockets, the real OpenAI client, the embedded model."""
+"""`pagewood serve` with real processes, real sockets, the real OpenAI client and the embedded model."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
     """Wait until `holds`."""
     deadline_s = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < deadline_s, "it never came true"
+        assert time.monotonic() < deadline_s, "timed out"
         time.sleep(0.01)
 
 
@@ -58,7 +59,7 @@ def is_alive(pid: int) -> bool:
 class Server:
     """A server process, its URL and its folder of sockets."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, preexec_fn: Callable[[], None] | None = None) -> None:
         self.folder = folder
         self._stderr = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(
@@ -67,6 +68,7 @@ class Server:
             stderr=self._stderr,
             text=True,
             env={**os.environ, "TMPDIR": str(folder)},
+            preexec_fn=preexec_fn,
         )
         assert self.process.stdout is not None
         line = next((line for line in self.process.stdout if line.startswith("Pagewood serves")), None)
@@ -83,14 +85,14 @@ class Server:
         return children(self.process.pid)
 
     def sockets(self) -> list[Path]:
-        """Folders of sockets that there are."""
+        """Folders of sockets that exist."""
         return list(self.folder.glob("pagewood-*"))
 
     def ready(self) -> dict[str, Any]:
         return self.http.get("/ready").json()
 
     def until_idle(self) -> dict[str, int]:
-        """Wait until no request is left anywhere and return the counters."""
+        """Wait until no process holds a request, and return the counters."""
 
         def idle() -> bool:
             ready = self.ready()
@@ -102,7 +104,7 @@ class Server:
         return self.ready()["engine"]
 
     def close(self) -> None:
-        """End it, gently if it is still there."""
+        """End the server, by SIGTERM if it still runs."""
         self.openai.close()
         self.http.close()
         if self.process.poll() is None:
@@ -115,7 +117,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    """A server for the tests that do it no harm."""
+    """A server for tests that leave it intact."""
     server = Server(tmp_path_factory.mktemp("serve"))
     yield server
     server.until_idle()
@@ -124,7 +126,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
 
 @pytest.fixture
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    """A server that a test may destroy."""
+    """A server that a test may break."""
     server = Server(tmp_path_factory.mktemp("own"), "--tokenizer-workers", "1")
     yield server
     server.close()
@@ -149,11 +151,11 @@ def test_chat_whole_and_streamed(server: Server) -> None:
     assert text == whole.choices[0].message.content
     assert last.usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].choices[0].finish_reason == "stop"
-    # One chunk per token that is shown, one that says who speaks, and one that says why it ended.
+    # One chunk per token of text, one for the role, and one for the finish reason.
     assert len(chunks) == whole.usage.completion_tokens - 1 + 2
 
 
-def test_a_model_that_answers(server: Server) -> None:
+def test_the_model_answers(server: Server) -> None:
     assert ask(server, "What is 2 + 3?").choices[0].message.content.strip().endswith("5")
 
 
@@ -203,7 +205,53 @@ def test_errors_reach_the_client_typed(server: Server) -> None:
     with pytest.raises(APIStatusError) as error:
         ask(server, "x", extra_body={"mood": 1})
     assert error.value.param == "mood"
-    assert server.http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024)).status_code == 413
+    headers = {"Content-Type": "application/json"}
+    assert server.http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024), headers=headers).status_code == 413
+
+
+def test_what_a_browser_may_not_do(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+    for headers, status in (
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Origin": server.url}, 200),
+    ):
+        answer = server.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == status, headers
+        until(lambda answer=answer: answer.headers["x-request-id"] in server.stderr())
+
+
+def test_the_log_shows_the_engine_and_every_request(server: Server) -> None:
+    answer = server.openai.with_options(default_headers={"X-Request-Id": "my-trace"}).chat.completions.with_raw_response
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    headers = answer.create(model=MODEL, messages=messages, max_tokens=3).headers
+    assert headers["x-request-id"] == "my-trace"
+    until(lambda: "id=my-trace " in server.stderr())
+    (line,) = [line for line in server.stderr().splitlines() if "id=my-trace " in line]
+    assert " INFO    http pagewood.server.requests: POST /v1/chat/completions 200 id=my-trace " in line
+    assert line.endswith("tokens_out=3")
+
+
+def test_a_half_closed_client_gets_its_answer(server: Server) -> None:
+    content = httpx.Request("POST", server.url, json={"model": MODEL, "prompt": "a", "max_tokens": 200}).content
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"HTTP/1.1 200 OK" in answer
+    assert b'"finish_reason"' in answer
+
+
+def test_idle_connections_do_not_lock_others_out(tmp_path: Path) -> None:
+    with closing(Server(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))) as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        idle = [socket.create_connection(address) for _ in range(200)]
+        assert server.http.get("/health").status_code == 200
+        assert ask(server, QUESTION).choices[0].finish_reason == "stop"
+        for connection in idle:
+            connection.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -212,7 +260,8 @@ def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> No
     body = {"model": MODEL, "prompt": ["a"] * 32, "stream": stream, "max_tokens": 1500, "ignore_eos": True}
     with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
         content = httpx.Request("POST", server.url, json=body).content
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
         until(lambda: server.ready()["engine"]["num_running"] > 0)
     after = server.until_idle()
@@ -244,7 +293,7 @@ def test_sockets_are_private_and_refuse_pickle(server: Server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> None:
-    create: Any = own_server.openai.completions.create  # more than can be done before it has to stop
+    create: Any = own_server.openai.completions.create  # more work than the server can do before it stops
     stream = create(model=MODEL, prompt=[QUESTION] * 64, stream=True, **LONG)
     next(iter(stream))
     pids = own_server.children().values()
@@ -258,7 +307,7 @@ def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> N
     until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
 
 
-def test_a_start_can_be_broken_off(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("start")
     process = subprocess.Popen(
         [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"],
@@ -285,11 +334,12 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         stream = iter(ask(own_server, QUESTION, stream=True, **LONG))
         next(stream)
         if stage == "tokenizer":
-            # What has left the tokenizer goes on; a request that is in it when it dies fails.
+            # Requests that have left the tokenizer go on; a request that is in it when it dies fails.
             os.kill(pid, signal.SIGSTOP)
             with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
                 content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
-                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                head += "Content-Type: application/json\r\n"
                 head += f"Content-Length: {len(content)}\r\n\r\n"
                 connection.sendall(head.encode() + content)
                 until(lambda: own_server.ready()["requests"]["live"] == 2)
@@ -313,7 +363,7 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
 
 
 def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Path) -> None:
-    """With write-back, nothing is on the disk before the server is told to stop."""
+    """With write-back, nothing is on the disk before the server stops."""
     first, second = tmp_path / "first", tmp_path / "second"
     options = [
         "--tokenizer-workers", "1", "--host-cache-gb", "0.2", "--cache-write-policy", "write_back",
@@ -377,7 +427,7 @@ def test_chat_in_the_terminal(server: Server) -> None:
     result = run("chat", "--url", server.url, stdin=f"{QUESTION}\n\n/clear\n{QUESTION}\n/exit\n")
     assert result.stderr == ""
     assert result.stdout.count(answer) == 2
-    assert "forgotten" in result.stdout
+    assert "new conversation" in result.stdout
     too_long = run("chat", "--url", server.url, stdin="word " * 5000 + "\n")
     assert "maximum context length" in too_long.stderr
     nobody = run("chat", "--url", "http://127.0.0.1:9", stdin="")

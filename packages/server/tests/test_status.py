@@ -1,4 +1,4 @@
-"""What /ready and the terminal say of an engine, from its birth through its death to the next one."""
+"""The state of the engine in /ready and in the terminal, from its start over its death to the next engine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 
 from pagewood.server import wire
 from pagewood.server.console import Console
-from pagewood.server.status import STALLED_AFTER_S, EngineState, EngineStatus
+from pagewood.server.status import SILENT_LIMIT_S, STEP_LIMIT_S, EngineState, EngineStatus
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
 
 
 class Clock:
-    """Time that the test decides."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -21,11 +21,11 @@ class Clock:
         return self.now_s
 
 
-def pulse(incarnation: int, *, relay: int = 0) -> wire.Pulse:
-    return wire.Pulse(incarnation=incarnation, model=MODEL, counters={"num_steps": 1}, relay=relay)
+def pulse(incarnation: int, *, relay: int = 0, step_s: float = 0.0) -> wire.Pulse:
+    return wire.Pulse(incarnation=incarnation, model=MODEL, counters={"num_steps": 1}, relay=relay, step_s=step_s)
 
 
-def test_the_life_of_an_engine() -> None:
+def test_states_of_an_engine() -> None:
     clock = Clock()
     status = EngineStatus(clock=clock)
     assert (status.state, status.detail) == (EngineState.STARTING, "the engine process is starting")
@@ -34,13 +34,18 @@ def test_the_life_of_an_engine() -> None:
     assert status.model is None
     status.take(pulse(0))
     assert (status.state, status.model, status.counters) == (EngineState.READY, MODEL, {"num_steps": 1})
-    clock.now_s += STALLED_AFTER_S + 1
+    clock.now_s += SILENT_LIMIT_S + 1
     assert (status.state, status.detail) == (EngineState.STALLED, "the engine has been silent for 61 s")
     status.take(pulse(0))
     assert status.state is EngineState.READY
+    for step_s in (SILENT_LIMIT_S + 1, STEP_LIMIT_S):  # a long step is not a dead engine
+        status.take(pulse(0, step_s=step_s))
+        assert status.state is EngineState.READY
+    status.take(pulse(0, step_s=STEP_LIMIT_S + 1))
+    assert (status.state, status.detail) == (EngineState.STALLED, "the engine has computed one step for 901 s")
     status.lost(next_incarnation=1)
     assert (status.state, status.counters) == (EngineState.DOWN, {})
-    status.take(pulse(0))  # late words of the dead
+    status.take(pulse(0))  # a late message of the dead engine
     assert status.state is EngineState.DOWN
     status.take(wire.Loading(incarnation=1, what="importing torch", done=0, total=1))
     assert (status.state, status.detail) == (EngineState.STARTING, "importing torch")
@@ -68,11 +73,11 @@ def test_the_engine_is_not_ready_until_it_is_heard_through_the_new_detokenizer()
     assert status.state is EngineState.READY
 
 
-def test_the_terminal_hears_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     status = EngineStatus(clock=clock)
     console = Console(url="http://127.0.0.1:1", model_name="m", clock=clock)
-    for done in range(50):  # of what changes fast, a line a second
+    for done in range(50):  # at most one line per second
         status.take(wire.Loading(incarnation=0, what="compiling", done=done, total=50))
         console.show(status)
         clock.now_s += 0.125

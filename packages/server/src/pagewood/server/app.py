@@ -1,4 +1,4 @@
-"""The HTTP side as a Starlette application: validates, submits, maps errors; it never sees a token."""
+"""The HTTP endpoints: they validate requests, submit them, and map errors to responses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from starlette.types import ASGIApp
 
 from pagewood.engine.api import SamplingParams
 from pagewood.server import openai_chat, openai_completions, openai_fields, wire
+from pagewood.server.access import AccessRules
+from pagewood.server.bodies import Bodies
+from pagewood.server.connections import Connections
 from pagewood.server.errors import ApiError, unavailable
+from pagewood.server.exchange import FrontDoor, exchange_of
 from pagewood.server.formats import Format
+from pagewood.server.limits import HttpLimits
 from pagewood.server.live import LiveRequests, new_request_id
 from pagewood.server.openai_fields import GenerationFields
 from pagewood.server.priority import parse_priority
@@ -27,27 +32,30 @@ from pagewood.server.status import EngineState, EngineStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """What the endpoints work with."""
+    """The endpoints and what they work with."""
 
     live: LiveRequests
     status: EngineStatus
     defaults: SamplingParams
     model_name: str
-    max_body_bytes: int
+    limits: HttpLimits
+    access: AccessRules
+    connections: Connections
+    bodies: Bodies
     started: int
     """Unix time, seconds."""
 
     def take(self, message: wire.ToHttp) -> None:
-        """Take what came up the pipeline."""
+        """Take a message of the detokenizer."""
         match message:
             case wire.Answers():
                 self.live.take(message)
             case wire.Loading() | wire.Pulse():
                 self.status.take(message)
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the application."""
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
@@ -64,10 +72,15 @@ class Frontend:
                 Exception: _unexpected_error,
             },
         )
+        # A redirect would go to whatever host the request names.
+        app.router.redirect_slashes = False  # not ours
+        return FrontDoor(
+            app=app, access=self.access, is_crowded=lambda: self.connections.is_crowded, respond=error_response
+        )
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
-        chat = openai_chat.parse_chat(await self._body(request))
+        chat = openai_chat.parse_chat(await self.bodies.read(request))
         model = self._model(chat.model)
         answer_id = new_request_id("chatcmpl")
         return self._respond(
@@ -82,13 +95,12 @@ class Frontend:
                 id=answer_id,
                 created=int(time.time()),
                 model=self.model_name,
-                include_usage=openai_fields.include_usage(chat),
             ),
         )
 
     async def completions(self, request: Request) -> ASGIApp:
         """Continue one or more prompts."""
-        completion = openai_completions.parse_completion(await self._body(request))
+        completion = openai_completions.parse_completion(await self.bodies.read(request))
         model = self._model(completion.model)
         answer_id = new_request_id("cmpl")
         return self._respond(
@@ -103,16 +115,15 @@ class Frontend:
                 id=answer_id,
                 created=int(time.time()),
                 model=self.model_name,
-                include_usage=openai_fields.include_usage(completion),
             ),
         )
 
     async def priority(self, request: Request) -> Response:
-        """Give a request that waits, runs or streams another priority."""
+        """Change the priority of a request that is queued, running or streaming."""
         name: str = request.path_params["name"]
-        priority = parse_priority(await self._body(request))
+        priority = parse_priority(await self.bodies.read(request))
         if not self.live.prioritize(name, priority):
-            raise ApiError(f"No request '{name}' is waiting or running.", status=404, code="request_not_found")
+            raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
         return json_response(msgspec.json.encode({"id": name, "object": "request", "priority": priority}))
 
     async def models(self, request: Request) -> Response:
@@ -129,7 +140,7 @@ class Frontend:
         return json_response(b'{"status":"ok"}')
 
     async def ready(self, request: Request) -> Response:
-        """Readiness and progress: whether the engine serves, and its counters as of its last pulse."""
+        """Readiness and progress: whether the engine serves, and the counters of its last pulse."""
         silent_s = self.status.seconds_since_pulse
         state = self.status.state
         body = {
@@ -139,6 +150,7 @@ class Frontend:
             "requests": {"live": self.live.num_live, "ending": self.live.num_ending},
             "engine": self.status.counters,
             "seconds_since_pulse": None if silent_s is None else round(silent_s, 3),
+            "seconds_in_step": round(self.status.step_s, 3),
         }
         is_ready = state is EngineState.READY
         headers = None if is_ready else {"Retry-After": "2"}
@@ -157,7 +169,7 @@ class Frontend:
         format: Format,
     ) -> GroupResponse:
         sampling = openai_fields.sampling(fields, self.defaults, max_tokens=max_tokens, vocab_size=model.vocab_size)
-        include_usage = openai_fields.include_usage(fields)
+        options = openai_fields.stream_options(fields)
         group = self.live.submit(
             [
                 wire.Generate(
@@ -180,24 +192,15 @@ class Frontend:
             num_prompts=len(prompts),
             format=format,
             stream=bool(fields.stream),
-            include_usage=include_usage,
+            options=options,
         )
 
-    async def _body(self, request: Request) -> bytes:
-        """Read the body, and no more of it than is allowed."""
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self.max_body_bytes:
-                raise ApiError(
-                    f"The body of your request is longer than {self.max_body_bytes} bytes.",
-                    status=413,
-                    code="request_too_large",
-                )
-        return bytes(body)
-
     def _model(self, name: str) -> wire.Model:
-        """Return the loaded model, if it is the one that is asked for and can serve now."""
+        """Return the loaded model.
+
+        Raises:
+            ApiError: the request names another model, or the engine is not ready.
+        """
         self._check_name(name)
         model = self.status.model
         if model is None or self.status.state is not EngineState.READY:
@@ -220,35 +223,40 @@ class Frontend:
             "object": "model",
             "created": self.started,
             "owned_by": "pagewood",
+            "root": self.model_name,  # `vllm bench serve` reads it if it gets no --model
+            "parent": None,
             "max_model_len": None if model is None else model.max_length,
         }
 
 
 def _names(request: Request, answer_id: str) -> frozenset[str]:
-    """Return what a client may call its request: the id of its answers, and the id that it sent itself."""
+    """Return the names of a request: the id of its answers, its `x-request-id`, and `X-Client-Request-Id` if sent."""
+    names = {answer_id, exchange_of(request.scope).request_id}
     own_id = request.headers.get("x-client-request-id")
-    return frozenset({answer_id, own_id} if own_id else {answer_id})
+    return frozenset(names | {own_id} if own_id else names)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(request.scope, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer what the router found wrong."""
+    """Answer an error of the router."""
     assert isinstance(error, HTTPException)
     path = f"{request.method} {request.url.path}"
     message = {404: f"Unknown path: {path}.", 405: f"Method not allowed: {path}."}.get(error.status_code, error.detail)
     code = {404: "unknown_path", 405: "method_not_allowed"}.get(error.status_code)
-    return error_response(ApiError(message, status=error.status_code, code=code, headers=dict(error.headers or {})))
+    headers = dict(error.headers or {})
+    return error_response(request.scope, ApiError(message, status=error.status_code, code=code, headers=headers))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Answer nobody: the client left before its request was whole."""
+    """Answer a client that left before its request was complete; nothing of the answer is sent."""
     return Response(status_code=400)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
-    """Answer a defect of this server; Starlette raises it again, so that it is reported."""
-    return error_response(ApiError("The server had an error.", status=500, type="server_error", code="internal_error"))
+    """Answer a defect of this server. Starlette raises the error again afterwards, so that it is logged."""
+    defect = ApiError("The server had an error.", status=500, type="server_error", code="internal_error")
+    return error_response(request.scope, defect)

@@ -1,4 +1,4 @@
-"""What the person who started the server sees."""
+"""Messages in the terminal in which the server was started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_EVERY_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Console:
-    """Prints what the engine does until it serves, and then how to talk to it. Invariant: says each thing once."""
+    """Prints the progress of loading, then how to use the server. Invariant: no message is printed twice in a row."""
 
     url: str
     model_name: str
@@ -28,7 +28,7 @@ class Console:
         self.started_s = self.clock()
 
     def show(self, status: EngineStatus) -> None:
-        """Print what is new in `status`; of what changes fast, a line a second."""
+        """Print what is new in `status`, at most one line of progress per second."""
         if status.state is EngineState.READY:
             if not self.welcomed:
                 self.welcomed = True

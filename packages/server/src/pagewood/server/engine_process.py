@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pagewood.server import wire
 from pagewood.server.child import ParentWatch, Settings, run_child
-from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat, SharedSender
 from pagewood.server.links import ZmqReceiver, ZmqSender
 
 
@@ -24,24 +24,26 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     from pagewood.engine.build import build_engine  # takes seconds, so it is reported first
 
     commands = EngineInbox(inbox, stopped=stopped)
+    shared = SharedSender(outbox)
     try:
-        answers = EngineOutbox(outbox, incarnation=settings.incarnation)
+        answers = EngineOutbox(shared, incarnation=settings.incarnation)
         engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
     except (ValueError, OSError) as error:  # a bad model or setting: the message is enough
         print(f"pagewood: error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
-    commands.attach(
-        Heartbeat(
-            outbox,
-            incarnation=settings.incarnation,
-            model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
-            counters=lambda: asdict(engine.counters()),
-        )
+    heartbeat = Heartbeat(
+        shared,
+        incarnation=settings.incarnation,
+        model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
+        counters=lambda: asdict(engine.counters()),
     )
+    commands.attach(heartbeat)
+    heartbeat.start()
     try:
         engine.run(stopped)
     finally:
         engine.close()
+        heartbeat.stop()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's clients expect to hear it."""
+"""Errors in the form that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """A request that cannot be answered: an HTTP status and the four fields of OpenAI's error object."""
+    """An error response: an HTTP status and the four fields of OpenAI's error object."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers = headers or {}
         self._error = _Error(message, type, param, code)
 
@@ -42,7 +43,7 @@ class ApiError(Exception):
 
 
 def overloaded(limit: int) -> ApiError:
-    """Return the error of a request that finds `limit` others before it."""
+    """Return the error of a request that would exceed the limit of requests in the server."""
     return ApiError(
         f"The server already holds {limit} requests; try again later.",
         status=429,
@@ -52,15 +53,25 @@ def overloaded(limit: int) -> ApiError:
     )
 
 
+def too_many_prompts(num_prompts: int, limit: int, *, param: str) -> ApiError:
+    """Return the error of a request whose prompts would not even fit into an empty server."""
+    return ApiError(
+        f"Invalid value for '{param}': expected at most {limit} prompts, which is the number of requests that this "
+        f"server holds, but got {num_prompts} instead.",
+        param=param,
+        code="invalid_value",
+    )
+
+
 def unavailable(message: str, *, code: str) -> ApiError:
-    """Return the error of a request that the server cannot serve now, through no fault of the request."""
+    """Return the error of a request that the server cannot serve now, for reasons outside the request."""
     return ApiError(message, status=503, type="server_error", code=code, headers={"Retry-After": "2"})
 
 
 def failed(finish: FinishReason, refusal: Refusal | None, *, prompt_param: str) -> ApiError | None:
-    """Return the error that the end of a request means; None where it ended as requests should.
+    """Return the error that a finish reason means, or None for a normal end.
 
-    What tokenizer and engine call the prompt is, to the client, the parameter `prompt_param`.
+    The tokenizer and the engine call the prompt `prompt`; the client calls it `prompt_param`.
     """
     match finish:
         case FinishReason.STOP | FinishReason.LENGTH:
@@ -70,7 +81,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, prompt_param: str) 
             param = prompt_param if why.param == "prompt" else why.param
             return ApiError(why.message, param=param, code=why.code)
         case FinishReason.ABORT:
-            return unavailable("The request was ended before it was complete.", code="aborted")
+            return unavailable("The request was aborted before it was complete.", code="aborted")
         case FinishReason.ERROR:
             message = "The engine failed on this request." if refusal is None else refusal.message
             return ApiError(message, status=500, type="server_error", code="engine_error")

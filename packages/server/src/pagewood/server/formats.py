@@ -1,4 +1,4 @@
-"""What an endpoint has to say about how its answers look; the two ways to send them know nothing else of it."""
+"""What the JSON of an answer looks like; each endpoint has a format, and the code that sends answers knows no other."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pagewood.server import wire
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Where the tokens of the prompts came from."""
+    """Prompt tokens by their origin."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a request cost, in tokens."""
+    """Tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,9 +26,13 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+ChunkUsage = Usage | msgspec.UnsetType | None
+"""The `usage` of a chunk: counts, no such field (UNSET), or null."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Counts of one prompt, from its answers."""
+    """Counts of one prompt, taken from its answers."""
 
     num_prompt_tokens: int = 0  # written by: add
     num_cached_tokens: int = 0  # written by: add
@@ -42,7 +46,7 @@ class Tally:
 
 
 def usage(tallies: Sequence[Tally]) -> Usage:
-    """Return what all prompts of a request cost together."""
+    """Return the tokens of all prompts of a request together."""
     num_prompt = sum(tally.num_prompt_tokens for tally in tallies)
     num_output = sum(tally.num_output_tokens for tally in tallies)
     cached = PromptTokensDetails(sum(tally.num_cached_tokens for tally in tallies))
@@ -50,24 +54,24 @@ def usage(tallies: Sequence[Tally]) -> Usage:
 
 
 class Format(Protocol):
-    """How the answers of one HTTP request look; every method returns the JSON of one object."""
+    """The answers of one HTTP request; every method returns the JSON of one object."""
 
-    def begin(self, index: int) -> bytes | None:
-        """Return what a stream says before the text of prompt `index`, if anything."""
+    def begin(self, index: int, usage: ChunkUsage) -> bytes | None:
+        """Return the chunk that comes before the text of prompt `index`, or None if there is none."""
         ...
 
-    def text(self, index: int, text: str) -> bytes:
+    def text(self, index: int, text: str, usage: ChunkUsage) -> bytes:
         """Return the chunk with the next text of prompt `index`."""
         ...
 
-    def end(self, index: int, reason: str) -> bytes:
+    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
         """Return the chunk that ends prompt `index`."""
         ...
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the chunk that ends the stream."""
+        """Return the chunk without choices that ends the stream."""
         ...
 
     def whole(self, texts: Sequence[str], reasons: Sequence[str], usage: Usage) -> bytes:
-        """Return the one answer to all prompts."""
+        """Return the complete answer to all prompts."""
         ...

@@ -1,4 +1,4 @@
-"""The requests that are in the server: sent down the pipeline, answered, cancelled, or failed with their process."""
+"""The requests that the server holds: sent to a tokenizer, answered, cancelled, or failed with their process."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagewood.server import wire
-from pagewood.server.errors import ApiError, failed, overloaded, unavailable
+from pagewood.server.errors import ApiError, failed, overloaded, too_many_prompts, unavailable
 from pagewood.server.links import Sender
 from pagewood.server.loads import TokenizerLoads
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveGroup:
-    """The prompts of one HTTP request. Its answers come out of `next`, as (index of the prompt, answer)."""
+    """The prompts of one HTTP request. `next` returns its answers, each with the index of its prompt."""
 
     prompt_param: str
-    """What its client calls the prompt."""
+    """The client's name of the prompt field."""
     names: frozenset[str] = frozenset()
-    """What its client calls the request."""
+    """Names by which a client may refer to the HTTP request."""
     queue: asyncio.Queue[tuple[int, wire.Answer] | ApiError] = field(
         default_factory=asyncio.Queue[tuple[int, wire.Answer] | ApiError]
     )
     open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
-    """Requests of this group whose last answer is still to come."""
+    """Requests of this group that still wait for their last answer."""
 
     async def next(self) -> tuple[int, wire.Answer]:
         """Wait for the next answer.
 
         Raises:
-            ApiError: a request of the group was refused, or a process that it was in died.
+            ApiError: a request of the group was refused, or a process that held it died.
         """
         item = await self.queue.get()
         if isinstance(item, ApiError):
@@ -52,14 +52,14 @@ class _LiveRequest:
 
 
 class LiveRequests:
-    """Every request between its arrival and the end of it in the engine.
+    """Every request from its arrival until the engine has ended it.
 
-    Invariant: the last that a client hears comes exactly once, whatever dies. A request keeps to one tokenizer, and
-    cancellations and priorities follow it there, so none can overtake it.
+    Invariant: a client gets exactly one end of each request, whichever process dies. A request keeps to one tokenizer;
+    cancellations and priorities take the same way, so none overtakes its request.
 
     Args:
-        tokenizers: the way into each tokenizer.
-        limit: how many requests there may be.
+        tokenizers: a sender to each tokenizer.
+        limit: largest number of requests.
     """
 
     __slots__ = ("_ending", "_limit", "_live", "_loads", "_tokenizers")
@@ -70,33 +70,35 @@ class LiveRequests:
         self._tokenizers = tokenizers
         self._limit = limit
         self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
-        # Cancelled, with the tokenizer that was told, and not yet confirmed by the engine.
+        # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
         self._ending: dict[str, int] = {}  # written by: _answer, close, fail_all
         self._loads = TokenizerLoads(len(tokenizers))
 
     @property
     def num_live(self) -> int:
-        """Requests whose client waits."""
+        """Requests that a client waits for."""
         return len(self._live)
 
     @property
     def num_ending(self) -> int:
-        """Requests whose client does not wait any more, while the engine still has to confirm their end."""
+        """Requests that no client waits for, and whose end the engine has not confirmed yet."""
         return len(self._ending)
 
     def submit(
         self, prompts: Sequence[wire.Generate], *, prompt_param: str, names: frozenset[str] = frozenset()
     ) -> LiveGroup:
-        """Send the prompts of one HTTP request on their way; the caller must `close` the group.
+        """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
 
         Args:
-            prompts: each a request of the engine.
-            prompt_param: what the client calls the prompt.
-            names: what the client calls the HTTP request.
+            prompts: one request to the engine for each.
+            prompt_param: the client's name of the prompt field.
+            names: names by which a client may refer to the HTTP request.
 
         Raises:
-            ApiError: there are too many requests already; none of these was sent.
+            ApiError: the server holds too many requests, or could never hold this many; no prompt was sent.
         """
+        if len(prompts) > self._limit:
+            raise too_many_prompts(len(prompts), self._limit, param=prompt_param)
         if len(self._live) + len(self._ending) + len(prompts) > self._limit:
             raise overloaded(self._limit)
         group = LiveGroup(prompt_param=prompt_param, names=names)
@@ -109,36 +111,36 @@ class LiveRequests:
         return group
 
     def close(self, group: LiveGroup) -> None:
-        """The client has what it wanted, or is gone: cancel what is left of the group."""
+        """Cancel what is left of a group: its client has all answers, or is gone."""
         for request_id in tuple(group.open_ids):
             self._cancel(request_id, self._forget(request_id))
 
     def prioritize(self, name: str, priority: int) -> bool:
-        """Give the HTTP requests of that name another priority; return whether there are any."""
-        named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
+        """Change the priority of the HTTP requests with that name; return whether there are any."""
+        named = [(request_id, request) for request_id, request in self._live.items() if name in request.group.names]
         for request_id, request in named:
             message = wire.Prioritize(request_id=request_id, priority=priority)
             self._tokenizers[request.tokenizer].send(wire.encode(message))
         return bool(named)
 
     def take(self, answers: wire.Answers) -> None:
-        """Hand the answers of one step to their clients."""
+        """Pass the answers of one step to their groups."""
         for answer in answers.answers:
             self._answer(answer)
 
     def tokenizer_lost(self, tokenizer: int) -> None:
-        """A tokenizer died: what was in it is gone, be it requests or cancellations."""
+        """Fail the requests that were in a tokenizer that died, and repeat the cancellations that were in it."""
         error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
         self._loads.clear(tokenizer)
         for request_id, request in tuple(self._live.items()):
             if request.tokenizer == tokenizer and not request.answered:
                 self._fail(request_id, error)
-        for request_id, told in self._ending.items():
-            if told == tokenizer:
-                self._tell_cancel(request_id, tokenizer)
+        for request_id, cancelled_at in self._ending.items():
+            if cancelled_at == tokenizer:
+                self._send_cancel(request_id, tokenizer)
 
     def fail_all(self, error: ApiError) -> None:
-        """The engine or the detokenizer died: no request gets a trustworthy end from there, and none is waited for."""
+        """Fail all requests: the engine or the detokenizer died, so no later end of a request can be trusted."""
         for request_id in tuple(self._live):
             self._fail(request_id, error)
         self._ending.clear()
@@ -165,20 +167,20 @@ class LiveRequests:
         request.group.queue.put_nowait((request.index, answer))
         if answer.finish is not None:
             self._forget(answer.request_id)
-            if not answer.ended:  # a stop string: the engine does not know of it
+            if not answer.ended:  # ended by a stop string, which the engine does not know
                 self._cancel(answer.request_id, request)
 
     def _fail(self, request_id: str, error: ApiError) -> None:
-        """End a request for its client. It may still be on its way to the engine, so it is cancelled as well."""
+        """End a request for its client, and cancel it: it may still be on its way to the engine."""
         request = self._forget(request_id)
         request.group.queue.put_nowait(error)
-        self._tell_cancel(request_id, request.tokenizer)
+        self._send_cancel(request_id, request.tokenizer)
 
     def _cancel(self, request_id: str, request: _LiveRequest) -> None:
         self._ending[request_id] = request.tokenizer
-        self._tell_cancel(request_id, request.tokenizer)
+        self._send_cancel(request_id, request.tokenizer)
 
-    def _tell_cancel(self, request_id: str, tokenizer: int) -> None:
+    def _send_cancel(self, request_id: str, tokenizer: int) -> None:
         self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
 
     def _forget(self, request_id: str) -> _LiveRequest:
@@ -188,5 +190,5 @@ class LiveRequests:
 
 
 def new_request_id(prefix: str) -> str:
-    """Return an id that no other request has, such as `chatcmpl-8c1f...`."""
+    """Return a unique id, such as `chatcmpl-8c1f...`."""
     return f"{prefix}-{uuid.uuid4().hex}"

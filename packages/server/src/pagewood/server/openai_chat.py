@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: what a request may hold, the prompt it means, and how its answers look."""
+"""`POST /v1/chat/completions`: the fields of a request, its prompt, and the JSON of its answers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,38 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server import openai_fields, wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import Usage
+from pagewood.server.formats import ChunkUsage, Usage
 from pagewood.server.openai_fields import INT32_MAX, GenerationFields
 from pagewood.server.validation import kind, parse
 
 NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
+    # OpenAI
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
     "web_search_options": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None,),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None, "medium"),
+    # vLLM, SGLang and other servers
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "add_special_tokens": (None, False),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "documents": (None, []),
+    "include_reasoning": (None, True),
+    "separate_reasoning": (None, True),
+    "stream_reasoning": (None, True),
 }
+"""Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
 IGNORED = openai_fields.IGNORED | {"parallel_tool_calls"}
 
 
@@ -53,7 +66,7 @@ def _part(part: Any) -> str:
 
 
 class Message(BaseModel):
-    """One message. The fields of answers are accepted where they are empty, so that an answer can be sent back."""
+    """One message. Fields that only answers have are accepted if they are empty: clients send answers back."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -78,7 +91,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     """Return the request that `body` holds.
 
     Raises:
-        ApiError: it is not a chat request that can be served.
+        ApiError: a field is wrong, missing, unknown or not supported.
     """
     request = parse(ChatRequest, body, neutral=NEUTRAL, ignored=IGNORED)
     for index, message in enumerate(request.messages):
@@ -89,8 +102,8 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 
 def prompt(request: ChatRequest) -> wire.ChatPrompt:
-    """Return the conversation as the model's chat template reads it."""
-    # "developer" is the newer word for "system", and the templates of models know the older one.
+    """Return the conversation in the form that the model's chat template reads."""
+    # "developer" is the newer word for "system"; chat templates know the older word.
     return wire.ChatPrompt(
         messages=tuple(
             {
@@ -104,15 +117,15 @@ def prompt(request: ChatRequest) -> wire.ChatPrompt:
 
 
 def max_tokens(request: ChatRequest) -> int | None:
-    """Return how many tokens the answer may have; None: as many as fit.
+    """Return the longest answer in tokens; None: as many as fit.
 
     Raises:
-        ApiError: the two names of this number disagree.
+        ApiError: `max_tokens` and `max_completion_tokens` differ.
     """
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise ApiError(
-            f"'max_tokens' ({old}) and 'max_completion_tokens' ({new}) are two names of one number; send one of them.",
+            f"'max_tokens' ({old}) and 'max_completion_tokens' ({new}) must be equal; send only one of them.",
             param="max_completion_tokens",
             code="invalid_value",
         )
@@ -137,7 +150,7 @@ class _Chunk(msgspec.Struct, frozen=True):
     created: int
     model: str
     choices: tuple[_ChunkChoice, ...]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    usage: ChunkUsage = msgspec.UNSET
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -164,38 +177,36 @@ class _Completion(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """How the answers to one chat request look."""
+    """The answers to one chat request."""
 
     id: str
     created: int
     """Unix time, seconds."""
     model: str
-    include_usage: bool
 
-    def begin(self, index: int) -> bytes:
-        """Say who speaks."""
-        return self._chunk(_ChunkChoice(index, _Delta(role="assistant", content="")))
+    def begin(self, index: int, usage: ChunkUsage) -> bytes:
+        """Return the chunk with the role."""
+        return self._chunk(_ChunkChoice(index, _Delta(role="assistant", content="")), usage)
 
-    def text(self, index: int, text: str) -> bytes:
-        """Return the next piece of the message."""
-        return self._chunk(_ChunkChoice(index, _Delta(content=text)))
+    def text(self, index: int, text: str, usage: ChunkUsage) -> bytes:
+        """Return the chunk with the next text of the message."""
+        return self._chunk(_ChunkChoice(index, _Delta(content=text)), usage)
 
-    def end(self, index: int, reason: str) -> bytes:
-        """Return why the message ended."""
-        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=reason))
+    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
+        """Return the chunk with the reason why the message ended."""
+        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=reason), usage)
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices."""
         return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (), usage))
 
     def whole(self, texts: Sequence[str], reasons: Sequence[str], usage: Usage) -> bytes:
-        """Return the message as a whole."""
+        """Return the complete answer."""
         choices = tuple(
             _Choice(index, _Message("assistant", text), None, reason)
             for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
         )
         return msgspec.json.encode(_Completion(self.id, "chat.completion", self.created, self.model, choices, usage))
 
-    def _chunk(self, choice: _ChunkChoice) -> bytes:
-        usage = None if self.include_usage else msgspec.UNSET
+    def _chunk(self, choice: _ChunkChoice, usage: ChunkUsage) -> bytes:
         return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (choice,), usage))

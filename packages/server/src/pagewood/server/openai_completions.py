@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: what a request may hold, the prompts it means, and how its answers look."""
+"""`POST /v1/completions`: the fields of a request, its prompts, and the JSON of its answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 
 from pagewood.server import openai_fields, wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import Usage
+from pagewood.server.formats import ChunkUsage, Usage
 from pagewood.server.openai_fields import GenerationFields, check_tokens
 from pagewood.server.validation import kind, parse
 
@@ -21,20 +21,23 @@ MAX_PROMPTS = 128
 
 NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
     "best_of": (None, 1),
-    "logprobs": (None,),
+    "logprobs": (None, False),
     "suffix": (None, ""),
+    "add_special_tokens": (None, True),
+    "prompt_embeds": (None,),
 }
+"""Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
 
 Texts = list[str]
 TokenLists = list[list[int]]
 
 
 def _prompts(value: Any) -> Texts | TokenLists:
-    """Return a text, a list of texts, a list of ids, or a list of these, as a list of prompts."""
+    """Return the prompts of a text, a list of texts, a list of ids, or a list of lists of ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a string, or an array of strings or of token ids, that is not empty{_got(value)}")
+        raise ValueError(f"expected a string, or a non-empty array of strings or token ids{_got(value)}")
     items = cast("list[Any]", value)
     if all(isinstance(item, str) for item in items):
         return items
@@ -64,7 +67,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Return the request that `body` holds.
 
     Raises:
-        ApiError: it is not a completion request that can be served.
+        ApiError: a field is wrong, missing, unknown or not supported.
     """
     request = parse(CompletionRequest, body, neutral=NEUTRAL, ignored=openai_fields.IGNORED)
     num_prompts = len(request.prompt)
@@ -81,7 +84,7 @@ def prompts(request: CompletionRequest, *, vocab_size: int) -> list[wire.TextPro
     """Return the prompts of a request.
 
     Raises:
-        ApiError: an id is not in the vocabulary.
+        ApiError: a token id is not in the vocabulary.
     """
     return [_prompt(one, vocab_size=vocab_size) for one in cast("Texts | TokenLists", request.prompt)]
 
@@ -106,44 +109,40 @@ class _Completion(msgspec.Struct, frozen=True):
     created: int
     model: str
     choices: tuple[_Choice, ...]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    usage: ChunkUsage = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionFormat:
-    """How the answers to one completion request look."""
+    """The answers to one completion request."""
 
     id: str
     created: int
     """Unix time, seconds."""
     model: str
-    include_usage: bool
 
-    def begin(self, index: int) -> None:
-        """Say nothing: there are no roles here."""
+    def begin(self, index: int, usage: ChunkUsage) -> None:
+        """Return None: a completion has no roles."""
 
-    def text(self, index: int, text: str) -> bytes:
-        """Return the next piece of the text."""
-        return self._chunk(_Choice(index, text))
+    def text(self, index: int, text: str, usage: ChunkUsage) -> bytes:
+        """Return the chunk with the next text."""
+        return self._encode((_Choice(index, text),), usage)
 
-    def end(self, index: int, reason: str) -> bytes:
-        """Return why the text ended."""
-        return self._chunk(_Choice(index, "", finish_reason=reason))
+    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
+        """Return the chunk with the reason why the text ended."""
+        return self._encode((_Choice(index, "", finish_reason=reason),), usage)
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices."""
         return self._encode((), usage)
 
     def whole(self, texts: Sequence[str], reasons: Sequence[str], usage: Usage) -> bytes:
-        """Return all texts as a whole."""
+        """Return the complete answer."""
         choices = [
             _Choice(index, text, finish_reason=reason)
             for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
         ]
         return self._encode(tuple(choices), usage)
 
-    def _chunk(self, choice: _Choice) -> bytes:
-        return self._encode((choice,), None if self.include_usage else msgspec.UNSET)
-
-    def _encode(self, choices: tuple[_Choice, ...], usage: Usage | msgspec.UnsetType | None) -> bytes:
+    def _encode(self, choices: tuple[_Choice, ...], usage: ChunkUsage) -> bytes:
         return msgspec.json.encode(_Completion(self.id, "text_completion", self.created, self.model, choices, usage))

@@ -1,4 +1,4 @@
-"""The fields that chat and text completions have in common, and what they mean to the engine."""
+"""The fields that chat completions and completions have in common, and what they mean to the engine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,60 @@ IGNORED = frozenset(
         "prompt_cache_retention",
     }
 )
-"""Fields about the account and the accounting of a hosted service."""
+"""Fields about accounts and storage of a hosted service. They have no effect here, whatever their value."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # OpenAI
     "n": (None, 1),
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
+    # vLLM, SGLang and other servers: sampling
+    "repetition_penalty": (None, 1),
+    "length_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "use_beam_search": (None, False),
+    "early_stopping": (None, False),
+    "typical_p": (None, 1),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "logits_processors": (None, []),
+    "custom_logit_processor": (None,),
+    "thinking_token_budget": (None,),
+    # grammars
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None, []),
+    "guided_grammar": (None,),
+    "guided_decoding_backend": (None,),
+    "guided_whitespace_pattern": (None,),
+    "structured_outputs": (None, {}),
+    "structural_tag": (None,),
+    "json_schema": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "response_format": (None, {"type": "text"}),
+    # text of prompt and answer
+    "detokenize": (None, True),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "include_stop_str_in_output": (None, False),
+    "no_stop_trim": (None, False),
+    "stop_regex": (None, []),
+    "truncate_prompt_tokens": (None,),
+    "prompt_logprobs": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "return_token_ids": (None, False),
+    "return_hidden_states": (None, False),
+    # caches, adapters and transfers
+    "cache_salt": (None, ""),
+    "lora_path": (None,),
+    "session_params": (None, {}),
+    "kv_transfer_params": (None, {}),
+    "vllm_xargs": (None, {}),
+    "mm_processor_kwargs": (None, {}),
 }
-"""Fields that are not supported, with the values at which they ask for nothing."""
+"""Fields that this server does not support -> the values that ask for nothing, which are accepted."""
 
 
 def _stops(value: Any) -> list[str]:
@@ -54,11 +99,12 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class GenerationFields(BaseModel):
-    """What a request may say about how its tokens are chosen, when they end, and how they are sent."""
+    """Fields that choose tokens, end the answer, and say how it is sent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -71,38 +117,45 @@ class GenerationFields(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
 
-    # Beyond OpenAI's API; its clients send them with `extra_body`.
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    # Beyond OpenAI's API; OpenAI's clients send these with `extra_body`.
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] | None = None
 
 
-def include_usage(fields: GenerationFields) -> bool:
-    """Return whether the stream ends with a chunk that holds the usage.
+def stream_options(fields: GenerationFields) -> StreamOptions:
+    """Return the options of the stream; all are off if the request has none.
 
     Raises:
-        ApiError: there are options for a stream, and no stream.
+        ApiError: the request has options for a stream, and asks for no stream.
     """
     if fields.stream_options is None:
-        return False
+        return StreamOptions()
     if not fields.stream:
         raise ApiError(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             param="stream_options",
             code="invalid_value",
         )
-    return bool(fields.stream_options.include_usage)
+    return fields.stream_options
 
 
 def sampling(
     fields: GenerationFields, defaults: SamplingParams, *, max_tokens: int | None, vocab_size: int
 ) -> SamplingParams:
-    """Return how the engine chooses tokens; `max_tokens` None asks for as many as fit.
+    """Return how the engine chooses tokens.
+
+    Args:
+        fields: the request.
+        defaults: values of fields that the request leaves out.
+        max_tokens: longest answer; None: as many tokens as fit.
+        vocab_size: number of token ids of the model.
 
     Raises:
-        ApiError: a stop token does not exist.
+        ApiError: a stop token is not in the vocabulary.
     """
     stop_token_ids = tuple(fields.stop_token_ids or ())
     check_tokens(stop_token_ids, param="stop_token_ids", vocab_size=vocab_size)
@@ -110,8 +163,8 @@ def sampling(
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=temperature if top_p else 0.0,  # no probability mass at all: only the likeliest token is left
-        top_k=defaults.top_k if fields.top_k is None else fields.top_k,
+        temperature=temperature if top_p else 0.0,  # top_p 0 leaves only the most likely token
+        top_k=defaults.top_k if fields.top_k is None else max(fields.top_k, 0),
         top_p=top_p or 1.0,
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         seed=fields.seed,
@@ -124,7 +177,7 @@ def check_tokens(tokens: tuple[int, ...] | list[int], *, param: str, vocab_size:
     """Check that all ids are in the vocabulary.
 
     Raises:
-        ApiError: one is not.
+        ApiError: an id is not in [0, vocab_size).
     """
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)

@@ -1,4 +1,4 @@
-"""The body that gives a live request another priority."""
+"""`POST /v1/requests/{id}/priority`: the body of a request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PriorityRequest(BaseModel):
 
 
 def parse_priority(body: bytes) -> int:
-    """Return the priority that `body` asks for.
+    """Return the new priority in `body`.
 
     Raises:
-        ApiError: it is not what it should be.
+        ApiError: the body is not such a request.
     """
     return parse(PriorityRequest, body, neutral={}, ignored=frozenset()).priority

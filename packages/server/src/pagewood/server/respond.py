@@ -1,4 +1,4 @@
-"""The two ways to send the answers of a group: as they come, or when all are there. Both end with their client."""
+"""The two ways to send the answers of a group: as a stream of events, or as one JSON body."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import Format, Tally, usage
+from pagewood.server.exchange import exchange_of
+from pagewood.server.formats import ChunkUsage, Format, Tally, usage
 from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.openai_fields import StreamOptions
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,33 +30,36 @@ def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | N
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """Return a response with OpenAI's error envelope."""
+def error_response(scope: Scope, error: ApiError) -> Response:
+    """Return the response with an error, and note the error for the log."""
+    exchange_of(scope).error_code = error.code
     return json_response(error.body(), status=error.status, headers=error.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResponse:
-    """An ASGI response with the answers of a group. Whatever happens to it, the group is closed."""
+    """An ASGI response with the answers of a group. The group is closed in every case."""
 
     live: LiveRequests
     group: LiveGroup
     num_prompts: int
     format: Format
     stream: bool
-    include_usage: bool
+    options: StreamOptions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answers, until they end or the client is gone."""
+        """Send the answers until they end or the client is gone."""
+        tallies = [Tally() for _ in range(self.num_prompts)]
+        work = self._stream(scope, send, tallies) if self.stream else self._whole(scope, receive, send, tallies)
         try:
-            await _until_disconnect(receive, self._stream(send) if self.stream else self._whole(scope, receive, send))
+            await _until_disconnect(receive, work)
         finally:
+            exchange_of(scope).usage = usage(tallies)
             self.live.close(self.group)
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, scope: Scope, receive: Receive, send: Send, tallies: list[Tally]) -> None:
         texts: list[list[str]] = [[] for _ in range(self.num_prompts)]
         reasons = [""] * self.num_prompts
-        tallies = [Tally() for _ in range(self.num_prompts)]
         try:
             async for index, answer in self._answers(tallies):
                 texts[index].append(answer.text)
@@ -62,11 +68,10 @@ class GroupResponse:
             body = self.format.whole(["".join(parts) for parts in texts], reasons, usage(tallies))
             response = json_response(body)
         except ApiError as error:
-            response = error_response(error)
+            response = error_response(scope, error)
         await response(scope, receive, send)
 
-    async def _stream(self, send: Send) -> None:
-        tallies = [Tally() for _ in range(self.num_prompts)]
+    async def _stream(self, scope: Scope, send: Send, tallies: list[Tally]) -> None:
         begun: set[int] = set()
         started = False
         try:
@@ -74,19 +79,33 @@ class GroupResponse:
                 if not started:  # not before the first answer: until then, an error can still be a status
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                begin = None if index in begun else self.format.begin(index)
+                chunk_usage = self._chunk_usage(tallies)
+                begin = None if index in begun else self.format.begin(index, chunk_usage)
                 begun.add(index)
-                await _send(send, _events(begin, *self._chunks(index, answer)))
+                await _send(send, _events(begin, *self._chunks(index, answer, chunk_usage)))
         except ApiError as error:
-            await self._stream_error(send, error, started=started)
+            response = error_response(scope, error)
+            if started:
+                await _send(send, _events(bytes(response.body)), more=False)
+            else:
+                start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
+                await send(start)
+                await _send(send, bytes(response.body), more=False)
             return
-        last = self.format.usage(usage(tallies)) if self.include_usage else None
+        last = self.format.usage(usage(tallies)) if self.options.include_usage else None
         await _send(send, _events(last) + b"data: [DONE]\n\n", more=False)
 
-    def _chunks(self, index: int, answer: wire.Answer) -> list[bytes | None]:
-        # A step that shows no text yet (half a character) is a chunk all the same: clients count chunks.
-        text = self.format.text(index, answer.text) if answer.text or answer.finish is None else None
-        return [text, None if answer.finish is None else self.format.end(index, answer.finish.value)]
+    def _chunk_usage(self, tallies: list[Tally]) -> ChunkUsage:
+        """Return the `usage` of the next chunk: counts so far, null if only the last chunk has counts, or nothing."""
+        if self.options.continuous_usage_stats:
+            return usage(tallies)
+        return None if self.options.include_usage else msgspec.UNSET
+
+    def _chunks(self, index: int, answer: wire.Answer, chunk_usage: ChunkUsage) -> list[bytes | None]:
+        # A step that shows no text yet (half a character) is a chunk, too: clients count chunks.
+        has_text = answer.text or answer.finish is None
+        text = self.format.text(index, answer.text, chunk_usage) if has_text else None
+        return [text, None if answer.finish is None else self.format.end(index, answer.finish.value, chunk_usage)]
 
     async def _answers(self, tallies: list[Tally]) -> AsyncIterator[tuple[int, wire.Answer]]:
         num_open = self.num_prompts
@@ -95,14 +114,6 @@ class GroupResponse:
             tallies[index].add(answer)
             num_open -= answer.finish is not None
             yield index, answer
-
-    async def _stream_error(self, send: Send, error: ApiError, *, started: bool) -> None:
-        if started:
-            await _send(send, _events(error.body()), more=False)
-            return
-        response = error_response(error)
-        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-        await _send(send, bytes(response.body), more=False)
 
 
 def _events(*payloads: bytes | None) -> bytes:

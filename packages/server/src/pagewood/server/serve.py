@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from pagewood.server.app import Frontend
 
-KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 2
 """How long requests may continue when the server stops."""
 LAST_WORDS_S = 2
@@ -130,17 +129,25 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
         tasks: list[asyncio.Task[None]] = []
         try:
             await supervisor.launched()
+            from pagewood.server.access import access_rules
             from pagewood.server.app import Frontend
+            from pagewood.server.bodies import Bodies
+            from pagewood.server.connections import Connections
+            from pagewood.server.http_server import http_server
 
+            limits = config.http_limits()
             frontend = Frontend(
                 live=live,
                 status=status,
                 defaults=defaults,
                 model_name=config.served_model_name,
-                max_body_bytes=config.max_body_bytes,
+                limits=limits,
+                access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
+                connections=Connections(limits),
+                bodies=Bodies(limits),
                 started=int(time.time()),
             )
-            server = _uvicorn(frontend)
+            server = http_server(frontend, stop_grace_s=LAST_ANSWERS_S + LAST_WORDS_S)
             signals.attach(server)
             pump = AnswerPump(
                 address(folder, HTTP),
@@ -187,23 +194,6 @@ def _take(message: wire.ToHttp, frontend: Frontend, console: Console) -> None:
     frontend.take(message)
     if not isinstance(message, wire.Answers):
         show(console, frontend.status)
-
-
-def _uvicorn(frontend: Frontend) -> uvicorn.Server:
-    import uvicorn
-
-    return uvicorn.Server(
-        uvicorn.Config(
-            frontend.app(),
-            http="httptools",
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=LAST_ANSWERS_S + LAST_WORDS_S,
-        )
-    )
 
 
 class StopSignals:

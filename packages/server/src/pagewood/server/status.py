@@ -1,4 +1,4 @@
-"""What HTTP knows of the engine, from what the engine last said; every question costs constant time."""
+"""The state of the engine as the HTTP process knows it from the engine's messages; every query takes constant time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from enum import Enum
 
 from pagewood.server import wire
 
-STALLED_AFTER_S = 60.0
+SILENT_LIMIT_S = 60.0
+"""The engine process is taken to be stuck after this time without a pulse. A thread of its own sends one per second."""
+STEP_LIMIT_S = 900.0
+"""The engine is taken to be stuck if one step takes longer. Under heavy load a step may take minutes."""
 
 
 class EngineState(Enum):
-    """The words of `/ready`."""
+    """The `status` of `/ready`."""
 
     STARTING = "starting"
     READY = "ready"
@@ -23,23 +26,33 @@ class EngineState(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as HTTP sees it. Invariant: `model` is set from the first pulse of the first engine on."""
+    """The engine as the HTTP process sees it. Invariant: `model` is set from the first pulse of the first engine on.
+
+    Args:
+        clock: seconds.
+        silent_limit_s: the engine is stalled if no pulse has come for this long.
+        step_limit_s: the engine is stalled if one step takes this long.
+    """
 
     clock: Callable[[], float] = time.monotonic
+    silent_limit_s: float = SILENT_LIMIT_S
+    step_limit_s: float = STEP_LIMIT_S
     incarnation: int = 0  # written by: lost
-    """Which engine process counts; what an earlier one said is void."""
+    """The engine process that counts; messages of earlier ones are dropped."""
     model: wire.Model | None = None  # written by: take
     counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
     loading: wire.Loading | None = None  # written by: take, lost
     pulse_s: float | None = None  # written by: take, lost, relay_lost
     """When the last pulse of this incarnation came; None before the first."""
+    step_s: float = 0.0  # written by: take, lost
+    """How long the present step had taken at the last pulse, if it is a long one."""
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
     is_cut_off: bool = False  # written by: take, relay_lost
     """Whether nothing of the engine has come through the present detokenizer process yet, and one died before it."""
 
     def take(self, message: wire.Loading | wire.Pulse) -> None:
-        """Note what the engine says of itself."""
+        """Note a message of the engine; messages of earlier engine or detokenizer processes are dropped."""
         if message.incarnation != self.incarnation or message.relay != self.relay:
             return
         self.is_cut_off = False
@@ -51,13 +64,15 @@ class EngineStatus:
                 self.model = message.model
                 self.counters = message.counters
                 self.pulse_s = self.clock()
+                self.step_s = message.step_s
 
     def lost(self, *, next_incarnation: int) -> None:
-        """The engine process died; wait for the next."""
+        """Note that the engine process died, and expect the next one."""
         self.incarnation = next_incarnation
         self.counters = {}
         self.loading = None
         self.pulse_s = None
+        self.step_s = 0.0
 
     def relay_lost(self, *, next_incarnation: int) -> None:
         """Note that the detokenizer process died.
@@ -71,7 +86,7 @@ class EngineStatus:
 
     @property
     def seconds_since_pulse(self) -> float | None:
-        """How long the engine has been silent; None before its first pulse."""
+        """Time since the engine's last pulse; None before its first one."""
         return None if self.pulse_s is None else self.clock() - self.pulse_s
 
     @property
@@ -82,11 +97,12 @@ class EngineStatus:
             return EngineState.DOWN
         if silent_s is None:
             return EngineState.DOWN if self.incarnation and self.loading is None else EngineState.STARTING
-        return EngineState.STALLED if silent_s > STALLED_AFTER_S else EngineState.READY
+        is_stalled = silent_s > self.silent_limit_s or self.step_s > self.step_limit_s
+        return EngineState.STALLED if is_stalled else EngineState.READY
 
     @property
     def detail(self) -> str:
-        """What the engine is doing, for a person."""
+        """What the engine is doing, in words."""
         match self.state:
             case EngineState.STARTING if self.loading is not None and self.loading.total > 1:
                 return f"{self.loading.what} ({self.loading.done}/{self.loading.total})"
@@ -96,6 +112,8 @@ class EngineStatus:
                 return "the engine process is starting"
             case EngineState.READY:
                 return "serving"
+            case EngineState.STALLED if self.step_s > self.step_limit_s:
+                return f"the engine has computed one step for {self.step_s:.0f} s"
             case EngineState.STALLED:
                 return f"the engine has been silent for {self.seconds_since_pulse:.0f} s"
             case EngineState.DOWN if self.is_cut_off:

@@ -1,4 +1,4 @@
-"""A server in one process: every stage in a thread, memory links between them, the real engine with an echo model."""
+"""The whole server in one process: a thread per stage, links in memory, and the real engine with an echo model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ from pagewood.engine.folder import default_sampling
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
+from pagewood.server.access import AccessRules
 from pagewood.server.app import Frontend
+from pagewood.server.bodies import Bodies
+from pagewood.server.connections import Connections
 from pagewood.server.detokenizing import run_detokenizer
-from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.engine_side import PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
 from pagewood.server.status import EngineState, EngineStatus
@@ -44,7 +48,7 @@ CHAT_TEMPLATE = """\
 
 
 def write_echo_folder(folder: Path) -> None:
-    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy by default."""
+    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy sampling by default."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(code) for code in (*printable, *range(256, 512 - len(printable)))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -64,30 +68,30 @@ def write_echo_folder(folder: Path) -> None:
 
 
 class Gate:
-    """Lets an engine run, or a number of its steps."""
+    """Controls how many steps an engine may launch."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_steps = math.inf
         self.is_held = False
-        """Whether the engine stands before it."""
+        """Whether the engine waits at the gate."""
 
     def allow(self, num_steps: float) -> None:
-        """Let that many steps pass from now on; infinity: all."""
+        """Allow that many further steps; infinity: all."""
         with self._changed:
             self._num_steps = num_steps
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let all steps pass."""
+        """Allow all steps."""
         self.allow(math.inf)
 
     def close(self) -> None:
-        """Let no step pass."""
+        """Allow no further step."""
         self.allow(0)
 
     def wait(self) -> None:
-        """Pass, as soon as that is allowed."""
+        """Wait until a step is allowed."""
         with self._changed:
             self.is_held = self._num_steps < 1
             assert self._changed.wait_for(lambda: self._num_steps >= 1, timeout=60)
@@ -96,7 +100,7 @@ class Gate:
 
 
 class GatedRunner:
-    """An echo model that launches only what its gate lets pass."""
+    """An echo model that waits at a gate before each step."""
 
     def __init__(self, runner: EchoRunner, gate: Gate) -> None:
         self._runner = runner
@@ -113,27 +117,42 @@ class GatedRunner:
 
 
 class MemoryServer:
-    """The whole server, from ASGI to the engine and back."""
+    """The whole server, from ASGI to the engine and back; `start` before use, `stop` afterwards."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, *, limit: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        limit: int,
+        limits: HttpLimits | None = None,
+        origins: frozenset[str] = frozenset(),
+        status: EngineStatus | None = None,
+        pulse_interval_s: float = PULSE_IDLE_S,
+    ) -> None:
         self.tokenizer = tokenizer
         self.gate = Gate()
+        self._pulse_interval_s = pulse_interval_s
         self._stopped = threading.Event()
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
+        limits = limits or HttpLimits(max_body_bytes=100_000)
         self.frontend = Frontend(
             live=LiveRequests([self._to_tokenizer], limit=limit),
-            status=EngineStatus(),
+            status=status or EngineStatus(),
             defaults=default_sampling(folder),
             model_name="echo",
-            max_body_bytes=100_000,
+            limits=limits,
+            connections=Connections(limits),
+            bodies=Bodies(limits),
+            access=AccessRules(hosts=frozenset({"memory"}), origins=origins),
             started=1,
         )
         self.app = self.frontend.app()
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory")
 
     async def start(self) -> None:
-        """Start all stages and wait until the engine serves."""
+        """Start all stages and wait until the engine is ready."""
         loop = asyncio.get_running_loop()
         stopped = self._stopped.is_set
         stages: list[Callable[[], None]] = [
@@ -148,7 +167,7 @@ class MemoryServer:
         await self.until(lambda: self.frontend.status.state is EngineState.READY)
 
     async def stop(self) -> None:
-        """End all stages; none may hang."""
+        """End all stages, and check that none hangs."""
         await self.client.aclose()
         self.gate.open()
         self._stopped.set()
@@ -162,21 +181,21 @@ class MemoryServer:
         """Wait until `holds`."""
         deadline_s = time.monotonic() + limit_s
         while not holds():
-            assert time.monotonic() < deadline_s, "it never came true"
+            assert time.monotonic() < deadline_s, "timed out"
             await asyncio.sleep(0.002)
 
     @property
-    def engine_is_told(self) -> bool:
-        """Whether a command waits before the engine, which is held by its gate."""
+    def has_command_at_gate(self) -> bool:
+        """Whether a command is queued for the engine while the engine waits at its gate."""
         return self.gate.is_held and self._to_engine.num_queued > 0
 
     @property
-    def num_untaken_commands(self) -> int:
-        """Commands that wait before the engine."""
+    def num_queued_commands(self) -> int:
+        """Commands that are queued for the engine."""
         return self._to_engine.num_queued
 
     async def until_idle(self) -> None:
-        """Wait until no request is left anywhere, and check that all memory is free or cached."""
+        """Wait until no stage holds a request, and check that all memory is free or cached."""
         status, live = self.frontend.status, self.frontend.live
 
         def idle() -> bool:
@@ -195,7 +214,7 @@ class MemoryServer:
     def expected_tokens(
         self, prompt: list[int], *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
     ) -> list[int]:
-        """Return what the echo model says to a prompt, computed alone."""
+        """Return the echo model's answer to a prompt, computed by the oracle."""
         return oracle_tokens(
             prompt,
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
@@ -207,7 +226,7 @@ class MemoryServer:
     def expected_text(
         self, prompt: str, *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
     ) -> str:
-        """Return what the echo model says to a text."""
+        """Return the echo model's answer to a text."""
         tokens = self.tokenizer.encode(prompt).tolist()
         return self.tokenizer.decode(
             self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -239,12 +258,18 @@ class MemoryServer:
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),
         )
-        model = wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size)
-        inbox.attach(
-            Heartbeat(self._to_detokenizer, incarnation=0, model=model, counters=lambda: asdict(engine.counters()))
+        heartbeat = Heartbeat(
+            self._to_detokenizer,
+            incarnation=0,
+            model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
+            counters=lambda: asdict(engine.counters()),
+            interval_s=self._pulse_interval_s,
         )
+        inbox.attach(heartbeat)
+        heartbeat.start()
         engine.run(self._stopped.is_set)
         engine.close()
+        heartbeat.stop()
 
     def _run_pump(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopped.is_set():

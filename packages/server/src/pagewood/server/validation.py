@@ -1,4 +1,4 @@
-"""JSON bodies to validated requests, and what is wrong with them in OpenAI's words."""
+"""Parses JSON bodies into validated requests, and reports errors in the words of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ _BOUNDS = {"greater_than_equal": (">=", "ge"), "less_than_equal": ("<=", "le"), 
 
 
 def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]], ignored: frozenset[str]) -> T:
-    """Return the request that `body` holds.
+    """Return the request in a JSON body.
 
     Args:
-        model: what the fields must be.
+        model: the supported fields and their types.
         body: JSON.
-        neutral: fields that are not supported, with the values at which they ask for nothing.
-        ignored: fields that have no effect here, whatever their value.
+        neutral: unsupported fields -> the values that ask for nothing.
+        ignored: fields that have no effect, whatever their value.
 
     Raises:
-        ApiError: it is not JSON, a field is unknown, wrong or missing, or asks for what is not supported.
+        ApiError: the body is not a JSON object, or a field is unknown, wrong, missing or not supported.
     """
     try:
-        value = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"We could not parse the JSON body of your request: {error}", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise ApiError(f"The body of your request must be a JSON object, but got {kind(value)} instead.")
-    fields = cast("dict[str, Any]", value)
+    if not isinstance(content, dict):
+        raise ApiError(f"The body of your request must be a JSON object, but got {kind(content)} instead.")
+    fields = cast("dict[str, Any]", content)
     for name, allowed in neutral.items():
-        if name in fields and not any(_same(fields[name], one) for one in allowed):
+        if name in fields and not any(_same(fields[name], value) for value in allowed):
             raise ApiError(
                 f"Unsupported parameter: '{name}' is not supported by this server; leave it out.",
                 param=name,
@@ -71,17 +71,17 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
 
 
 def kind(value: Any) -> str:
-    """Return what sort of JSON value this is, with its article."""
+    """Return the kind of a JSON value with its article, such as `a string`."""
     return "null" if value is None else _KINDS.get(cast("type[Any]", type(value)), "another value")
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    # JSON's true is not 1, though Python's is; but 0 and 0.0 are one number.
+    # In Python True == 1, in JSON they differ; 0 and 0.0 are the same number in both.
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def _api_error(error: ErrorDetails) -> ApiError:
-    """Return what a client is told of the first thing that pydantic found."""
+    """Return the API's error for an error of pydantic."""
     name = _name(error["loc"])
     expected = _EXPECTED.get(error["type"])
     if error["type"] == "extra_forbidden":
@@ -96,7 +96,7 @@ def _api_error(error: ErrorDetails) -> ApiError:
         limit = error.get("ctx", {})[key]
         message = f"Invalid value for '{name}': expected a value {sign} {limit}, but got {error['input']} instead."
         return ApiError(message, param=name, code="invalid_value")
-    # A validator of ours says what is wrong; pydantic says it was a value error.
+    # The message comes from a validator of this package; pydantic puts "Value error" before it.
     message = error["msg"].removeprefix("Value error, ")
     return ApiError(
         f"Invalid value for '{name}': {message}." if name else f"{message}.", param=name, code="invalid_value"

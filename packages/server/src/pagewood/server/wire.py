@@ -156,11 +156,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
-    """Sign of life of an engine that is ready; sent while it works, while it waits, and always before it waits."""
+    """Sign of life of an engine that is ready; sent while it works, while it waits, and during a long step."""
 
     incarnation: int
     model: Model
     counters: dict[str, int]
+    step_s: float = 0.0
+    """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
     relay: int = 0
     """Which detokenizer process passed it on, counted from 0."""
 

@@ -1,4 +1,4 @@
-"""`pagewood chat`: a conversation in the terminal, with any server that speaks OpenAI's API."""
+"""`pagewood chat`: a conversation in the terminal, with any server that has OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
-HELP = "/clear forgets the conversation, /exit ends it, Ctrl-C stops an answer"
+HELP = "/clear starts a new conversation, /exit quits, Ctrl-C stops an answer"
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,17 +22,17 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "chat", help="chat with a server in the terminal", description=f"Chat with a server in the terminal: {HELP}."
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
-    server.add_argument("--model", metavar="NAME", help="what the server calls the model (default: its first one)")
+    server.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    server.add_argument("--model", metavar="NAME", help="name of the model (default: the first model of the server)")
     answers = parser.add_argument_group("answers")
-    answers.add_argument("--system", metavar="TEXT", help="instructions before the conversation (default: none)")
-    answers.add_argument("--max-tokens", type=int, metavar="TOKENS", help="longest answer (default: what fits)")
-    answers.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the model's)")
+    answers.add_argument("--system", metavar="TEXT", help="system message (default: none)")
+    answers.add_argument("--max-tokens", type=int, metavar="TOKENS", help="longest answer (default: as long as fits)")
+    answers.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: that of the model)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Talk until the person leaves."""
+    """Hold a conversation until the user quits."""
     with httpx.Client(base_url=options.url, timeout=httpx.Timeout(10.0, read=None)) as client:
         try:
             model: str = options.model or _json(client.get("/v1/models"))["data"][0]["id"]
@@ -57,7 +57,7 @@ def _converse(client: httpx.Client, model: str, options: argparse.Namespace) -> 
                 return
             case "/clear":
                 messages = list(start)
-                print("(the conversation is forgotten)")
+                print("(new conversation)")
             case "":
                 pass
             case _:
@@ -73,13 +73,13 @@ def _converse(client: httpx.Client, model: str, options: argparse.Namespace) -> 
 
 
 def _show_answer(client: httpx.Client, body: dict[str, Any]) -> str | None:
-    """Print the answer as it comes and return it, as far as it came; None where the server had none."""
+    """Print an answer while it arrives and return it, or the part that arrived; None if there was no answer."""
     answer = ""
     try:
         for piece in _pieces(client, body):
             answer += piece
             print(piece, end="", flush=True)
-    except KeyboardInterrupt:  # leaving the stream closes the connection, and the server stops generating
+    except KeyboardInterrupt:  # leaving the stream closes the connection, and the server then stops generating
         print(" (stopped)", end="")
     except (httpx.HTTPError, ValueError) as error:
         print(f"\n(error: {error})", file=sys.stderr)
@@ -92,7 +92,7 @@ def _pieces(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
     """Yield the text of the answer.
 
     Raises:
-        ValueError: the server answers with an error.
+        ValueError: the server responded with an error.
     """
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:
@@ -112,7 +112,7 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     """Return the JSON of a response.
 
     Raises:
-        ValueError: it is an error.
+        ValueError: the response is an error.
     """
     if not response.is_error:
         return response.json()

@@ -1,4 +1,4 @@
-"""The options that decide how an engine is built; `serve` and `generate` have them in common."""
+"""Options of the engine, for `serve` and `generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ON_CUDA = EngineConfig(device="cuda")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the groups `model`, `memory` and `scheduling`."""
+    """Add the groups `model`, `memory`, `CUDA graphs` and `scheduling`."""
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -23,44 +23,44 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default=DEFAULTS.device,
-        help="what computes; cuda needs pagewood-engine[cuda]; auto is the CPU (default: %(default)s)",
+        help="device of the model; cuda needs pagewood-engine[cuda]; auto is the CPU (default: %(default)s)",
     )
     model.add_argument(
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default=DEFAULTS.dtype,
-        help="numbers of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA "
+        help="data type of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA "
         "(default: %(default)s)",
     )
     model.add_argument(
-        "--threads", type=int, metavar="N", help="threads that compute on the CPU (default: one per physical core)"
+        "--threads", type=int, metavar="N", help="compute threads on the CPU (default: one per physical core)"
     )
     model.add_argument(
         "--random-seed",
         type=int,
         default=DEFAULTS.seed,
         metavar="N",
-        help="seed of the requests that name none (default: %(default)s)",
+        help="seed of requests without a seed (default: %(default)s)",
     )
     memory = parser.add_argument_group("memory")
     memory.add_argument(
         "--max-total-tokens",
         type=int,
         metavar="TOKENS",
-        help="KV memory, over all requests and the prefix cache (default: what suits model and machine)",
+        help="KV memory of all requests and the prefix cache together (default: chosen for model and machine)",
     )
     memory.add_argument(
         "--max-length",
         type=int,
         metavar="TOKENS",
-        help="longest prompt plus output of one request (default: what model and KV memory allow)",
+        help="longest prompt plus output of one request (default: as model and KV memory allow)",
     )
     memory.add_argument(
         "--page-size",
         type=int,
         default=DEFAULTS.page_size,
         metavar="TOKENS",
-        help="positions of KV memory that are handed out together (default: %(default)s)",
+        help="token positions per page, the unit in which KV memory is allocated (default: %(default)s)",
     )
     memory.add_argument(
         "--disable-radix-cache", action="store_true", help="do not share the KV of common prefixes between requests"
@@ -69,35 +69,34 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"),
         default=DEFAULTS.kv_cache_dtype,
-        help="how keys and values are kept; auto: as --dtype; on a CPU, int8 with a scale for each token and head "
+        help="data type of keys and values; auto: that of --dtype; on a CPU, int8 with a scale per token and head "
         "takes a little over a quarter of the memory; on CUDA, fp8_e4m3 takes half (default: %(default)s)",
     )
     memory.add_argument(
         "--host-cache-gb",
         type=float,
         metavar="GB",
-        help="main memory for KV that is evicted, so that a conversation which resumes is not computed again "
-        "(default: none)",
+        help="main memory for evicted KV, so that a resumed conversation is not computed again (default: none)",
     )
     memory.add_argument(
         "--disk-cache-path",
         metavar="FOLDER",
-        help="folder for the same on a disk, which outlives the server; it needs --host-cache-gb (default: none)",
+        help="folder for evicted KV on a disk; it outlives the server and needs --host-cache-gb (default: none)",
     )
-    memory.add_argument("--disk-cache-gb", type=float, metavar="GB", help="how much of that disk to use")
+    memory.add_argument("--disk-cache-gb", type=float, metavar="GB", help="space to use on that disk")
     memory.add_argument(
         "--cache-write-policy",
         choices=("write_through", "write_through_selective", "write_back"),
         default=DEFAULTS.cache_write_policy,
-        help="copy KV to the host cache as soon as it is computed, when it is used a second time, or when it is "
-        "evicted (default: %(default)s)",
+        help="copy KV to the host cache when it is computed, when it is used a second time, or when it is evicted "
+        "(default: %(default)s)",
     )
     memory.add_argument(
         "--mem-fraction",
         type=float,
         default=DEFAULTS.mem_fraction,
         metavar="SHARE",
-        help="share of a CUDA device's free memory that weights, activations, graphs and KV memory take "
+        help="share of a CUDA device's free memory for weights, activations, graphs and KV memory "
         "(default: %(default)s)",
     )
     graphs = parser.add_argument_group("CUDA graphs")
@@ -106,32 +105,32 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--cuda-graph-max-batch",
         type=int,
         metavar="N",
-        help="requests in the largest captured step (default: as many as may run)",
+        help="requests in the largest captured step (default: --max-running-requests)",
     )
     parser.add_argument(
         "--batch-invariant",
         action="store_true",
-        help="on CUDA, compute every token so that its numbers do not depend on the other requests of a step, to the "
-        "last bit; it costs speed (on a CPU they never do)",
+        help="on CUDA, make the numbers of a token independent of the other requests in its step, to the last bit; "
+        "this costs speed",
     )
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument(
         "--schedule-policy",
         default=DEFAULTS.schedule_policy,
         metavar="NAME",
-        help="who runs next, among equal priorities: fcfs (first come, first served; priority is another name), lpm "
-        "(longest cached prefix), dfs-weight (requests that share a cached prefix together), lof (longest output "
-        "first), shortest (least work first), hrrn (highest response ratio next), fair (namespaces share "
-        "by tokens), random, adaptive (lpm while it pays, else fcfs), priority-low (low priorities first) "
-        "(default: %(default)s)",
+        help="which request runs next, among equal priorities: fcfs (first come, first served; another name is "
+        "priority), lpm (longest cached prefix first), dfs-weight (requests that share a cached prefix together), lof "
+        "(longest output first), shortest (least work first), hrrn (highest response ratio next), fair (equal tokens "
+        "for each namespace), random, adaptive (lpm while it finds prefixes, else fcfs), priority-low (low priorities "
+        "first) (default: %(default)s)",
     )
     scheduling.add_argument(
         "--schedule-conservativeness",
         type=float,
         default=DEFAULTS.schedule_conservativeness,
         metavar="FACTOR",
-        help="scales the memory kept for the outputs of running requests; less admits more requests and preempts more "
-        "of them (default: %(default)s)",
+        help="scales the memory reserved for outputs of running requests; a smaller factor admits and preempts more "
+        "requests (default: %(default)s)",
     )
     scheduling.add_argument(
         "--max-running-requests",
@@ -154,12 +153,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="prompts in progress in one step (default: %(default)s)",
     )
     scheduling.add_argument(
-        "--disable-overlap", action="store_true", help="plan a step only after the one before it has been computed"
+        "--disable-overlap", action="store_true", help="plan a step only after the previous step has been computed"
     )
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """Return the configuration that the options ask for.
+    """Return the configuration of the engine for the options.
 
     Raises:
         ValueError: an option is out of its range.

@@ -1,4 +1,4 @@
-"""`pagewood generate`: answers to prompts, without a server."""
+"""`pagewood generate`: answers prompts without a server."""
 
 from __future__ import annotations
 
@@ -19,28 +19,40 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "generate",
         help="answer prompts without a server",
-        description="Answer prompts without a server, all of them at the same time.",
+        description="Answer prompts without a server, all in one batch.",
     )
-    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="what a person says to the model")
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="message to the model")
     answers = parser.add_argument_group("answers")
-    answers.add_argument("--raw", action="store_true", help="continue the prompts as they are, without chat template")
-    answers.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable")
-    answers.add_argument("--max-tokens", type=int, metavar="TOKENS", help="longest answer (default: what fits)")
-    answers.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the model's)")
-    answers.add_argument("--top-k", type=int, metavar="N", help="only the N likeliest tokens (default: the model's)")
-    answers.add_argument("--top-p", type=float, metavar="P", help="only the likeliest, up to P (default: the model's)")
+    answers.add_argument("--raw", action="store_true", help="continue the prompts without the model's chat template")
     answers.add_argument(
-        "--min-p", type=float, metavar="P", help="none below P of the likeliest (default: the model's)"
+        "--stop", action="append", default=[], metavar="TEXT", help="stop string, which ends an answer; repeatable"
     )
-    answers.add_argument("--seed", type=int, metavar="N", help="decides all answers (default: --random-seed)")
+    answers.add_argument("--max-tokens", type=int, metavar="TOKENS", help="longest answer (default: as long as fits)")
+    answers.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: that of the model)")
+    answers.add_argument(
+        "--top-k", type=int, metavar="N", help="sample from the N most likely tokens (default: that of the model)"
+    )
+    answers.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the most likely tokens whose probabilities add up to P (default: that of the model)",
+    )
+    answers.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="leave out tokens below P times the highest probability (default: that of the model)",
+    )
+    answers.add_argument("--seed", type=int, metavar="N", help="seed of all answers (default: --random-seed)")
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one answer per prompt; the exit code is 1 if there is none to one of them."""
+    """Print one answer per prompt; exits with 1 if any prompt got no answer."""
     config = asdict(engine_config(options))
-    from pagewood.engine.offline.llm import LLM  # takes seconds: not before the options are known to be right
+    from pagewood.engine.offline.llm import LLM  # imported after the options are checked: it takes seconds
 
     with LLM(config.pop("model"), **config) as llm:
         sampling = _sampling(options, llm.default_sampling)
@@ -58,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    """Return what the model's folder advises, but for what the options say."""
+    """Return the defaults of the model's folder, with the options in place of theirs."""
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(defaults, max_tokens=options.max_tokens, **given)

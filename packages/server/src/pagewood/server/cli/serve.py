@@ -20,20 +20,45 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "serve",
         help="serve a model over HTTP",
         description="Serve a model over HTTP, with OpenAI's API: chat completions, completions and models.",
-        epilog="SIGINT (Ctrl-C) and SIGTERM stop the server and all its processes.",
+        epilog="SIGINT (Ctrl-C) and SIGTERM stop the server with all its processes.",
     )
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     http.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0: any free one (default: %(default)s)"
+        "--port", type=int, default=8000, help="port to listen on; 0: any free port (default: %(default)s)"
     )
-    http.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its folder's)")
+    http.add_argument(
+        "--served-model-name", metavar="NAME", help="clients' name of the model (default: name of its folder)"
+    )
     http.add_argument(
         "--max-body-bytes",
         type=int,
         default=16 * 1024 * 1024,
         metavar="BYTES",
         help="longest request body; a longer one is answered with 413 (default: %(default)s)",
+    )
+    http.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="open connections; beyond it the connection that was idle longest is closed, or requests are answered "
+        "with 503 (default: what `ulimit -n` allows, at most 8192)",
+    )
+    http.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="further host name under which clients reach the server, such as that of a reverse proxy; *.example.com "
+        "allows all names below it, * every name; repeatable (default: IP addresses, localhost, this machine's name)",
+    )
+    http.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web page that may use the server from a browser, such as https://chat.example.com; * allows every page; "
+        "repeatable (default: none)",
     )
     processes = parser.add_argument_group("processes and queues")
     processes.add_argument(
@@ -44,7 +69,8 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=int,
         default=1024,
         metavar="N",
-        help="requests that may wait beyond those that run; more are answered with 429 (default: %(default)s)",
+        help="requests that may be queued beyond those that run; further ones are answered with 429 "
+        "(default: %(default)s)",
     )
     processes.add_argument(
         "--log-level",
@@ -57,7 +83,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal stops the server."""
     engine = engine_config(options)
     folder = model_folder(engine.model)
     config = ServeConfig(
@@ -69,9 +95,12 @@ def run(options: argparse.Namespace) -> int:
         tokenizer_workers=options.tokenizer_workers,
         max_queued=options.max_queued_requests,
         max_body_bytes=options.max_body_bytes,
+        max_connections=options.max_connections,
+        allowed_hosts=tuple(options.allowed_host),
+        allowed_origins=tuple(options.allowed_origin),
         log_level=options.log_level,
     )
     logs.configure(config.log_level, "http")
-    from pagewood.server.serve import run_server  # the HTTP stack, which the other commands do not need
+    from pagewood.server.serve import run_server  # imported here because the other commands do not need it
 
     return run_server(config)

@@ -1,0 +1,80 @@
+"""Request bodies: read with limits on their size, their speed and the memory that all of them take together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+
+from pagewood.server.access import check_json
+from pagewood.server.errors import ApiError
+from pagewood.server.limits import HttpLimits
+
+
+class Bodies:
+    """The bodies that are being received. Invariant: `num_buffered_bytes` is what all of them hold."""
+
+    __slots__ = ("_limits", "num_buffered_bytes")
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self.num_buffered_bytes = 0  # written by: read
+
+    async def read(self, request: Request) -> bytes:
+        """Return the JSON body of a request.
+
+        Raises:
+            ApiError: 415 if it is not declared as JSON, 413 if it is too long (before any of it is read, if its length
+                is declared), 408 if it comes too slowly, 503 if the bodies of other requests take all the memory.
+            ClientDisconnect: the client left before the body was complete.
+        """
+        check_json(request.headers)
+        limits = self._limits
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limits.max_body_bytes:
+            raise self._too_large()
+        start_s = asyncio.get_running_loop().time()
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout_at(start_s + limits.body_timeout_s) as timeout:
+                async for part in request.stream():
+                    num_bytes += len(part)
+                    self.num_buffered_bytes += len(part)
+                    if num_bytes > limits.max_body_bytes:
+                        raise self._too_large()
+                    if self.num_buffered_bytes > limits.max_buffered_bytes:
+                        raise _crowded_out()
+                    parts.append(part)
+                    timeout.reschedule(start_s + limits.body_timeout_s + num_bytes / limits.min_body_rate)
+            return b"".join(parts)
+        except TimeoutError:
+            raise _too_slow(num_bytes) from None
+        finally:
+            self.num_buffered_bytes -= num_bytes
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            f"The body of your request is longer than {self._limits.max_body_bytes} bytes.",
+            status=413,
+            code="request_too_large",
+        )
+
+
+def _too_slow(num_bytes: int) -> ApiError:
+    return ApiError(
+        f"The body of your request came too slowly: {num_bytes} bytes so far.",
+        status=408,
+        code="request_timeout",
+        headers={"Connection": "close"},
+    )
+
+
+def _crowded_out() -> ApiError:
+    return ApiError(
+        "The server is receiving too many long requests; try again later.",
+        status=503,
+        type="server_error",
+        code="overloaded",
+        headers={"Retry-After": "1"},
+    )

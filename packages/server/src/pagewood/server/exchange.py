@@ -1,0 +1,187 @@
+"""One HTTP request and its answer: its id, its line in the log, and the checks that come before every endpoint."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagewood.server.access import AccessRules
+from pagewood.server.errors import ApiError
+from pagewood.server.formats import Usage
+
+REQUEST_ID = "x-request-id"
+CLIENT_LEFT = 499
+"""Status in the log for a request whose client left before it got an answer; the number is nginx's."""
+_SCOPE_KEY = "pagewood.exchange"
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_HEALTH_PATHS = ("/health", "/ready")
+_LOGGED_PATH_CHARS = 200
+
+_log = logging.getLogger("pagewood.server.requests")
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One HTTP request and what became of it."""
+
+    request_id: str
+    method: str
+    path: str
+    client: str
+    started_s: float
+    """When it began, on the clock of `FrontDoor`."""
+    status: int = CLIENT_LEFT  # written by: FrontDoor
+    is_complete: bool = False  # written by: FrontDoor
+    """Whether the whole answer was sent."""
+    error_code: str | None = None  # written by: respond
+    usage: Usage | None = None  # written by: respond
+
+    def log(self, now_s: float) -> None:
+        """Write the line of this request: no text of prompts or answers."""
+        level = logging.INFO
+        if self.status >= 500:
+            level = logging.WARNING
+        elif self.path in _HEALTH_PATHS and self.status < 400:
+            level = logging.DEBUG
+        tokens = ""
+        if self.usage is not None:
+            cached = self.usage.prompt_tokens_details.cached_tokens
+            tokens = f" tokens_in={self.usage.prompt_tokens} cached={cached} tokens_out={self.usage.completion_tokens}"
+        code = f" error={self.error_code}" if self.error_code else ""
+        left = "" if self.is_complete or self.status == CLIENT_LEFT else " incomplete"
+        _log.log(
+            level,
+            "%s %s %d id=%s client=%s time=%.3fs%s%s%s",
+            self.method,
+            self.path,
+            self.status,
+            self.request_id,
+            self.client,
+            now_s - self.started_s,
+            tokens,
+            code,
+            left,
+        )
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange that an ASGI scope belongs to."""
+    return scope[_SCOPE_KEY]
+
+
+def new_id() -> str:
+    """Return an id for a request that brought none."""
+    return uuid.uuid4().hex
+
+
+def error_headers(request_id: str, error: ApiError) -> dict[str, str]:
+    """Return the headers of an error response that does not pass through `FrontDoor`."""
+    return {"content-type": "application/json", REQUEST_ID: request_id, **error.headers}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontDoor:
+    """An ASGI application around another one.
+
+    Every response gets an `x-request-id`: the client's own, if it is short and plain, or a new one. Every request gets
+    one line in the log. Requests for a host or from an origin that is not allowed go no further.
+    """
+
+    app: ASGIApp
+    access: AccessRules
+    is_crowded: Callable[[], bool]
+    """Whether too many connections are open."""
+    respond: Callable[[Scope, ApiError], Response]
+    """Makes the response to a refused request."""
+    clock: Callable[[], float] = time.monotonic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        own_id = headers.get(REQUEST_ID, "")
+        exchange = Exchange(
+            request_id=own_id if _SANE_ID.fullmatch(own_id) else new_id(),
+            method=scope["method"],
+            path=_loggable(scope),
+            client=":".join(map(str, scope.get("client") or ("-",))),
+            started_s=self.clock(),
+        )
+        scope[_SCOPE_KEY] = exchange
+        origin = headers.get("origin", "")
+        added = {REQUEST_ID: exchange.request_id, **self._cors_headers(origin)}
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                MutableHeaders(scope=message).update(added)
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                exchange.is_complete = True
+
+        try:
+            app = self._refusal(scope, headers) or self._preflight(scope, headers) or self.app
+            await app(scope, receive, send_noted)
+        finally:
+            exchange.log(self.clock())
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        try:
+            self.access.check_host(headers, http_version=scope.get("http_version", "1.1"))
+            self.access.check_origin(headers, method=scope["method"])
+            if self.is_crowded() and scope["path"] not in _HEALTH_PATHS:
+                raise too_many_connections()
+        except ApiError as error:
+            return self.respond(scope, error)
+        return None
+
+    def _preflight(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return the answer to a browser that asks whether an allowed origin may send a request."""
+        wanted = headers.get("access-control-request-method")
+        if scope["method"] != "OPTIONS" or wanted is None or not self._cors_headers(headers.get("origin", "")):
+            return None
+        allowed = {
+            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-headers": headers.get("access-control-request-headers", "content-type"),
+            "access-control-max-age": "600",
+        }
+        if "access-control-request-private-network" in headers:
+            allowed["access-control-allow-private-network"] = "true"
+        return Response(status_code=204, headers=allowed)
+
+    def _cors_headers(self, origin: str) -> dict[str, str]:
+        if not origin or not self.access.allows_origin(origin):
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": f"{REQUEST_ID}, retry-after",
+            "vary": "Origin",
+        }
+
+
+def too_many_connections() -> ApiError:
+    """Return the error of a request over a connection beyond the limit."""
+    return ApiError(
+        "The server has too many open connections; try again later.",
+        status=503,
+        type="server_error",
+        code="too_many_connections",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+
+
+def _loggable(scope: Scope) -> str:
+    """Return the path as it was sent, without its query and without characters that could forge lines of the log."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = raw.partition(b"?")[0].decode("ascii", "backslashreplace")[:_LOGGED_PATH_CHARS]
+    return "".join(char if char.isprintable() and char != " " else "?" for char in path)

@@ -1,0 +1,123 @@
+"""Fields of other servers: values that ask for nothing are accepted, all others are refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pagewood.engine.api import SamplingParams
+from pagewood.server import openai_chat, openai_completions
+from pagewood.server.errors import ApiError
+from pagewood.server.openai_chat import parse_chat
+from pagewood.server.openai_completions import parse_completion
+from pagewood.server.openai_fields import sampling
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
+
+BOTH: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0,
+    "top_k": -1,
+    "min_p": 0,
+    "min_tokens": 0,
+    "logit_bias": {},
+    "logprobs": None,
+    "echo": False,
+    "use_beam_search": False,
+    "ignore_eos": False,
+    "stop": None,
+    "stop_token_ids": [],
+    "bad_words": [],
+    "allowed_token_ids": None,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "prompt_logprobs": None,
+    "truncate_prompt_tokens": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "structured_outputs": None,
+    "response_format": {"type": "text"},
+    "seed": 5,
+    "stream": False,
+    "stream_options": None,
+    "user": "me",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "safety_identifier": "s",
+}
+ONLY_CHAT: dict[str, Any] = {
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tools": [],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning_effort": "none",
+    "chat_template_kwargs": {},
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "max_completion_tokens": None,
+}
+ONLY_COMPLETIONS: dict[str, Any] = {"logprobs": False, "suffix": "", "add_special_tokens": True}
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        *[(parse_chat, {**CHAT, name: value}) for name, value in [*BOTH.items(), *ONLY_CHAT.items()]],
+        *[
+            (parse_completion, {**COMPLETION, name: value})
+            for name, value in [*BOTH.items(), *ONLY_COMPLETIONS.items()]
+        ],
+        (parse_chat, {**CHAT, **BOTH, **ONLY_CHAT}),
+        (parse_completion, {**COMPLETION, **BOTH, **ONLY_COMPLETIONS}),
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> None:
+    fields = parse(json.dumps(body).encode())
+    meant = sampling(fields, SamplingParams(), max_tokens=None, vocab_size=10)
+    assert meant == SamplingParams(max_tokens=None, seed=body.get("seed"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("repetition_penalty", 1.1),
+        ("min_tokens", 1),
+        ("use_beam_search", True),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("bad_words", ["x"]),
+        ("allowed_token_ids", [1]),
+        ("guided_regex", "a+"),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"1": 1}),
+        ("length_penalty", True),
+    ],
+)
+def test_what_asks_for_something_unsupported_is_refused_by_name(name: str, value: Any) -> None:
+    for parse, body in ((parse_chat, CHAT), (parse_completion, COMPLETION)):
+        with pytest.raises(ApiError, match=f"'{name}' is not supported") as error:
+            parse(json.dumps({**body, name: value}).encode())
+        assert error.value.code == "unsupported_parameter"
+
+
+def test_no_field_is_both_supported_and_declared_neutral() -> None:
+    for neutral, model in (
+        (openai_chat.NEUTRAL, openai_chat.ChatRequest),
+        (openai_completions.NEUTRAL, openai_completions.CompletionRequest),
+    ):
+        assert not set(neutral) & set(model.model_fields)
+        assert all(None in values for values in neutral.values())
