@@ -1,15 +1,15 @@
-"""What an engine is told and what it answers: the whole vocabulary between the engine and its users."""
+"""The engine's interface: its commands, its answers and its configuration. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 
 class FinishReason(Enum):
-    """Why a request ended; the values are the words of OpenAI's API where it has one."""
+    """Why a request ended; the values are those of OpenAI's API where it has them."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -20,7 +20,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, and when they end.
+    """How the tokens of one request are chosen, and when generation ends.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. Filters apply in the
     order temperature, top_k, top_p, min_p. With a `seed`, the tokens are a function of (weights, prompt, seed) only.
@@ -30,7 +30,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = 128
-    """None: as many as the engine's `max_length` leaves."""
+    """Most output tokens; None: as many as the engine's `max_length` leaves."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -56,7 +56,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a request is refused: text for a person, the name of the offending parameter, a code for a program."""
+    """Why a request is refused: a text for people, the name of the wrong parameter, a code for programs."""
 
     message: str
     param: str | None = None
@@ -65,10 +65,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """Generate from `tokens` (int32 little-endian bytes, so that no link turns them into Python lists).
+    """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
 
-    Requests share cached prefixes only inside one `namespace`. Higher `priority` goes first. `carry` is not read by
-    the engine: it comes back unchanged in the first `Delta` of this request.
+    Requests share cached prefixes only within a `namespace`. Higher `priority` goes first. The engine does not read
+    `carry`; it returns it unchanged in the first `Delta` of the request.
     """
 
     request_id: str
@@ -81,17 +81,17 @@ class Submit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """End a request now, wherever it is. An unknown or finished `request_id` is not an error."""
+    """End a request now, in any state. An unknown or finished `request_id` is not an error."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPriority:
-    """Give a request another priority, from the next step on, whether it waits, runs or streams.
+    """Change the priority of a request, waiting or running, from the next step on.
 
-    While it waits, the order decides by it; once it runs, who yields when memory runs out. An unknown or finished
-    `request_id` is not an error, and there is no answer.
+    The priority of a waiting request decides when it is admitted, that of a running one which request is preempted when
+    memory runs out. An unknown or finished `request_id` is not an error, and there is no answer.
     """
 
     request_id: str
@@ -100,7 +100,7 @@ class SetPriority:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """A request that failed before it reached the engine; it is answered with a refusing `Delta`, in its order."""
+    """A request that failed before it reached the engine; the answer is a `Delta` with this refusal, sent in order."""
 
     request_id: str
     refusal: Refusal
@@ -111,11 +111,11 @@ Command = Submit | Abort | SetPriority | Refuse
 
 
 class Delta(NamedTuple):
-    """What one step did for one request: a tuple, because there is one for every token.
+    """The result of one step for one request. A tuple rather than a dataclass, because there is one for every token.
 
-    The last Delta of a request has a `finish`; every request gets exactly one such Delta. `first` marks the first
-    Delta of a request, the only one that has a `carry`. The token that stopped a request (end of sequence or a stop
-    token) is not among `tokens`; `num_output_tokens` counts it.
+    The last Delta of a request has a `finish`; every request gets exactly one such Delta. The first one has `first`
+    set, and only it has a `carry`. The token that stopped a request (end of sequence or a stop token) is not in
+    `tokens`, but `num_output_tokens` counts it.
     """
 
     request_id: str
@@ -129,24 +129,28 @@ class Delta(NamedTuple):
     num_output_tokens: int = 0
 
 
+Progress = Callable[[str, int, int], None]
+"""Gets reports of a long start: what is being done, the parts that are done, and the parts in total."""
+
+
 class Inbox(Protocol):
-    """Where an engine takes its commands from."""
+    """The source of an engine's commands."""
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
-        """Return the commands that arrived, in order; wait up to `timeout_s` (0: do not wait, None: no limit)."""
+        """Return the commands that have arrived, in order; wait up to `timeout_s` (0: do not wait, None: no limit)."""
         ...
 
 
 class Outbox(Protocol):
-    """Where an engine puts its answers."""
+    """The destination of an engine's answers."""
 
     def send(self, deltas: Sequence[Delta]) -> None:
-        """Hand on the answers of one step, in order; must not block for long."""
+        """Pass on the answers of one step, in order; must not block for long."""
         ...
 
 
 class _DeviceDefaults(NamedTuple):
-    """The values of a configuration that depend on the device only."""
+    """The defaults of a configuration that depend on the device only."""
 
     dtype: Literal["float32", "bfloat16"]
     quantised: str
@@ -163,33 +167,33 @@ _CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill
 class EngineConfig:
     """Everything that decides how an engine is built.
 
-    "auto" and None stand for a value that fits the model and the machine. It is chosen once, when the engine is built,
-    and the whole configuration is then logged.
+    "auto" and None mean a value that fits the model and the machine, unless the field says otherwise. The value is
+    chosen once, when the engine is built; the whole configuration is then logged.
 
     Raises:
         ValueError: a field is out of its range, or two fields contradict each other.
     """
 
     model: str | None = None
-    """Folder of a Hugging Face model; None: the model that ships inside pagewood-engine."""
+    """Folder of a Hugging Face model; None: the model that ships with pagewood-engine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the CPU, as long as the CUDA runner has not been run on a GPU."""
+    """auto: the CPU, until the CUDA runner has been run on a GPU."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Of weights, activations and KV memory; auto: float32 on a CPU, bfloat16 on CUDA. A CPU takes float32 only, CUDA
-    one of the others."""
+    """Of weights and activations; auto: float32 on a CPU, bfloat16 on CUDA. A CPU computes in float32 only, CUDA in one
+    of the others."""
     mem_fraction: float = 0.9
-    """Share of a CUDA device's free memory that weights, activations, graphs and KV memory take together."""
+    """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
     cuda_graph: bool = True
     """Whether decode steps are captured as CUDA graphs."""
     cuda_graph_max_batch: int | None = None
-    """Requests in the largest captured step; None: max_running."""
+    """Requests in the largest captured step; None: `max_running`."""
     batch_invariant: bool = False
-    """Whether the tokens of a request must not depend on the other requests of its steps on CUDA, to the last bit: it
-    costs speed. On a CPU they never do."""
+    """Whether, on CUDA, the numbers of a request must not depend on the other requests of its steps, to the last bit.
+    This costs speed. On a CPU they never do."""
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""
     max_total_tokens: int | None = None
-    """Token positions of KV memory, over all requests and the prefix cache."""
+    """Token positions of KV memory, for all requests and the prefix cache together; None: see the README."""
     max_length: int | None = None
     """Longest prompt plus output of one request; None: what the model and the KV memory allow."""
     max_running: int | None = None
@@ -197,32 +201,32 @@ class EngineConfig:
     page_size: int = 16
     schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
-    """Scales how much memory is kept for the outputs of running requests; less admits more and preempts more."""
+    """Scales how much memory is kept for the outputs of running requests; a lower value admits and preempts more."""
     chunked_prefill_size: int | None = None
-    """Prompt tokens computed in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need
-    more of them to be busy. Larger prompts go faster, and hold those that decode beside them up for longer."""
+    """Most prompt tokens in one step, over all requests; None: 512 on a CPU, 2048 on CUDA, whose matrix units need more
+    tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""
     max_prefills: int = 8
-    """Prompts that may be in progress in one step."""
+    """Prompts that one step may compute parts of."""
     prefill_first: bool = False
-    """Whether steps that compute prompts compute nothing else and come first: first tokens come sooner, and requests
-    that decode stall meanwhile. Otherwise each decoding request gets its token in every step."""
+    """Whether prompts are computed before anything else, in steps without decoding: first tokens come sooner, and
+    decoding requests stall meanwhile. Otherwise every decoding request gets a token in every step."""
     overlap: bool = True
-    """Plan step N+1 while step N computes."""
+    """Whether step N+1 is planned while step N computes."""
     prefix_cache: bool = True
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
-    """How keys and values are kept; auto: as `dtype`. A CPU also takes int8 with a scale for each token and head, which
-    takes a little over a quarter of float32. CUDA also takes fp8_e4m3 without scales, half of `dtype`."""
+    """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head, a
+    little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
     host_cache_gb: float | None = None
-    """Main memory for KV that leaves the KV memory of the running requests, in units of 1e9 bytes; None: none. For a
-    CUDA device it is pinned, and taken at start."""
+    """Host memory for evicted KV, in units of 1e9 bytes; None: no host cache. For a CUDA device it is pinned, and
+    allocated at start."""
     disk_cache_path: str | None = None
-    """Folder on a disk for the same, which outlives the process; None: none. It needs a host cache."""
+    """Folder on a disk for evicted KV, which survives the process; None: no disk cache. It needs a host cache."""
     disk_cache_gb: float | None = None
-    """How large its files may be, in units of 1e9 bytes."""
+    """Largest total size of its files, in units of 1e9 bytes."""
     cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
-    """When KV is copied to the host cache: as soon as it is cached, when it is used a second time, or when evicted."""
+    """When KV is copied to the host cache: as soon as it is cached, at its second use, or when it is evicted."""
     seed: int = 0
-    """Seed of the requests that name none."""
+    """Makes the seeds of requests without one."""
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_prefills"):
@@ -263,7 +267,7 @@ class EngineConfig:
         return self.chunked_prefill_size or self._defaults.chunked_prefill_size
 
     def resolved(self) -> EngineConfig:
-        """Return this configuration with a value in place of each auto or None that depends on the device only."""
+        """Return this configuration with a value for each "auto" or None whose default depends on the device only."""
         defaults = self._defaults
         dtype = defaults.dtype if self.dtype == "auto" else self.dtype
         return replace(
@@ -292,7 +296,7 @@ class EngineConfig:
             )
         if self.disk_cache_path is not None and self.host_cache_gb is None:
             raise ValueError(
-                f"disk_cache_path must come with host_cache_gb, which its pages pass, got {self.disk_cache_path!r}"
+                f"disk_cache_path must come with host_cache_gb, through which its pages pass, got {self.disk_cache_path!r}"
             )
         if self.host_cache_gb is not None and not self.prefix_cache:
             raise ValueError(f"host_cache_gb must come with the prefix cache, got {self.host_cache_gb} without it")

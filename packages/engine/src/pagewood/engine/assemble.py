@@ -1,4 +1,4 @@
-"""Put an engine together around any runner, from the leaves; imports no torch, so it serves engines of other kinds."""
+"""Assemble an engine from the core and the leaves around any runner. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,16 +44,19 @@ def assemble(
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
-    """Put the parts together around any runner.
+    """Assemble an engine around any runner.
 
     Args:
-        config: its policies and limits are used; what it says of model, device and memory is only logged.
-        info: what the engine is; `max_length` must fit into `num_pages`.
-        make_runner: makes the runner; called with the KV space, for runners that audit it.
-        make_cache: makes empty prefix caches; None: a radix cache, or none if the configuration says so.
-        inbox: where commands come from.
-        outbox: where answers go.
-        clock: seconds, monotonic.
+        config: its policies and limits are used; model, device and memory are only logged.
+        info: facts about the engine; `max_length` must fit into `num_pages`.
+        make_runner: makes the runner; gets the KV space, for runners that check it.
+        make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
+        inbox: source of commands.
+        outbox: destination of answers.
+        clock: returns monotonic seconds.
+
+    Raises:
+        ValueError: `config.schedule_policy` is unknown, or it needs watches that the cache does not have.
     """
     config = config.resolved()
     _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
@@ -110,7 +113,7 @@ def assemble(
 
 
 def _order_name(name: str) -> str:
-    """Return the name of an order that reads nothing but what the requests of the engine have."""
+    """Return the name of an order that reads only attributes that the engine's requests have."""
     names = (*PLAIN_ORDERS, "dfs-weight", "fair")
     if name.replace("_", "-") not in names:
         raise ValueError(f"schedule_policy must be one of {', '.join(names)}, got {name!r}")

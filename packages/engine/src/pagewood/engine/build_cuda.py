@@ -1,4 +1,4 @@
-"""From a configuration to a CUDA runner: dtype, graphs, and how much of the device's memory is KV memory."""
+"""Build an engine on a CUDA device: compile kernels, load the model, divide the device's memory, capture graphs."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagewood.engine.api import EngineConfig, Inbox, Outbox, SamplingParams
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
@@ -41,22 +41,19 @@ from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of its parts are done, and how many there are."""
-
-_WRAPPER_BYTES = 8 << 20  # FlashInfer's integer workspace, on the device, of each wrapper
-_GRAPH_BYTES = 4 << 20  # of the driver, for each captured graph
+_WRAPPER_BYTES = 8 << 20  # integer workspace on the device of each FlashInfer wrapper
+_GRAPH_BYTES = 4 << 20  # memory of the driver for each captured graph
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltRunner:
-    """A runner with its graphs captured, and what fits into it."""
+    """A runner with its graphs captured, and its sizes."""
 
     runner: CUDARunner
     model: ModelConfig
     memory: PageMemory
-    """Of the KV; its last page is the runner's own."""
+    """KV memory; the runner uses its last page itself."""
     num_pages: int
     max_length: int
 
@@ -64,7 +61,7 @@ class BuiltRunner:
 def build_cuda_engine(
     config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None
 ) -> Engine:
-    """Load a model and make an engine for it that computes on the current CUDA device; see `build_engine`."""
+    """Load a model and build an engine for it on the current CUDA device; see `build_engine`."""
     if config.dtype == "float32":
         raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
     needs = kernel_needs(config, ModelConfig.from_folder(model_folder(config.model)))
@@ -85,7 +82,7 @@ def build_on(
     outbox: Outbox,
     progress: Progress | None = None,
 ) -> Engine:
-    """Make an engine for a device that FlashInfer computes on; arguments and errors are those of `build_engine`."""
+    """Build an engine on a device that FlashInfer supports; other arguments and errors as in `build_engine`."""
     config = config.resolved()
     folder = model_folder(config.model)
     built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
@@ -112,8 +109,8 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     """
     if not torch.cuda.is_available():
         raise ValueError("device must be cpu where torch finds no CUDA device, got cuda")
-    # FlashInfer has two kinds of norms, and would choose by whether nvidia-cutlass-dsl is installed.
-    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # not ours
+    # FlashInfer has two implementations of norms; by default it chooses by whether nvidia-cutlass-dsl is installed.
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         flashinfer: Any = importlib.import_module("flashinfer")
     except ImportError as error:
@@ -122,10 +119,10 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
-    """Return which attention kernels the engine of a model runs.
+    """Return the attention kernels that an engine for a model needs.
 
     Raises:
-        ValueError: there are none for the model, or none that do not depend on the batch where that is asked for.
+        ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
     if model.head_dim not in HEAD_DIMS:
         raise ValueError(f"head_dim must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, got {model.head_dim}")
@@ -149,10 +146,10 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
 def build_cuda_runner(
     device: Device, flashinfer: FlashInfer, config: EngineConfig, folder: Path, *, progress: Progress | None
 ) -> BuiltRunner:
-    """Load the model of `folder` to `device`, give what is left to the KV memory, and capture the graphs.
+    """Load the model of `folder` to `device`, use the memory that is left as KV memory, and capture the graphs.
 
     Raises:
-        ValueError: the model is not supported, or does not fit; the message says what to change, and by how much.
+        ValueError: the model is not supported, or does not fit; the message says what to change and by how much.
         FileNotFoundError: the folder lacks a file.
     """
     dtype = _dtype_of(config)
@@ -194,7 +191,7 @@ def build_cuda_runner(
     if config.max_length is not None and max_length < config.max_length:
         raise ValueError(f"max_length must be at most {max_length}, {budget}, got {config.max_length}")
     _log.info(
-        "%d KV pages of %d tokens, at most %d a request; %d requests and %d prompt tokens a step; %s",
+        "%d KV pages of %d tokens, at most %d tokens per request; %d requests and %d prompt tokens per step; %s",
         num_pages,
         config.page_size,
         max_length,
@@ -242,10 +239,10 @@ def _multiply_of(config: EngineConfig, device: Device) -> Multiply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Budget:
-    """Where the memory of a device goes, in bytes."""
+    """How the memory of a device is divided, in bytes."""
 
     free_bytes: int
-    """Before anything was loaded."""
+    """Free memory before anything was loaded."""
     mem_fraction: float
     weight_bytes: int
     activation_bytes: int
@@ -253,10 +250,10 @@ class _Budget:
     page_bytes: int
 
     def num_pages(self, config: EngineConfig) -> int:
-        """Return the pages that are left, or as many as are configured; one more is the runner's own.
+        """Return the number of pages of KV memory: as configured, or all that fit beside the page that the runner uses.
 
         Raises:
-            ValueError: too few are left.
+            ValueError: too few fit.
         """
         taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
         left = int(self.free_bytes * self.mem_fraction) - taken
@@ -284,7 +281,7 @@ class _Budget:
 
 
 def _graph_bytes(sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int) -> int:
-    """Return what graphs take beside the activations of the largest, which the others share."""
+    """Return the memory of the graphs; they share the activations of the largest one."""
     item_bytes = getattr(torch, dtype).itemsize
     wrappers = len(sizes) * len(set(model.windows)) * _WRAPPER_BYTES
     logits = sum(sizes) * model.vocab_size * item_bytes
@@ -301,7 +298,7 @@ def _activation_bytes(
     config: EngineConfig,
     longest: int,
 ) -> int:
-    """Compute the largest step there is; return the memory that it and the runner's tables take, without KV memory."""
+    """Compute the largest possible step; return the bytes that it and the runner's tables take, without KV memory."""
     batch = _largest_batch(config, longest)
     num_pages = int(batch.page_ids[-1]) + 2
     kv_bytes = num_pages * layout.bytes_per_page
@@ -330,7 +327,7 @@ def _activation_bytes(
 
 
 def _largest_batch(config: EngineConfig, longest: int) -> Batch:
-    """Return a step of as many tokens as a step may have, over all rows, which all sample with every filter."""
+    """Return a step with the most tokens that a step may have, in which all rows sample with all filters."""
     num_rows = config.num_rows
     count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
     pages_per_row = -(-count // config.page_size)

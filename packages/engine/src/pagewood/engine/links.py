@@ -71,7 +71,7 @@ class ThreadInbox:
         self._queue.put(None)
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
-        """Return the commands that arrived; if there are none, wait up to `timeout_s` (None: without limit)."""
+        """Return the commands that have arrived; if there are none, wait up to `timeout_s` (None: without limit)."""
         commands: list[Command] = []
         wait = timeout_s != 0
         while True:
@@ -85,7 +85,7 @@ class ThreadInbox:
 
 
 class ThreadOutbox:
-    """Answers of an engine in another thread, handed to that of an event loop.
+    """Answers of an engine in another thread, passed to the thread of an event loop.
 
     The event loop is called once for everything that was sent since it last ran, not once for each Delta or step.
 
@@ -105,7 +105,7 @@ class ThreadOutbox:
         self._is_scheduled = False  # written by: send, _flush
 
     def send(self, deltas: Sequence[Delta]) -> None:
-        """Hand over the answers of one step, from the engine's thread."""
+        """Pass on the answers of one step; called in the engine's thread."""
         self._deltas.extend(deltas)
         # `_flush` clears the flag before it drains: if the flag is still set here, it has yet to see these Deltas.
         if not self._is_scheduled:

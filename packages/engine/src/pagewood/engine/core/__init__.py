@@ -1,1 +1,1 @@
-"""The engine's core: requests, memory, plans, steps and the loop; no torch, no leaf."""
+"""The engine's core: requests, KV memory, plans, steps and the loop. It imports neither torch nor a leaf package."""

@@ -1,4 +1,4 @@
-"""One step as flat arrays: the input of a runner, without any of the host's objects."""
+"""One step as flat arrays, the input of a runner. It refers to no request and to no other object of the core."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batch:
     page_rows: Int32
     """[U] row of each new page."""
     page_columns: Int32
-    """[U] place of each new page in its row: it holds positions [column * page_size, (column + 1) * page_size)."""
+    """[U] place of each new page in its row; it holds positions [column * page_size, (column + 1) * page_size)."""
     page_ids: Int32
     """[U] page ids."""
 
@@ -49,11 +49,11 @@ class Batch:
     """[G] number of positions that are computed, >= 1."""
 
     sampled: Int32
-    """[S] indices into the grants, ascending: those that yield tokens."""
+    """[S] indices of the grants that yield tokens, ascending."""
     num_promised: Int32
-    """[S] the most tokens that each yields, >= 1: one after each of its last `num_promised` positions."""
+    """[S] the most tokens that each yields, >= 1; one follows each of its last `num_promised` positions."""
     sampling: SamplingArrays
-    """How the tokens of each are drawn."""
+    """Sampling parameters of the S grants."""
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +80,7 @@ class BatchBuilder:
         token_starts: list[int] = []
         for grant in grants:
             request, start, is_admitted = grant.request, grant.start, grant.is_admitted
-            first = 0 if is_admitted else -(-start // page_size)  # the page that start is inside of is known already
+            first = 0 if is_admitted else -(-start // page_size)  # a page that contains `start` is known already
             last = -(-(start + grant.num_tokens) // page_size)
             if first < last:
                 page_rows.append(request.row)
@@ -115,7 +115,7 @@ class BatchBuilder:
 
 
 class _Ragged:
-    """Pieces of rows, flattened: each value with its row and column."""
+    """Pieces of table rows as flat arrays: each value with its row and its column."""
 
     __slots__ = ("columns", "rows", "values")
 

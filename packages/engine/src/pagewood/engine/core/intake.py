@@ -16,15 +16,15 @@ _MASK = 2**63 - 1
 
 
 class Intake:
-    """Turns commands into requests. Invariant: each request that it queues fits into the memory when it runs alone.
+    """Turns commands into requests. Invariant: each request that it queues fits into memory when it runs alone.
 
     Args:
         state: where requests are queued.
-        kv: takes back the pages of aborted requests.
+        kv: releases the pages of aborted requests.
         max_length: longest prompt plus output of one request.
-        vocab_size: token ids are below it.
+        vocab_size: token ids must be below it.
         eos_token_ids: tokens that end a request unless it ignores them.
-        seed: with the arrival, the source of the seeds of requests that bring none.
+        seed: with the arrival number, gives a seed to each request without one.
     """
 
     __slots__ = ("_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_seed", "_state", "_vocab_size")
@@ -48,7 +48,7 @@ class Intake:
         self._num_arrivals = 0  # written by: intake
 
     def take(self, command: Command, now_s: float) -> Delta | None:
-        """Carry out a command; return its answer if it has one already."""
+        """Carry out a command; return its answer if there is one already."""
         match command:
             case Submit():
                 return self._submit(command, now_s)

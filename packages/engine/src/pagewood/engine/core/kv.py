@@ -27,7 +27,7 @@ class Match(Protocol):
 
     @property
     def node(self) -> Any:
-        """Handle to lock it by."""
+        """Handle for `lock`."""
         ...
 
 
@@ -36,17 +36,17 @@ class Insertion(Protocol):
 
     @property
     def num_existing(self) -> int:
-        """Leading pages that the cache already had: their offered duplicates stay the caller's."""
+        """Leading pages that the cache already had; the caller still owns its duplicates of them."""
         ...
 
     @property
     def node(self) -> Any:
-        """Handle of the whole inserted prefix."""
+        """Handle of the whole prefix, for `lock`."""
         ...
 
 
 class PrefixCache(Protocol):
-    """Token prefix -> page ids. Owns the pages that it adopted."""
+    """Maps token prefixes to page ids. Owns the pages that it has adopted."""
 
     @property
     def num_pages(self) -> int:
@@ -64,15 +64,15 @@ class PrefixCache(Protocol):
         ...
 
     def match(self, tokens: Int32, namespace: str | None = None) -> Match:
-        """Find the longest cached prefix; it counts as a use."""
+        """Return the longest cached prefix; this counts as a use."""
         ...
 
     def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
-        """Find the longest cached prefix; it does not count as a use."""
+        """Return the longest cached prefix; this does not count as a use."""
         ...
 
     def insert(self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None) -> Insertion:
-        """Adopt the pages that are lacking; tokens and pages are those that follow the locked prefix `after`."""
+        """Adopt the pages that the cache lacks; tokens and pages are those that follow the locked prefix `after`."""
         ...
 
     def lock(self, node: Any) -> Any:
@@ -84,37 +84,37 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, num_pages: int) -> Int32:
-        """Disown up to num_pages unlocked pages and return them."""
+        """Remove up to `num_pages` unlocked pages and return them; the caller owns them."""
         ...
 
 
 @runtime_checkable
 class TieredCache(PrefixCache, Protocol):
-    """A prefix cache that keeps evicted pages in other memories, and brings them back."""
+    """A prefix cache that keeps evicted pages in lower tiers (host memory, disk) and brings them back."""
 
     def recall(self, tokens: Int32, namespace: str | None = None) -> Any | None:
-        """Begin to bring back what other memories have of these tokens; None: nothing."""
+        """Start to copy back what lower tiers have of these tokens; None: they have nothing."""
         ...
 
     def advance(self, recall: Any, take: Callable[[int], Int32 | None]) -> bool:
-        """Do what is due, never wait; return whether to come back later. `take` gives pages to the cache, or None."""
+        """Continue without waiting; return whether to call again later. `take` gives pages to the cache, or None."""
         ...
 
     def cancel(self, recall: Any) -> None:
-        """Call it off."""
+        """End a recall, finished or not."""
         ...
 
     def poll(self) -> None:
-        """Take in finished copies and begin new ones."""
+        """Register finished copies and start new ones."""
         ...
 
     def close(self) -> None:
-        """Write down what is to outlive the process, and end."""
+        """Store what must survive the process, and end."""
         ...
 
 
 class PageAllocator(Protocol):
-    """Hands out page ids."""
+    """Hands out the ids of free pages."""
 
     @property
     def num_pages(self) -> int:
@@ -127,7 +127,7 @@ class PageAllocator(Protocol):
         ...
 
     def alloc(self, n: int) -> Int32:
-        """[n] page ids, now the caller's."""
+        """Return `[n]` page ids; the caller owns them."""
         ...
 
     def free(self, pages: Int32) -> None:
@@ -135,7 +135,7 @@ class PageAllocator(Protocol):
         ...
 
     def held_pages(self) -> Int32:
-        """[num_pages - num_free] page ids that are not free."""
+        """Return `[num_pages - num_free]` page ids that are not free."""
         ...
 
 
@@ -153,7 +153,7 @@ class _NothingAdopted:
 
 
 class NoPrefixCache:
-    """A prefix cache that never has anything and never adopts a page: what runs when caching is switched off."""
+    """A prefix cache that is always empty, for engines without prefix caching."""
 
     num_pages = 0
     num_evictable = 0
@@ -189,7 +189,7 @@ class KVSpace:
     requests with a row hold a lease, and it covers their published pages.
 
     Args:
-        make_cache: makes an empty cache, where computed pages are kept for other requests, and ends the one it made
+        make_cache: makes an empty cache, which keeps computed pages for other requests, and ends the cache that it made
             before.
         allocator: where fresh pages come from.
         page_size: positions per page.
@@ -209,12 +209,12 @@ class KVSpace:
         self._make_cache = make_cache
         self.cache = make_cache()  # written by: kv
         self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
-        """The cache, if it keeps evicted pages in other memories."""  # written by: kv
+        """The cache, if it has lower tiers."""  # written by: kv
         self._allocator = allocator
         self._free_rows = list(range(num_rows - 1, -1, -1))  # written by: kv
         self.page_size = page_size
         self.epoch = 0
-        """Changes whenever what is cached changes."""  # written by: kv, waiting
+        """Increases whenever pages are added to or removed from the cache."""  # written by: kv, waiting
 
     @property
     def num_pages(self) -> int:
@@ -246,16 +246,16 @@ class KVSpace:
         return self.cache.peek(request.reusable_tokens(), request.namespace).num_tokens
 
     def take(self, n: int, *, num_available: int) -> Int32 | None:
-        """Return `[n]` pages, now the caller's, or None if fewer than `num_available` are available."""
+        """Return `[n]` pages, owned by the caller, or None if fewer than `num_available` are available."""
         return self._take(n) if self.num_available >= num_available else None
 
     def poll(self) -> None:
-        """Let copies between memories go on while the engine is idle."""
+        """Let copies between tiers continue while the engine is idle."""
         if self.tiers is not None:
             self.tiers.poll()
 
     def close(self) -> None:
-        """Write down what is to outlive the process; no request may hold a row."""
+        """Store the KV that must survive the process; no request may hold a row."""
         if self.tiers is not None:
             self.tiers.close()
 
@@ -268,8 +268,8 @@ class KVSpace:
             num_reserved: pages that must still be available afterwards, beyond those that complete its known tokens.
 
         Returns:
-            The number of positions it can compute, after `num_matched` cached ones; 0 if declined, and then nothing
-            has changed.
+            The number of positions that it can compute, after `num_matched` cached ones; 0 if declined, in which case
+            nothing has changed.
         """
         if not self._free_rows:
             return 0
@@ -348,11 +348,11 @@ class KVSpace:
         request.num_published = 0
 
     def held_pages(self) -> Int32:
-        """[num_pages - num_free] ids of the pages that are not free, for audits: reads the whole pool."""
+        """Return `[num_pages - num_free]` ids of the pages that are not free; reads the whole pool, for audits."""
         return self._allocator.held_pages()
 
     def violation(self, holders: Iterable[Request], *, is_recalling: bool = False) -> str | None:
-        """Return how the invariant is broken, or None if it holds.
+        """Return a description of how the invariant is broken, or None if it holds.
 
         Args:
             holders: all requests with a row.

@@ -1,4 +1,4 @@
-"""The loops: plain and overlapped are the same verbs in another order."""
+"""The engine's loops, plain and overlapped: the same calls in a different order."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _IDLE_WAIT_S = 0.5
 """How long an idle engine waits for commands before it checks again whether to stop."""
 
 _RECALL_WAIT_S = 0.001
-"""How long an engine rests when all it could do is wait for KV from a lower tier."""
+"""How long the engine sleeps when it can only wait for KV from a lower tier."""
 
 
 class StepHandle(Protocol):
     """A launched step."""
 
     def wait(self) -> StepResult:
-        """Return the result once it is there; a second call returns it again.
+        """Wait for the result and return it; a second call returns it again.
 
         Raises:
-            Exception: what the step raised; it ends the requests of the step.
+            Exception: the step failed; the engine ends its requests.
         """
         ...
 
 
 class Runner(Protocol):
-    """Computes batches, in the order in which they were launched."""
+    """Computes batches in the order in which they are launched."""
 
     def launch(self, batch: Batch) -> StepHandle:
         """Hand a batch to the device and return without waiting for it.
 
         Raises:
-            Exception: nothing was launched; it ends the requests of the step.
+            Exception: the step was not launched; the engine ends its requests.
         """
         ...
 
     def close(self) -> None:
-        """Give back what the runner holds; nothing may be in flight."""
+        """Release threads and memory; no step may be in flight."""
         ...
 
 
@@ -64,7 +64,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine is: fixed when it is built."""
+    """Facts about an engine that are fixed when it is built."""
 
     model_name: str
     max_length: int
@@ -77,14 +77,14 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Counts of an engine: steps, tokens, preemptions and violations since it was built, the rest at this moment."""
+    """Counts of an engine: steps, tokens, preemptions and violations since it was built, all others at this moment."""
 
     num_steps: int
     num_tokens: int
     """Positions computed or being computed."""
     num_preempted: int
     num_violations: int
-    """Times that the idle invariant was broken, and healed."""
+    """How often the invariant of KV memory was found broken while idle, and repaired."""
     num_waiting: int
     num_running: int
     num_draining: int
@@ -94,13 +94,13 @@ class Counters:
 
 
 class Engine:
-    """Takes commands, runs steps, answers. Invariant: at most one step is in flight between two calls of `advance`.
+    """Takes commands, runs steps, sends answers. Invariant: at most one step is in flight between calls of `advance`.
 
-    Call it from one thread. `run` is the whole life of a server's engine; `advance` is for callers with their own loop.
+    Use it from one thread. A server calls `run`; a caller with a loop of its own calls `advance`.
 
-    A step that fails ends its requests with an error, and no others. A `KeyboardInterrupt` or another exception that is
-    no `Exception` passes to the caller, after the steps in flight have been waited for and taken into the state; an
-    engine that was left by one can be used again.
+    A step that fails ends its own requests with an error, and no others. A `KeyboardInterrupt`, or any other exception
+    that is not an `Exception`, reaches the caller after the steps in flight have been waited for and retired; the
+    engine can then be used again.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class Engine:
         self._num_violations = 0  # written by: loop
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Step until `stopped()`; requests that are alive then are aborted."""
+        """Run steps until `stopped()` is true, then abort the remaining requests."""
         pending: Pending | None = None
         while not stopped():
             pending = self.advance(pending)
@@ -148,22 +148,22 @@ class Engine:
         self._send([end(self._state, self._kv, r, FinishReason.ABORT) for r in list(self._state.by_id.values())])
 
     def advance(self, last: Pending | None) -> Pending | None:
-        """Do one step of the configured loop; give back what it returns in the next call."""
+        """Do one step of the configured loop; pass its return value to the next call."""
         return self.step_overlapped(last) if self._overlap else self.step()
 
     def step(self) -> None:
-        """Compute one step and take its tokens."""
+        """Launch one step and retire it."""
         self._take_commands(None)
         pending = self._launch()
         self._finish(pending)
 
     def step_overlapped(self, last: Pending | None) -> Pending | None:
-        """Launch one step, and take the tokens of the step before it while it computes."""
+        """Launch one step, and retire the step before it while the new one computes."""
         self._take_commands(last)
         pending = self._launch()
         try:
             self._finish(last)
-        except BaseException:  # the caller gets no handle of the step just launched
+        except BaseException:  # the caller does not get the step that was just launched
             self._finish(pending)
             raise
         return pending
@@ -184,12 +184,12 @@ class Engine:
         )
 
     def violation(self) -> str | None:
-        """Return what is wrong with the accounting of KV memory, or None; for tests: reads the whole pool."""
+        """Return what is wrong with the accounting of KV memory, or None; reads the whole pool, for tests."""
         holders = [*self._state.running, *self._state.draining]
         return self._kv.violation(holders, is_recalling=bool(self._state.waiting.num_recalling))
 
     def close(self) -> None:
-        """Give back the runner's threads and memory, and write down the KV that is to outlive the process."""
+        """Release the runner's threads and memory, and store the KV that must survive the process."""
         self._runner.close()
         self._kv.close()
 
@@ -201,7 +201,7 @@ class Engine:
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S
         elif last is None and not self._state.running and self._state.waiting.num_recalling:
-            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a loop that spins slows the copies
+            time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
         commands = self._inbox.receive(timeout_s=timeout_s)
         if commands:
             now_s = self._clock()
@@ -231,7 +231,7 @@ class Engine:
         return Pending(grants=plan.grants, handle=handle)
 
     def _finish(self, pending: Pending | None) -> None:
-        """Wait for a step and take its result into the state."""
+        """Wait for a step and retire it."""
         if pending is None:
             return
         result: StepResult | None = None
@@ -240,10 +240,10 @@ class Engine:
         while result is None and failure is None:
             try:
                 result = pending.handle.wait()
-            except Exception as error:  # it ends the requests of the step, not the engine
+            except Exception as error:  # ends the requests of the step, not the engine
                 _log.exception("a step failed")
                 failure = error
-            except BaseException as error:  # the device is still using the requests' pages: wait again, then pass it on
+            except BaseException as error:  # the device still uses the requests' pages: wait again, raise later
                 interrupt = error
         for grant in pending.grants:
             grant.request.num_in_flight -= 1

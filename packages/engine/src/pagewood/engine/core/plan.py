@@ -1,4 +1,4 @@
-"""Decide the next step: which requests run, and how many tokens of each; the KV space gives the pages."""
+"""Decide the next step: which requests run, and how many tokens of each are computed."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _PARTS_OF_STEP = 8
 """Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, so that a long prompt
 does not keep short ones from starting."""
 _ANY_NUMBER = 1 << 30
-"""More prompt tokens than a step can have."""
+"""More prompt tokens than any step can have."""
 
 
 @dataclass(slots=True, eq=False)
 class Grant:
     """Compute positions [start, start + num_tokens) of a request.
 
-    Never changed after it is made. Not frozen, because a step makes hundreds, and a frozen one takes three times as
-    long to make.
+    It must not be changed. It is not a frozen dataclass because a step makes hundreds, and a frozen one takes three
+    times as long to make.
     """
 
     request: Request
     start: int
     num_tokens: int
     num_promised: int
-    """The most tokens that it may yield; 0 for a piece of a prompt that ends before its last token."""
+    """The most tokens that it may yield; 0 if it ends before the last known token, as a chunk of a prompt does."""
     is_admitted: bool = False
-    """Whether its row is new to the runner."""
+    """Whether the request was admitted in this step, so its row is new to the runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step: its grants, each request at most once."""
+    """The grants of one step. Invariant: each request has at most one."""
 
     grants: tuple[Grant, ...]
     num_preempted: int = 0
@@ -54,7 +54,7 @@ class StepBudget(Protocol):
         ...
 
     def take_prefill(self, wanted: int) -> int:
-        """Take what would be offered, and return it."""
+        """Take the tokens that `offer_prefill` would return, and return their number."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Budget(Protocol):
 
 
 class StepReserve(Protocol):
-    """How much memory is kept free for running requests while others are admitted in one step."""
+    """How many pages must stay available for running requests while one step admits others."""
 
     def num_reserved(self, candidate: Request) -> int:
         """Return the pages that must stay available beyond those of the candidate's known tokens."""
@@ -93,7 +93,7 @@ class StepReserve(Protocol):
 
 
 class Reserve(Protocol):
-    """How much memory is kept for the outputs of running requests."""
+    """How many pages are kept for the outputs of running requests."""
 
     def on_step(self) -> None:
         """Note that a step passed without preemption."""
@@ -104,12 +104,12 @@ class Reserve(Protocol):
         ...
 
     def open(self, running: Iterable[Request], *, page_size: int, num_to_complete: int) -> StepReserve:
-        """Begin a step; `num_to_complete` pages are still needed for tokens of running requests already known."""
+        """Begin a step; running requests still need `num_to_complete` pages for tokens already known."""
         ...
 
 
 class Victim(Protocol):
-    """Which request yields when memory runs out."""
+    """Which request is preempted when memory runs out."""
 
     def __call__(self, running: Sequence[Request]) -> Request | None:
         """Return the request to preempt, or None if nothing is running."""
@@ -128,7 +128,7 @@ class SkipAhead(Protocol):
         ...
 
     def admitted(self, request: Request) -> None:
-        """Note that a request runs, ahead of those passed over in this step."""
+        """Note that a request was admitted before those passed over in this step."""
         ...
 
 
@@ -142,13 +142,13 @@ class Planner:
     __slots__ = ("_budget", "_kv", "_reserve", "_skip_ahead", "_victim")
 
     def __init__(self, *, kv: KVSpace, budget: Budget, reserve: Reserve, victim: Victim, skip_ahead: SkipAhead) -> None:
-        """Take the parts.
+        """Keep the parts.
 
         Args:
             kv: gives pages and rows.
             budget: how much a step may do.
             reserve: how much memory is kept for outputs.
-            victim: which request yields.
+            victim: which request is preempted.
             skip_ahead: how far to look past a request that does not fit.
         """
         self._kv = kv
@@ -176,7 +176,7 @@ class Planner:
         return StepPlan(grants=tuple(grants), num_preempted=len(shortage.preempted))
 
     def _preempt(self, state: EngineState, shortage: Shortage) -> None:
-        """Queue the requests that gave up their pages, and let the reserve learn from it."""
+        """Move the requests that lost their pages to the queue, and report to the reserve whether there were any."""
         for request in shortage.preempted:
             state.stop(request)
             state.waiting.add(request)
@@ -186,7 +186,7 @@ class Planner:
             self._reserve.on_step()
 
     def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
-        """Grant the next position of every request that has computed all others."""
+        """Grant one position to every request whose other positions have all been launched."""
         page_size = self._kv.page_size
         decoding: list[Request] = []
         full: list[Request] = []
@@ -224,7 +224,7 @@ class Planner:
     def _admit(
         self, state: EngineState, now_s: float, budget: StepBudget, grants: list[Grant], shortage: Shortage
     ) -> None:
-        """Start waiting requests while budget, rows and memory last, and nothing else lacks memory."""
+        """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory."""
         kv, waiting = self._kv, state.waiting
         if not len(waiting) or shortage.excluded:
             return
@@ -268,7 +268,7 @@ class Planner:
 
 
 class Shortage:
-    """Finds pages in one step when none are left. Invariant: an excluded request gets no grant in this step."""
+    """Finds pages when none are left, within one step. Invariant: an excluded request gets no grant in this step."""
 
     __slots__ = ("_is_relief_coming", "_kv", "_state", "_victim", "excluded", "preempted")
 
@@ -277,13 +277,13 @@ class Shortage:
         self._kv = kv
         self._victim = victim
         self._is_relief_coming = False
-        """Whether a withheld request can be preempted in the next step."""  # written by: grow
+        """Whether a victim was found that can be preempted in the next step only."""  # written by: grow
         self.excluded: list[Request] = []
-        """Requests that are preempted, withheld or without a page."""  # written by: grow
+        """Requests that were preempted, will be in the next step, or could not get a page."""  # written by: grow
         self.preempted: list[Request] = []  # written by: grow
 
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
-        """Give a request pages for its first `num_tokens` positions, at the cost of worse-ranked ones."""
+        """Give a request pages for its first `num_tokens` positions, preempting worse-ranked ones if needed."""
         while not self._kv.grow(request, num_tokens):
             if self._is_relief_coming:
                 self.excluded.append(request)

@@ -34,11 +34,11 @@ class Request:
     namespace: str | None
     carry: bytes
     arrival: int
-    """Number of its arrival, unique; a preempted request keeps it."""
+    """Arrival number, unique; a preempted request keeps it."""
     arrived_s: float
     num_prompt: int
     max_length: int
-    """Prompt plus output at which it ends."""
+    """Tokens of prompt plus output at which it ends."""
 
     tokens: Int32
     """[max_length] token ids, valid up to num_known."""  # written by: retire
@@ -48,7 +48,7 @@ class Request:
     """Leading positions whose KV is computed."""  # written by: retire, kv
     finish: FinishReason | None = None  # written by: retire
     answered: bool = False
-    """Whether its first Delta has been sent."""  # written by: retire
+    """Whether its first `Delta` has been made."""  # written by: retire
 
     num_launched: int = 0
     """Positions handed to the device since it was admitted."""  # written by: loop
@@ -58,17 +58,17 @@ class Request:
     """Launched steps that read or write its pages."""  # written by: loop
 
     num_matched: int = 0
-    """Leading tokens whose KV is cached: kept true while it waits, fixed when it is admitted."""
+    """Leading tokens whose KV is cached; kept up to date while it waits, fixed when it is admitted."""
     # written by: waiting, kv
     num_cached: int = -1
-    """Prompt tokens that its first admission found in the cache; -1 until then."""  # written by: kv
+    """Tokens found in the cache when it was first admitted; -1 before that."""  # written by: kv
     row: int = -1
     """Its row in the device tables; -1 if it has none."""  # written by: kv
     pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     """[capacity] page ids, valid up to num_pages; append-only while it runs."""  # written by: kv
     num_pages: int = 0  # written by: kv
     num_published: int = 0
-    """Leading pages that were offered to the cache."""  # written by: kv
+    """Leading pages that have been offered to the cache."""  # written by: kv
     private: np.ndarray[Any, np.dtype[np.bool_]] = field(default_factory=lambda: np.empty(0, np.bool_))
     """[capacity] whether the request owns the page; the others belong to the cache."""  # written by: kv
     lease: object = None
@@ -104,7 +104,7 @@ class Request:
         return self.tokens[: self.num_known - 1]
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return its first tokens as bytes, after its namespace between two items that are no token ids."""
+        """Return its first tokens as bytes, after its namespace between two int32 that are not token ids."""
         tokens = self.tokens[: min(num_tokens, self.num_known)].tobytes()
         if self.namespace is None:
             return tokens

@@ -1,4 +1,4 @@
-"""What comes back from a runner for one step."""
+"""The result that a runner returns for one step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pagewood.engine.core.arrays import Int32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The tokens that a step yielded. Legend: S sampled grants of the batch, N tokens yielded, E elements of a vector.
+    """The tokens that a step has yielded. Legend: S sampled grants of the batch, N tokens, E elements of a vector.
 
     Invariant: the tokens of one grant are consecutive, and the grants are in the order of `Batch.sampled`.
     """
 
     tokens: Int32
-    """[N] int32, ids."""
+    """[N] int32, token ids."""
     counts: Int32
-    """[S] int32, tokens of each grant, at most what it promised; 0 says that its logits were not numbers."""
+    """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if its logits were not numbers."""
     logprobs: NDArray[np.float32] | None = None
-    """[N] float32, natural logarithm of the probability of each token; None: not asked for."""
+    """[N] float32, natural logarithm of the probability of each token; None: not requested."""
     vectors: NDArray[np.float32] | None = None
-    """[S, E] float32, hidden states of the last position of each grant; None: not asked for."""
+    """[S, E] float32, hidden states of the last position of each grant; None: not requested."""
 
     def by_grant(self) -> list[tuple[int, ...]]:
         """Return the tokens of each of the S grants."""

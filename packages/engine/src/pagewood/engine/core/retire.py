@@ -1,4 +1,4 @@
-"""Take the result of a step into the state: tokens, ends of requests, and the answers."""
+"""Apply the result of a step to the state: append tokens, end requests, make the answers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _NOT_NUMBERS = Refusal(
 
 
 def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: StepResult) -> list[Delta]:
-    """Take a finished step into the state.
+    """Apply a finished step to the state.
 
     Args:
-        state: the launch counters of its requests no longer count this step.
+        state: of the engine; the launch counters of its requests must no longer include this step.
         kv: publishes computed prompts, and releases requests that ended.
-        grants: those of the step.
-        result: the tokens that the grants with a promise yielded, in order.
+        grants: of the step.
+        result: of the step; its entries belong to the grants with a promise, in order.
 
     Returns:
-        One answer for each request that got tokens or whose logits were not numbers.
+        One answer for each request that got tokens, or whose logits were not numbers.
     """
     deltas: list[Delta] = []
     yielded = iter(result.by_grant())
@@ -47,7 +47,7 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
 def end(
     state: EngineState, kv: KVSpace, request: Request, reason: FinishReason, *, refusal: Refusal | None = None
 ) -> Delta:
-    """End a request wherever it is; its row and pages are released once no launched step reads them."""
+    """End a request in any state; its row and pages are released when no launched step reads them any more."""
     return _answer(state, kv, request, (), reason, refusal)
 
 
@@ -57,7 +57,7 @@ def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
 
 
 def _accept(state: EngineState, kv: KVSpace, request: Request, tokens: tuple[int, ...]) -> Delta:
-    """Append the tokens of one grant, up to the one that ends the request."""
+    """Append the tokens of one grant, up to and including the one that ends the request."""
     if not tokens:
         return end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS)
     first = request.num_known

@@ -1,4 +1,4 @@
-"""How the tokens of a batch are drawn: one array per parameter, so that a parameter is declared in one place."""
+"""The sampling parameters of a batch, one array for each; a new parameter is declared here and in `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingArrays:
-    """The sampling parameters of some requests, S of them. Invariant: every field is an array of S numbers."""
+    """The sampling parameters of S requests. Invariant: every field is an array of S numbers."""
 
     temperatures: Float32
     """[S] float32, 0 is greedy."""
@@ -51,7 +51,7 @@ class SamplingArrays:
         return SamplingArrays(**{name: getattr(self, name)[indices] for name in _NAMES})
 
     def put(self, indices: Int32, entries: SamplingArrays) -> None:
-        """Overwrite the entries at `indices` `[n] int32` in place, for tables that outlive a batch."""
+        """Overwrite the entries at `indices` `[n] int32` in place; for tables that are used for many batches."""
         for name in _NAMES:
             getattr(self, name)[indices] = getattr(entries, name)
 

@@ -13,7 +13,7 @@ from pagewood.engine.core.waiting import WaitingQueue
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineState:
-    """The requests that have no last answer yet, or whose pages are still being read.
+    """The requests whose last answer has not been made, and those whose pages a launched step still reads.
 
     Invariant: a request is in exactly one of `waiting`, `running` and `draining`; only running and draining requests
     hold a row.
@@ -28,7 +28,7 @@ class EngineState:
     draining: list[Request] = field(default_factory=list["Request"])
     """Ended, but a launched step still reads their pages."""  # written by: retire
     by_id: dict[str, Request] = field(default_factory=dict[str, "Request"])
-    """The requests that have no last answer yet."""  # written by: intake, retire
+    """The requests whose last answer has not been made, by `request_id`."""  # written by: intake, retire
 
     @property
     def is_idle(self) -> bool:
@@ -36,11 +36,11 @@ class EngineState:
         return not (len(self.waiting) or self.running or self.draining)
 
     def run(self, request: Request) -> None:
-        """Sort a request that has just got a row into the running ones."""
+        """Add a request that has just been given a row to the running ones, by rank."""
         insort(self.running, request, key=self.rank)
 
     def stop(self, request: Request) -> None:
-        """Take a request that ended or was preempted out of the running ones."""
+        """Remove a request that ended or was preempted from the running ones."""
         self.running.remove(request)
         self.waiting.stopped(request)
 

@@ -15,26 +15,26 @@ _MAX_EXAMINED = 256
 
 
 class Order(Protocol):
-    """A queue that knows which request is next."""
+    """Decides in which order waiting requests are admitted."""
 
     def add(self, request: Request) -> None:
-        """Take a request in: a new one, or one that was preempted."""
+        """Add a request: a new one, or one that was preempted."""
         ...
 
     def remove(self, request: Request) -> None:
-        """Drop a request that ended."""
+        """Remove a request that ended while it waited."""
         ...
 
     def park(self, request: Request) -> None:
-        """Drop a request that will be added again, or stopped if it ends meanwhile; it keeps its place."""
+        """Remove a request for now; it keeps its place until it is added again, or stopped because it ended."""
         ...
 
     def admit(self, request: Request) -> None:
-        """Drop a request that was admitted."""
+        """Remove a request that was admitted."""
         ...
 
     def stop(self, request: Request) -> None:
-        """Note that a request admitted from here has ended or was preempted, or that a parked one has ended."""
+        """Note that an admitted request ended or was preempted, or that a parked one ended."""
         ...
 
     def update(self, request: Request) -> None:
@@ -42,7 +42,7 @@ class Order(Protocol):
         ...
 
     def ordered(self, now_s: float) -> Iterator[Request]:
-        """Yield the requests, first to be admitted first; the order must not change during the iteration."""
+        """Yield the requests in the order of admission; nothing may be added, removed or updated meanwhile."""
         ...
 
 
@@ -58,7 +58,7 @@ class Deferral(Protocol):
         ...
 
     def defer(self, request: Request) -> bool:
-        """Park a waiting request if a prompt in progress will raise its match enough; return whether it is parked."""
+        """Park a waiting request if it will match much more of a prompt in progress; return whether it is parked."""
         ...
 
     def discard(self, request: Request) -> None:
@@ -66,7 +66,7 @@ class Deferral(Protocol):
         ...
 
     def ready(self) -> list[Request]:
-        """Remove and return the parked requests that need not wait any longer; called once per pass."""
+        """Remove and return the parked requests that need not wait any longer; called once in each pass."""
         ...
 
     def __contains__(self, request: Request, /) -> bool:
@@ -79,11 +79,11 @@ class Deferral(Protocol):
 
 
 class Watch(Protocol):
-    """A match that stays true while the cache changes."""
+    """The match of one sequence, kept up to date while the cache changes."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are cached now."""
+        """Leading tokens that are cached now."""
         ...
 
     def close(self) -> None:
@@ -92,10 +92,10 @@ class Watch(Protocol):
 
 
 class WatchGroup(Protocol):
-    """Watches that know which of them have changed."""
+    """Several watches, with a list of those that have changed."""
 
     def watch(self, owner: Request, tokens: Int32, namespace: str | None = None) -> Watch:
-        """Return a match that stays true until it is closed."""
+        """Return a match that is kept up to date until it is closed."""
         ...
 
     def changed(self) -> list[Request]:
@@ -105,7 +105,7 @@ class WatchGroup(Protocol):
 
 @runtime_checkable
 class WatchedCache(PrefixCache, Protocol):
-    """A prefix cache that knows which waiting sequences an insertion or eviction concerns."""
+    """A prefix cache that can keep matches up to date."""
 
     def watch_group(self) -> WatchGroup:
         """Return a group without watches."""
@@ -114,25 +114,25 @@ class WatchedCache(PrefixCache, Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Entry:
-    """What the queue keeps of one request."""
+    """What the queue keeps about one request."""
 
     watch: Watch | None = None
-    """Keeps `num_matched` true; None: it is looked up when the request is examined."""  # written by: waiting
+    """Keeps `num_matched` up to date; None: it is looked up when the request is examined."""  # written by: waiting
     matched_epoch: int = -1
-    """State of the cache in which `num_matched` was last looked up without a watch."""  # written by: waiting
+    """The `KVSpace.epoch` at which `num_matched` was last looked up without a watch."""  # written by: waiting
     is_looked_up: bool = False
     """Whether the lower tiers have been searched for its prefix since it was queued."""  # written by: waiting
     recall: Any = None
-    """The copy of its prefix from a lower tier that is under way; None: there is none."""  # written by: waiting
+    """Copy of its prefix from a lower tier that is in progress; None: no copy is in progress."""  # written by: waiting
 
 
 class WaitingQueue:
     """The requests without a row. Invariant: each is in the order or parked; only those in the order have a watch.
 
     Args:
-        order: decides which request is next; empty, and from now on notified by this queue only.
+        order: decides which request is next; must be empty, and from now on only this queue changes it.
         kv: the cache in which requests are matched.
-        deferral: parks requests that repeat a prompt in progress; None: none are parked.
+        deferral: parks requests that repeat a prompt in progress; None: requests are never parked.
         is_watching: whether the order compares requests by how much of them is cached.
 
     Raises:
@@ -168,7 +168,7 @@ class WaitingQueue:
 
     @property
     def num_recalling(self) -> int:
-        """Waiting requests whose prefix may be on its way back from a lower tier."""
+        """Waiting requests with a recall: their prefix is being copied back from a lower tier."""
         return self._num_recalling
 
     def add(self, request: Request) -> None:
@@ -197,7 +197,7 @@ class WaitingQueue:
             self._order.update(request)
 
     def examine(self, now_s: float) -> Iterator[Request]:
-        """Begin a pass of admission: yield requests, first to be admitted first, each with a fresh `num_matched`.
+        """Begin a pass: yield requests in the order of admission, each with an up-to-date `num_matched`.
 
         Close the pass with `end_pass`. Until then requests may be deferred and recalled, and none may be added or
         removed.
@@ -254,7 +254,7 @@ class WaitingQueue:
         is_coming = tiers.advance(entry.recall, take)
         if entry.recall.is_over:
             self._end_recall(entry)
-            self._kv.epoch += 1  # what has arrived can be matched
+            self._kv.epoch += 1  # the tokens that have arrived can be matched
         return is_coming
 
     def admitted(self, request: Request) -> None:
@@ -274,7 +274,7 @@ class WaitingQueue:
         self._parked.clear()
 
     def watch_again(self) -> None:
-        """Watch the cache that has replaced a broken one. No request may wait."""
+        """Use the watches of a new cache, after the old one was found broken. No request may wait."""
         assert not self._entries
         self._group = self._new_group()
 

@@ -16,6 +16,7 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.runner.splitmix import mix
 
 _UInt64 = NDArray[np.uint64]
 _GARBAGE = np.uint64(0xDEADBEEF)
@@ -160,15 +161,8 @@ class _EchoStep:
         return self._runner.finish(self)
 
 
-def _mix(x: _UInt64) -> _UInt64:
-    """Scramble 64 bits. Source: the finaliser of SplitMix64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:
-    return _mix((tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1))
+    return mix((tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1))
 
 
 def _sum(kv: _UInt64) -> int:
@@ -178,4 +172,4 @@ def _sum(kv: _UInt64) -> int:
 def _next_token(kv_sum: int, position: int, temperature: float, seed: int, vocab_size: int) -> int:
     salt = seed % 2**64 if temperature > 0 else 0
     word = np.array([(kv_sum + salt * 3 + position) % 2**64], np.uint64)
-    return int(_mix(_mix(word))[0] % np.uint64(vocab_size))
+    return int(mix(mix(word))[0] % np.uint64(vocab_size))

@@ -12,17 +12,15 @@ Source: the generators of flashinfer-python 0.7.2, as its wrappers call them.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pagewood.engine.api import Progress
 from pagewood.engine.runner.cuda.attention import TENSOR_CORE_GROUP
-
-Progress = Callable[[str, int, int], None]
-"""Called with a description of the work, how many of its parts are done, and how many there are."""
 
 _NUM_AT_A_TIME = 2  # each compiles up to ten files in parallel, with 2 to 3 GB of memory per file
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pagewood.engine.api import Progress
 from pagewood.engine.runner.cuda.attention import (
     FlashInferAttention,
     HostArrays,
@@ -23,9 +24,6 @@ from pagewood.engine.runner.cuda.attention import (
     Staging,
 )
 from pagewood.engine.runner.cuda.device import Device
-
-Progress = Callable[[str, int, int], None]
-"""Called with a description of the work, how many of its parts are done, and how many there are."""
 
 Forward = Callable[[Tensor, Tensor, PlannedAttention, Tensor], Tensor]
 """(sources, positions, attention, wanted) -> logits; the arrays are those of `StepArrays`."""

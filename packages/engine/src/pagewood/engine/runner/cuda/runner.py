@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pagewood.engine.api import Progress
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
@@ -25,7 +26,7 @@ from pagewood.engine.runner.cuda.attention import (
 )
 from pagewood.engine.runner.cuda.device import Device, Event
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
-from pagewood.engine.runner.cuda.graphs import Progress, capture_graphs
+from pagewood.engine.runner.cuda.graphs import capture_graphs
 from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays

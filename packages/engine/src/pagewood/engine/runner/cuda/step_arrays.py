@@ -14,7 +14,7 @@ import numpy as np
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
-from pagewood.engine.runner.uniform import uniform
+from pagewood.engine.runner.splitmix import uniform
 
 X = TypeVar("X")
 """An array of one place: numpy's on the host, torch's in pinned memory or on the device."""
