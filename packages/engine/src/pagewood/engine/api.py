@@ -214,8 +214,8 @@ class EngineConfig:
     """Whether step N+1 is planned while step N computes."""
     prefix_cache: bool = True
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
-    """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head, a
-    little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
+    """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head,
+    a little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
     host_cache_gb: float | None = None
     """Host memory for evicted KV, in units of 1e9 bytes; None: no host cache. For a CUDA device it is pinned, and
     allocated at start."""
@@ -295,9 +295,7 @@ class EngineConfig:
                 f"got {self.disk_cache_path!r} and {self.disk_cache_gb}"
             )
         if self.disk_cache_path is not None and self.host_cache_gb is None:
-            raise ValueError(
-                f"disk_cache_path must come with host_cache_gb, through which its pages pass, got {self.disk_cache_path!r}"
-            )
+            raise ValueError(f"disk_cache_path must come with host_cache_gb, got {self.disk_cache_path!r} without it")
         if self.host_cache_gb is not None and not self.prefix_cache:
             raise ValueError(f"host_cache_gb must come with the prefix cache, got {self.host_cache_gb} without it")
         if self.cache_write_policy not in ("write_through", "write_through_selective", "write_back"):
