@@ -1,4 +1,4 @@
-"""Engines without weights: an echo model, and random scenarios that compare an engine with a sequential oracle."""
+"""Test an engine without weights: an echo model, and random scenarios that compare it with a sequential oracle."""
 
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 from pagewood.engine.testing.parts import make_queue, make_request, make_space

@@ -1,4 +1,4 @@
-"""Feeds a runner with sequences, without an engine: one grant per sequence and step, chunks of a fixed size."""
+"""Runs sequences on a runner without an engine: one grant per sequence and step, chunks of a fixed size."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class DrivenSequence:
 
     row: int
     tokens: list[int]
-    """Prompt, then what was sampled."""  # written by: driver
+    """Prompt, then sampled tokens."""  # written by: driver
     pages: list[int]  # written by: driver
     num_prompt: int
     num_computed: int
-    """Positions whose KV is there, or will be by the end of the last step that was built."""  # written by: driver
+    """Positions whose KV is computed, or will be when the last step that was built is done."""  # written by: driver
     num_sent_tokens: int  # written by: driver
     num_sent_pages: int = 0  # written by: driver
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
@@ -32,15 +32,15 @@ class DrivenSequence:
 
     @property
     def output(self) -> list[int]:
-        """What was sampled."""
+        """Return the sampled tokens."""
         return self.tokens[self.num_prompt :]
 
 
 class RowDriver:
     """Gives sequences rows and pages, and builds the batches that compute them.
 
-    Invariant: no page belongs to two sequences, unless `add` was told to share it. Pages are handed out in a random
-    order, so that a kernel that takes them for consecutive is caught.
+    Invariant: no page belongs to two sequences, except those that `add` shares. Pages are handed out in random order,
+    so that a kernel that assumes consecutive pages fails.
     """
 
     __slots__ = ("_free", "_num_rows", "_page_size", "_runner")
@@ -60,7 +60,7 @@ class RowDriver:
         sampling: SamplingParams | None = None,
         seed: int = 0,
     ) -> DrivenSequence:
-        """Give a prompt the next row; its first pages may be those of another sequence, as after a cache hit."""
+        """Give a prompt the next row; it may share the first pages of another sequence, as after a cache hit."""
         shared = share.pages[:num_shared_pages] if share else []
         num_cached = len(shared) * self._page_size
         self._num_rows += 1
@@ -76,9 +76,9 @@ class RowDriver:
         )
 
     def batch(self, work: Sequence[tuple[DrivenSequence, int]]) -> Batch:
-        """Build the step that computes the next positions, at most so many, of each sequence.
+        """Build the step that computes the next positions of each sequence, at most the given number.
 
-        A sequence samples when all that it knows is computed, except what an earlier step has yet to tell.
+        A sequence samples when the step computes its last token, whose id may still be unknown to the host.
         """
         pages: list[tuple[int, int, int]] = []
         tokens: list[tuple[int, int, int]] = []
@@ -118,7 +118,7 @@ class RowDriver:
         )
 
     def generate(self, sequences: Sequence[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
-        """Run until every sequence has `num_tokens` outputs; prompts are computed `chunk` positions at a time."""
+        """Run until every sequence has `num_tokens` output tokens; a step computes at most `chunk` positions of each."""
         while True:
             live: list[DrivenSequence] = [sequence for sequence in sequences if len(sequence.output) < num_tokens]
             if not live:

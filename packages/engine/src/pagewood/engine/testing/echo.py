@@ -1,7 +1,7 @@
-"""An echo model: a runner whose tokens are a hash of all the KV that they can read, and its sequential oracle.
+"""An echo model: a runner whose next token is a hash of all the KV that it can read, and its sequential oracle.
 
-It has no weights, but it has everything else that a runner has: a token table, page rows and KV memory. So a wrong
-page, a page reused too early, a token at the wrong position or KV read before it is written changes the output.
+It has no weights, but a token table, page rows and KV memory like any runner. So a wrong page, a page that is reused
+too early, a token at the wrong position and KV that is read before it is written all change the output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GARBAGE = np.uint64(0xDEADBEEF)
 def oracle_tokens(
     prompt: Sequence[int], sampling: SamplingParams, *, vocab_size: int, stop_ids: frozenset[int], max_length: int
 ) -> list[int]:
-    """Generate one request alone, without cache, pages, batch or loop; a stopping token is not part of the output."""
+    """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token."""
     limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     tokens = list(prompt)
     output: list[int] = []
@@ -40,19 +40,19 @@ def oracle_tokens(
 
 
 class EchoRunner:
-    """Runs the echo model; satisfies the `Runner` of the loop.
+    """Runs the echo model; satisfies `core.loop.Runner`.
 
-    A launched step is computed as late as possible: when it or a later one is waited for, or when `catch_up` is
-    called. In a step, all KV of earlier steps is read before any is written.
+    A launched step is computed as late as possible: when a caller waits for it or for a later one, or calls `catch_up`.
+    A step reads all KV of earlier steps before it writes any.
 
     Args:
         num_rows: rows of the tables.
         max_length: longest prompt plus output.
         num_pages: pages of KV memory.
         page_size: positions per page.
-        vocab_size: tokens are below it.
-        held_pages: if given, returns the pages that are not free; a step that touches another page is an error.
-        memory: `[num_pages * page_size] uint64`, the KV memory; None: it is allocated.
+        vocab_size: token ids are below it.
+        held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
+        memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EchoRunner:
 
     @property
     def num_in_flight(self) -> int:
-        """Launched steps that were not waited for."""
+        """Launched steps that no caller has waited for."""
         return len(self._queue)
 
     def launch(self, batch: Batch) -> _EchoStep:
@@ -99,11 +99,11 @@ class EchoRunner:
                 step.tokens = self._compute(step.batch)
 
     def close(self) -> None:
-        """Refuse further use."""
+        """Set `closed`."""
         self.closed = True
 
     def finish(self, step: _EchoStep) -> StepResult:
-        """Compute steps in order up to this one; return its result."""
+        """Compute the launched steps up to this one, in order; return its result."""
         while True:
             head = self._queue.popleft()
             if head.tokens is None:
@@ -118,7 +118,7 @@ class EchoRunner:
             _sum(self._kv[self._slots(row, 0, start)])
             for row, start in zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)
         ]
-        sums: list[int] = []  # of all KV up to the end of each grant
+        sums: list[int] = []  # sum of all KV up to the end of each grant
         for row, start, count, total in zip(
             batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), earlier, strict=True
         ):
@@ -147,7 +147,7 @@ class EchoRunner:
 
 
 class _EchoStep:
-    """A launched step; satisfies the `StepHandle` of the loop."""
+    """A launched step; satisfies `core.loop.StepHandle`."""
 
     def __init__(self, runner: EchoRunner, batch: Batch) -> None:
         self._runner = runner

@@ -1,4 +1,4 @@
-"""Small real parts for tests of single modules."""
+"""Makes small real objects of the core for tests of single modules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_queue(kv: KVSpace, *, order: str = "fcfs", is_watching: bool = False, d
 
 
 def make_request(prompt: Sequence[int], *, max_new: int = 8, arrival: int = 0, priority: int = 0) -> Request:
-    """Return a request as intake makes it."""
+    """Return a request like those that intake makes."""
     tokens = np.zeros(len(prompt) + max_new, np.int32)
     tokens[: len(prompt)] = prompt
     return Request(

@@ -1,4 +1,4 @@
-"""Random traffic for an engine with an echo model, and the checks that hold after every step."""
+"""Random traffic for an engine with an echo model, with checks after every step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
-"""Given KV memory, `[num_pages * page_size] uint64`, and the page size: returns what makes prefix caches for it."""
+"""(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
 
 VOCAB_SIZE = 40
 _EOS = 0
 
 
 class WatchedRunner(Runner, Protocol):
-    """A runner of the echo model that a scenario can look into."""
+    """A runner of the echo model that counts steps for a scenario."""
 
     @property
     def num_in_flight(self) -> int:
-        """Launched steps that were not waited for."""
+        """Launched steps that no caller has waited for."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class WatchedRunner(Runner, Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Compute all launched steps, if they are put off until somebody waits."""
+        """Compute all launched steps, in a runner that otherwise delays them until a caller waits."""
         ...
 
 
@@ -47,7 +47,7 @@ MakeRunner = Callable[["Scenario"], WatchedRunner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request of a scenario, and when it comes and perhaps goes; times are step numbers."""
+    """A request of a scenario, with the steps at which it arrives and may be aborted."""
 
     at_step: int
     abort_at_step: int | None
@@ -56,24 +56,24 @@ class Arrival:
     priority: int
     namespace: str | None
     priority_from_step: tuple[int, int] | None = None
-    """Another priority, and the step from which it has it."""
+    """A new priority, and the step at which it is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Traffic and the limits of the engine that it meets."""
+    """Traffic, and the configuration and limits of the engine."""
 
     config: EngineConfig
     num_pages: int
     max_length: int
     arrivals: tuple[Arrival, ...]
     eager_steps: frozenset[int]
-    """After these steps the device catches up at once; otherwise it computes as late as it can."""
+    """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a scenario took."""
+    """Counts of a finished scenario."""
 
     num_steps: int
     num_launched_ahead: int
@@ -144,13 +144,13 @@ def run_scenario(
     make_caches: MakeCaches | None = None,
     make_runner: MakeRunner | None = None,
 ) -> Report:
-    """Run a scenario to its end; every answer must be the sequential oracle's.
+    """Run a scenario to its end; every answer must equal that of the sequential oracle.
 
     Args:
         scenario: the traffic.
-        after_step: a further check.
-        make_caches: for a prefix cache that copies KV memory; None: the configured one.
-        make_runner: for another runner of the echo model, one that does not let seeds change its tokens; None: an
+        after_step: another check, called after every step.
+        make_caches: for prefix caches that copy KV memory; None: the configured cache.
+        make_runner: makes another runner of the echo model, whose tokens must not depend on seeds; None: an
             `EchoRunner`.
 
     Raises:
@@ -160,7 +160,7 @@ def run_scenario(
 
 
 class _Run:
-    """One scenario under way."""
+    """One run of a scenario."""
 
     def __init__(
         self, scenario: Scenario, make_caches: MakeCaches | None, make_other_runner: MakeRunner | None
@@ -211,7 +211,7 @@ class _Run:
             if self._step in scenario.eager_steps and self._runner is not None:
                 self._runner.catch_up()
             self._step += 1
-        engine.step()  # idle: checks the invariant once more
+        engine.step()  # idle, so the engine checks its invariant
         self._check_ends()
         engine.close()
         counters = engine.counters()
@@ -277,7 +277,7 @@ class _Run:
             name = str(index)
             output, last = self._outputs[name], self._ends[name]
             if len(arrival.prompt) + (arrival.sampling.max_tokens or 1) > self._scenario.max_length:
-                assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was let in"
+                assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
                 continue
             stop_ids = frozenset(arrival.sampling.stop_token_ids + (() if arrival.sampling.ignore_eos else (_EOS,)))
             is_seeded = self._make_other_runner is None
@@ -290,7 +290,7 @@ class _Run:
             )
             if last.finish is FinishReason.ABORT:
                 assert name in self._aborted
-                assert output == expected[: len(output)], f"request {name}: {output} is no prefix of {expected}"
+                assert output == expected[: len(output)], f"request {name}: {output} is not a prefix of {expected}"
                 continue
             assert output == expected, f"request {name}: {output} is not {expected}"
             limit = arrival.sampling.max_tokens or self._scenario.max_length - len(arrival.prompt)

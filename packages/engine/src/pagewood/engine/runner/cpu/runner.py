@@ -1,7 +1,7 @@
 """The runner of a CPU: one worker thread computes batches in the order in which they are launched.
 
-A thread that waits for a step computes with it. So the thread that plans is one of the compute threads; while it plans,
-the others go on without it.
+A thread that waits for a step helps to compute it. So the engine's thread is one of the compute threads; while it
+plans, the others continue without it.
 
 Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 """
@@ -34,21 +34,21 @@ Float32 = NDArray[np.float32]
 Result = TypeVar("Result")
 
 
-class StepHandle(Generic[Result]):
+class CPUStepHandle(Generic[Result]):
     """A launched step."""
 
     __slots__ = ("_result", "_run")
 
     def __init__(self, run: Future[Run] | None, result: Future[Result]) -> None:
-        """Make `wait` return `result`, after working on `run` if there is one."""
+        """Make `wait` compute `run`, if there is one, and then return `result`."""
         self._run = run
         self._result = result
 
     def wait(self) -> Result:
-        """Return the result; computes until the step is done.
+        """Help to compute the step until it is done, and return its result.
 
         Raises:
-            Exception: what went wrong in the step.
+            Exception: the step failed.
         """
         if self._run is not None:
             self._run.result().work()
@@ -57,7 +57,7 @@ class StepHandle(Generic[Result]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A batch, made ready for the worker."""
+    """A batch that is ready for the worker."""
 
     batch: Batch
     token_rows: Int32
@@ -65,19 +65,19 @@ class _Step:
     positions: Int32
     """[T] its position in the row."""
     inputs: tuple[NDArray[np.generic], ...]
-    """What the program is given besides the tokens: cosines, sines, wanted tokens, choices."""
+    """Inputs of the program besides the tokens: cosines, sines, wanted tokens, choices."""
     tables: StepTables
     run: Future[Run]
-    """What there is to compute, once its inputs are in place."""
+    """The instructions to compute, once their inputs are in place."""
 
 
 class CPURunner:
     """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
 
-    The model is written to a tape once, for steps up to a number of tokens; a step only fills in its numbers.
+    The model is recorded on a tape once, for steps up to some number of tokens; a step only fills in its numbers.
 
-    Invariant: what a step computes and keeps happens on the worker, in the order of the launches, so a step may read
-    tokens that the one before it samples. Call it from one thread.
+    Invariant: the worker starts steps and keeps their results in the order of the launches, so a step can read tokens
+    that the step before it samples. Use it from one thread.
     """
 
     __slots__ = (
@@ -98,9 +98,9 @@ class CPURunner:
         """Allocate the tables and start the worker.
 
         Args:
-            model: what to compute.
+            model: to compute.
             storage: its KV memory, in a layout of order HND.
-            kernel: of the model's head_dim, compiled.
+            kernel: compiled for the model's head_dim.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
@@ -116,10 +116,10 @@ class CPURunner:
         self._cosines: Float32 = np.empty((0, config.head_dim // 2), np.float32)  # written by: the caller
         self._sines: Float32 = self._cosines  # written by: the caller
         self._program = self._write_down(1, 1)  # written by: the worker
-        self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # what is left to torch is small
+        self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
-    def launch(self, batch: Batch) -> StepHandle[StepResult]:
+    def launch(self, batch: Batch) -> CPUStepHandle[StepResult]:
         """Queue a step and return at once; each of its sampled grants yields one token."""
         ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
         last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
@@ -127,28 +127,28 @@ class CPURunner:
         return self._handle(step, self._worker.submit(self._step, step, ends))
 
     def forward(self, batch: Batch) -> Float32:
-        """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
+        """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its tokens."""
         wanted = np.arange(batch.num_tokens, dtype=np.int32)
         step = self._prepare(batch, wanted, np.zeros((len(wanted), NUM_CHOICE_COLUMNS), np.float32))
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
-        """Finish what has been launched and end the threads; a second call does nothing."""
+        """Finish the launched steps and end the threads; a second call does nothing."""
         self._worker.shutdown()
         self._helpers.shutdown()
 
-    def _handle(self, step: _Step, result: Future[Result]) -> StepHandle[Result]:
-        return StepHandle(step.run if self._num_threads > 1 else None, result)
+    def _handle(self, step: _Step, result: Future[Result]) -> CPUStepHandle[Result]:
+        return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
 
     def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
-        """Prepare what does not depend on earlier steps: here, not between two steps on the worker.
+        """Prepare all that does not depend on earlier steps in the calling thread, not between two steps on the worker.
 
         Args:
-            batch: what to compute.
-            wanted: `[W]` tokens of the step whose logits are wanted.
-            choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token that follows each.
+            batch: to compute.
+            wanted: `[W]` tokens of the step whose logits are needed.
+            choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token after each.
         """
-        # copies, because a batch may be read-only, and kernels are compiled for arrays that are not
+        # copied, because a batch may be read-only, and kernels are compiled for writable arrays
         rows, starts, counts = (array.copy() for array in (batch.rows, batch.starts, batch.counts))
         positions = np.arange(counts.sum(), dtype=np.int32)
         positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
@@ -172,7 +172,7 @@ class CPURunner:
         return self._compute(step)[0].copy()
 
     def _compute(self, step: _Step) -> tuple[Float32, Int32]:
-        """Return `[W, V]` logits and `[W]` tokens, which the next step overwrites.
+        """Return logits `[W, V]` and tokens `[W]`; the next step overwrites them.
 
         Raises:
             IndexError: a token is not in the vocabulary.
@@ -191,7 +191,7 @@ class CPURunner:
         return logits[:num_wanted], drawn.view(np.int32)[:num_wanted, 0]
 
     def _start(self, step: _Step) -> Run:
-        """Apply the updates of the batch, and give the program its numbers."""
+        """Apply the updates of the batch and fill in the inputs of the program."""
         batch = step.batch
         self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
@@ -207,7 +207,7 @@ class CPURunner:
         return self._program.start(sizes, step.tables)
 
     def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
-        """Return the model as a program for steps up to these sizes, rounded up to powers of two."""
+        """Return a program that computes the model for steps up to these sizes, rounded up to powers of two."""
         tape, half = Tape(), self._model.config.head_dim // 2
         tokens, wanted = tape.buffer(Rows.TOKENS, 1), tape.buffer(Rows.WANTED, 1)
         cosines, sines = tape.buffer(Rows.TOKENS, half), tape.buffer(Rows.TOKENS, half)

@@ -1,6 +1,6 @@
-"""The instruction that draws the next token of each sampled grant, and the numbers that it reads.
+"""The instruction that draws the next token of each sampled grant, and its parameters.
 
-A token is a function of its row of logits, parameters, seed and position only.
+A token depends on its row of logits, the sampling parameters, the seed and the position only.
 """
 
 # pyright: basic
@@ -21,11 +21,11 @@ Float32 = NDArray[np.float32]
 
 
 def draw(logits: Buffer, choices: Buffer) -> Buffer:
-    """Return the tokens `[S, 1] int32` of `logits` `[S, V]`; -1 where a logit is not a number.
+    """Draw the tokens `[S, 1] int32` from `logits` `[S, V]`; -1 where a logit is not a number.
 
     Args:
         logits: of the sampled grants.
-        choices: `[S, NUM_CHOICE_COLUMNS]`, what `choices_of` returns.
+        choices: `[S, NUM_CHOICE_COLUMNS]`, from `choices_of`.
     """
     tokens = logits.tape.buffer(logits.rows, 1)
     logits.tape.emit(Operation.DRAW, logits.rows, logits, choices, tokens, logits.size)
@@ -33,11 +33,11 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
 
 
 def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
-    """Return how each token is to be drawn, `[S, NUM_CHOICE_COLUMNS]`.
+    """Return the parameters of each draw, `[S, NUM_CHOICE_COLUMNS]`.
 
     Args:
-        sampling: the parameters of each token.
-        positions: `[S] int32`, where each token will stand.
+        sampling: parameters of the S grants.
+        positions: `[S] int32`, position of each token that is drawn.
     """
     choices = np.empty((len(positions), NUM_CHOICE_COLUMNS), np.float32)
     whole = choices.view(np.int32)

@@ -1,4 +1,4 @@
-"""The runner of a CUDA device: a step is queued, and the host learns its tokens when it asks for them.
+"""The runner of a CUDA device: `launch` queues a step, and `wait` on its handle returns its tokens.
 
 Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 """
@@ -33,11 +33,11 @@ from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step
 from pagewood.kvpool.storage import KVStorage
 
 NO_TOKEN = -1
-"""What comes back for a row whose logits are not numbers, see `StepResult.of_one_each`."""
+"""Stands for the token of a row whose logits are not numbers, see `StepResult.of_one_each`."""
 
 
 class CUDAStepHandle:
-    """A step that has been launched."""
+    """A launched step."""
 
     __slots__ = ("_count", "_done", "_pool", "_result", "_slot")
 
@@ -49,7 +49,7 @@ class CUDAStepHandle:
         self._result: StepResult | None = None  # written by: wait
 
     def wait(self) -> StepResult:
-        """Return one token for each sampled grant; waits until they have arrived."""
+        """Wait for the tokens, one for each sampled grant, and return them."""
         if self._result is None:
             self._done.synchronize()
             self._result = StepResult.of_one_each(read(self._slot.on_host_tokens, self._count))
@@ -60,8 +60,8 @@ class CUDAStepHandle:
 class CUDARunner:
     """Queues batches on one stream, and owns the KV memory, the token table and the page table.
 
-    Invariant: everything of a step is queued on one stream in the order of the launches, so a step may read tokens that
-    the one before it samples; between two waits for a handle the host waits for nothing.
+    Invariant: all work of all steps is queued on one stream in the order of the launches, so a step can read tokens
+    that the step before it samples. `launch` does not wait for the device unless it fails.
     """
 
     __slots__ = (
@@ -86,20 +86,20 @@ class CUDARunner:
         """Allocate the tables and capture the graphs.
 
         Args:
-            model: what to compute, on `device`.
-            storage: its KV memory, in a layout of order NHD; the last page is the runner's own.
+            model: to compute, on `device`.
+            storage: its KV memory, in a layout of order NHD; the runner uses the last page itself.
             flashinfer: the module, or a stand-in.
             device: where to compute.
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
-            dtype: of activations; None: as of the KV memory.
-            batch_invariant: whether a token's numbers must not depend on the batch, see `invariance`; the projections
-                of `model` must not depend on it either.
-            graph_sizes: the decode steps that are captured; one that fits none is computed without a graph.
-            progress: is told of every graph.
+            dtype: of activations; None: that of the KV memory.
+            batch_invariant: whether the numbers of a token must not depend on the batch, see `invariance`; the
+                projections of `model` must not depend on it either.
+            graph_sizes: grants of the decode steps to capture; larger steps are computed without a graph.
+            progress: gets a report of every graph.
 
         Raises:
-            ValueError: the tables have more places than 31 bits can number.
+            ValueError: the tables have more places than 31 bits can address.
         """
         config, page_size = model.config, storage.layout.page_size
         pages_per_row = -(-(max_length + 1) // page_size)
@@ -145,13 +145,13 @@ class CUDARunner:
         """Queue a step and return at once.
 
         Raises:
-            Exception: it could not be queued; what had been queued of it is done.
+            Exception: the step could not be queued; the part that was queued is finished.
         """
         with torch.inference_mode(), self._device.computing():
             return self._launch(batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Compute a step without sampling; return the logits `[T, V]` of all its tokens, when it is done."""
+        """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its tokens."""
         with torch.inference_mode(), self._device.computing():
             slot = self._staging.take()
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
@@ -163,7 +163,7 @@ class CUDARunner:
         return logits
 
     def close(self) -> None:
-        """Finish what has been launched."""
+        """Wait for all launched steps."""
         self._device.finish()
 
     def _launch(self, batch: Batch) -> CUDAStepHandle:
@@ -171,7 +171,7 @@ class CUDARunner:
         try:
             self._queue(batch, slot)
         except Exception:
-            self._device.finish()  # what has been queued may read the slot
+            self._device.finish()  # work that is queued already may read the slot
             self._staging.give_back(slot)
             raise
         count = len(batch.sampled)
@@ -179,7 +179,7 @@ class CUDARunner:
         return CUDAStepHandle(self._staging, slot, done, count)
 
     def _queue(self, batch: Batch, slot: StagingSlot) -> None:
-        """Queue everything up to the tokens on the device."""
+        """Queue a step, up to the tokens on the device."""
         num_grants = len(batch.rows)
         is_decode = batch.num_tokens == num_grants
         size = self._graphs.size_for(num_grants) if is_decode else None
@@ -200,7 +200,7 @@ class CUDARunner:
         sampler = Sampler.of(batch.sampling, step)
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
-        # The table needs a token even for a row without one: the next step may have been launched, and reads it.
+        # The table needs a valid token for every row: the next step may have been launched already, and reads it.
         self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 
@@ -219,7 +219,7 @@ class CUDARunner:
         return self._forward(step.sources, step.positions, planned, step.wanted)
 
     def _apply_updates(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> Tensor:
-        """Queue what the batch says of pages and tokens; return the page ids of all grants, `[pages of the step]`."""
+        """Queue the page and token updates of the batch; return the page ids of all grants, `[pages of the step]`."""
         if len(step.page_ids):
             self._page_table.index_copy_(0, step.page_places.view(torch.int64), step.page_ids)
         if len(step.token_ids):

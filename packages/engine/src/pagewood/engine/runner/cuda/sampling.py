@@ -1,9 +1,9 @@
-"""The next token of every sampled grant on a CUDA device: FlashInfer's filters, and a draw that no neighbour changes.
+"""Samples the next token of every sampled grant on a CUDA device: FlashInfer's filters, and a draw of our own.
 
-FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So the token is drawn here, by the hash
-of seed and position that the CPU's sampling uses (`uniform`); and the distribution is walked in whole numbers, whose
-sum is the same in whatever order a device adds them. In batch-invariant mode the filters count in whole numbers, too,
-because FlashInfer's choose their order of summation by the number of rows.
+FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So tokens are drawn here, by the hash
+of seed and position that sampling on a CPU uses (`splitmix.uniform`). The probabilities are added as integers, whose
+sum does not depend on the order of addition. In batch-invariant mode the filters use integers too, because FlashInfer's
+filters choose their order of summation by the number of rows.
 
 Legend: S sampled grants, V vocab_size.
 """
@@ -22,15 +22,15 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
-_MASS = float(1 << 40)  # what probability one is as a whole number: V of them cannot overflow 63 bits
+_MASS = float(1 << 40)  # the integer for probability 1; the sum of V such integers does not overflow 63 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How the rows of a step choose: what the host knows of all of them, and each row's numbers on the device."""
+    """The sampling parameters of a step: facts about all rows for the host, and arrays on the device."""
 
     draws: bool
-    """Whether a row is not greedy."""
+    """Whether any row is not greedy."""
     filters_top_k: bool
     filters_top_p: bool
     filters_min_p: bool
@@ -43,7 +43,7 @@ class Sampler:
     min_ps: Tensor
     """[S] float32, 0 is off."""
     uniforms: Tensor
-    """[S] float64 in [0, 1), what each token is drawn by."""
+    """[S] float64 in [0, 1), the number that each token is drawn by."""
 
     @classmethod
     def of(cls, sampling: SamplingArrays, step: StepArrays[Tensor]) -> Sampler:
@@ -61,13 +61,13 @@ class Sampler:
         )
 
     def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `[S] int64`, the tokens that `logits` choose, and `[S] bool`, whether there is none: one is NaN.
+        """Return the tokens, `[S] int64`, and whether a logit of the row is NaN, so that it has no token, `[S] bool`.
 
         Args:
-            filters: whose softmax and filters are used; None: batch-invariant ones.
-            logits: `[S, V]`, what to choose by.
+            filters: has the softmax and the filters; None: batch-invariant ones of our own.
+            logits: `[S, V]`.
         """
-        largest, best = logits.max(-1)  # a NaN is the largest of all
+        largest, best = logits.max(-1)  # the maximum of a row with a NaN is NaN
         if self.draws:
             scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
             if filters is None:
@@ -79,7 +79,7 @@ class Sampler:
         return best, largest.isnan()
 
     def _masses(self, probs: Tensor) -> Tensor:
-        """Return `[S, V] int64`: what the filters leave of `probs` `[S, V] float32`, in whole numbers."""
+        """Return `[S, V] int64`: `probs` `[S, V] float32` as integers, 0 where a filter drops a token."""
         masses = _whole(probs)
         if self.filters_top_k or self.filters_top_p:
             ordered = masses.sort(-1, descending=True).values
@@ -91,7 +91,9 @@ class Sampler:
             if self.filters_top_p:
                 ends = ordered.cumsum(-1)
                 wanted = (ends[:, -1].double() * self.top_ps.double()).long()
-                kept = (ends - ordered < wanted[:, None]).sum(-1).clamp(min=1)  # all before which too little is kept
+                kept = (
+                    (ends - ordered < wanted[:, None]).sum(-1).clamp(min=1)
+                )  # tokens before which the sum is too small
                 limits = ordered.gather(1, (kept - 1)[:, None])
                 masses = torch.where((masses >= limits) | (self.top_ps >= 1)[:, None], masses, 0)
         if self.filters_min_p:
@@ -100,7 +102,7 @@ class Sampler:
         return masses
 
     def _probabilities(self, flashinfer: FlashInfer, logits: Tensor, temperatures: Tensor) -> Tensor:
-        """Return `[S, V] float32`; a row that a filter is off for is not touched by it."""
+        """Return the filtered probabilities, `[S, V] float32`; a filter that is off for a row does not change it."""
         probs = flashinfer.softmax(logits, temperatures)
         if self.filters_top_k:
             top_ks = torch.where(self.top_ks > 0, self.top_ks, logits.shape[1]).clamp(max=logits.shape[1])
@@ -116,12 +118,12 @@ class Sampler:
 
 
 def _whole(probs: Tensor) -> Tensor:
-    """Return `[S, V] int64`: `probs` `[S, V] float32` as parts of `_MASS`."""
+    """Return `[S, V] int64`: `probs` `[S, V] float32` as integers, in units of 1 / `_MASS`."""
     return (probs.double() * _MASS).long()
 
 
 def _draw(masses: Tensor, uniform: Tensor) -> Tensor:
-    """Return `[S] int64`: where `uniform` `[S] float64`, in [0, 1), falls in `masses` `[S, V] int64` of each row."""
+    """Return `[S] int64`: the token of each row of `masses` `[S, V] int64` at the fraction `uniform` `[S] float64`."""
     ends = masses.cumsum(-1)
     wanted = (uniform * ends[:, -1].double()).long()
     return torch.searchsorted(ends, wanted[:, None], right=True)[:, 0].clamp(max=masses.shape[1] - 1)

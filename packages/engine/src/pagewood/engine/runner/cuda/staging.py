@@ -1,4 +1,4 @@
-"""The memory through which a step's numbers go to the device and its tokens come back; none is used twice at a time."""
+"""Pinned memory for copying the arrays of a step to the device and its tokens back; each step in flight has its own."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -16,7 +16,7 @@ from pagewood.engine.runner.cuda.attention import STAGING_BYTES
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
-_ALIGNMENT = 4  # int32 elements: every array starts on 16 bytes
+_ALIGNMENT = 4  # in int32 elements: every array starts at a multiple of 16 bytes
 
 
 class StagingSlot:
@@ -25,19 +25,19 @@ class StagingSlot:
     __slots__ = ("_device", "_on_device", "_on_host", "on_host_tokens", "plans", "tokens")
 
     def __init__(self, device: Device, *, windows: Sequence[int], max_rows: int) -> None:
-        """Allocate what a step of up to `max_rows` sampled grants needs, and a plan's buffer for each window."""
+        """Allocate memory for a step of up to `max_rows` sampled grants, and a plan buffer for each window."""
         self._device = device
         self._on_host = device.pinned(0, torch.int32)  # written by: upload
         self._on_device = self._on_host  # written by: upload
         self.plans = {window: device.pinned(STAGING_BYTES, torch.uint8) for window in windows}
-        """By window: what the wrappers are lent."""
+        """Buffers by window, which the wrappers use for their plans."""
         self.tokens = torch.empty(max_rows, dtype=torch.int32, device=device.torch_device)
         """[max_rows], sampled tokens on the device."""
         self.on_host_tokens = device.pinned(max_rows, torch.int32)
-        """[max_rows], the same, pinned."""
+        """[max_rows], the same tokens in pinned memory."""
 
     def upload(self, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
-        """Queue one copy of all arrays; return them in pinned memory, and on the device."""
+        """Queue one copy of all arrays; return them in pinned memory and on the device."""
         words = arrays.words()
         spans: dict[str, tuple[int, int]] = {}
         end = 0
@@ -56,7 +56,7 @@ class StagingSlot:
 
 
 class StagingPool:
-    """As many slots as steps were ever in flight together; taking one waits for nothing."""
+    """Slots for all steps in flight. It makes a slot when none is free, so taking one never waits."""
 
     __slots__ = ("_device", "_free", "_max_rows", "_windows")
 
@@ -73,7 +73,7 @@ class StagingPool:
         return StagingSlot(self._device, windows=self._windows, max_rows=self._max_rows)
 
     def give_back(self, slot: StagingSlot) -> None:
-        """Let another step have a slot; the device must be done with it."""
+        """Let other steps use a slot; the device must have finished with it."""
         self._free.append(slot)
 
 
@@ -82,5 +82,5 @@ def _cut(memory: Tensor, spans: Mapping[str, tuple[int, int]]) -> StepArrays[Ten
 
 
 def read(tokens: Tensor, count: int) -> Int32:
-    """Return a copy of the first `count` numbers of a pinned array, which must have arrived."""
+    """Return a copy of the first `count` tokens in pinned memory; their copy to the host must be complete."""
     return np.array(tokens.numpy()[:count], np.int32)

@@ -1,6 +1,6 @@
-"""A batch as the int32 arrays that one copy takes to a CUDA device.
+"""A batch as int32 arrays that one copy brings to a CUDA device.
 
-Legend: U page updates, N token updates, T tokens, G grants (with those that pad a graph), S sampled grants.
+Legend: U page updates, N token updates, T tokens, G grants (including those that pad a graph), S sampled grants.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.splitmix import uniform
 
 X = TypeVar("X")
-"""An array of one place: numpy's on the host, torch's in pinned memory or on the device."""
+"""An array type: numpy's on the host, torch's in pinned memory or on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """The device's tables, each with one row more than requests can hold: those that pad a graph read it."""
+    """Shape of the device's tables. Each has one row more than `max_rows`, which the grants that pad a graph read."""
 
     max_rows: int
     tokens_per_row: int
@@ -32,52 +32,52 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays(Generic[X]):
-    """What a step needs to know, all int32. A place is row * columns + column of a table.
+    """The arrays of a step, all int32. A place is row * columns + column of a table.
 
-    Where something is written to a table, places are int64 by their bits, because torch takes no others there.
+    Places that are written to are int64, viewed as int32, because torch requires int64 indices there.
     """
 
     page_places: X
-    """[2U] int64 by its bits, in the page table."""
+    """[2U] int64 viewed as int32, places in the page table."""
     page_ids: X
-    """[U]"""
+    """[U] page ids."""
     token_places: X
-    """[2N] int64 by its bits, in the token table."""
+    """[2N] int64 viewed as int32, places in the token table."""
     token_ids: X
-    """[N]"""
+    """[N] token ids."""
     sources: X
-    """[T] where the token table holds each token."""
+    """[T] place of each token in the token table."""
     positions: X
-    """[T]"""
+    """[T] position of each token in its sequence."""
     grants: X
-    """[T] the grant of each token."""
+    """[T] grant of each token."""
     qo_indptr: X
-    """[G + 1] first token of each grant; G counts the empty ones here and below."""
+    """[G + 1] first token of each grant; here and below, G includes empty grants."""
     kv_indptr: X
     """[G + 1] first page of each grant."""
     page_shifts: X
-    """[G] what is added to the number of a page in the step to get its place in the page table."""
+    """[G] add it to the index of a page within the step to get the page's place in the page table."""
     last_page_len: X
-    """[G]"""
+    """[G] positions in the last page of each grant."""
     kv_lens: X
-    """[G] positions that each grant sees."""
+    """[G] positions that each grant attends to."""
     wanted: X
-    """[max(S, 1)] the tokens whose logits are wanted; at least one, because kernels do not take none."""
+    """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array."""
     targets: X
-    """[2S] int64 by its bits, where the token table takes each sampled token."""
+    """[2S] int64 viewed as int32, place in the token table for each sampled token."""
     sampling: Mapping[str, X]
-    """[S] of each, by their bits: the fields of `SamplingArrays`, without the seeds, which `uniforms` come from."""
+    """[S] each, viewed as int32: the fields of `SamplingArrays` except the seeds, which `uniforms` are made from."""
     uniforms: X
-    """[2S] float64 by its bits, see `uniform`."""
+    """[2S] float64 viewed as int32, see `splitmix.uniform`."""
 
     def words(self) -> dict[str, X]:
-        """Return all arrays by name; those of `sampling` after a dot."""
+        """Return all arrays by name; names of those in `sampling` have a prefix."""
         own = {name: getattr(self, name) for name in _OWN}
         return own | {_SAMPLING + name: array for name, array in self.sampling.items()}
 
     @classmethod
     def of_words(cls, words: Mapping[str, X]) -> StepArrays[X]:
-        """Undo `words`."""
+        """Return the `StepArrays` whose `words` are given."""
         own = {name: words[name] for name in _OWN}
         sampling = {name[len(_SAMPLING) :]: words[name] for name in words if name.startswith(_SAMPLING)}
         return cls(sampling=sampling, **own)
@@ -94,10 +94,10 @@ def step_arrays(
 
     Args:
         batch: what to compute.
-        tables: the device's.
-        num_padding: grants to add, of one token each, that read the tables' last row.
-        num_empty: grants to add after them, of no token and no page.
-        all_wanted: whether the logits of all tokens are wanted, and not only of those that are sampled from.
+        tables: of the device.
+        num_padding: grants of one token to add, which read the last row of the tables.
+        num_empty: grants without tokens and pages to add after those.
+        all_wanted: whether the logits of all tokens are needed, not only those of the sampled grants.
     """
     padding = np.zeros(num_padding, np.int32)
     rows = np.concatenate([batch.rows, padding + tables.max_rows])
