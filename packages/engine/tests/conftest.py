@@ -9,7 +9,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def small_buffers() -> Iterator[None]:
-    """For the CUDA path through stand-ins: buffers as small as its tensors, and no second thread to wait for."""
+    """Shrink the buffers of the CUDA path to the size of the stand-ins' tensors, and use one torch thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pagewood.engine.runner.cuda.attention.WORKSPACE_BYTES", 1024)
         patch.setattr("pagewood.engine.runner.cuda.staging.STAGING_BYTES", 1024)

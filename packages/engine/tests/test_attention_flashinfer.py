@@ -1,4 +1,4 @@
-"""Planning for FlashInfer, through stand-ins of its wrappers, against a naive attention over ragged mixes of grants."""
+"""Planning for FlashInfer, with stand-ins of its wrappers, against naive attention over ragged mixes of grants."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -38,7 +38,7 @@ def small_workspace() -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Some grants over rows whose earlier positions are in memory already."""
+    """Grants over rows whose earlier positions are in KV memory already."""
 
     grants: list[tuple[int, int]]
     """(start, count) of row 0, 1, ..."""
@@ -69,7 +69,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 class Bench:
-    """The inputs of a problem, and its results by both ways."""
+    """The inputs of a problem, and the results of both implementations."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -109,7 +109,7 @@ class Bench:
         storage = KVStorage(layout, num_pages + 1)
         pages = np.random.default_rng(problem.seed).permutation(num_pages + 1)[:num_pages].astype(np.int32)
         for layer in range(2):
-            storage.layer(layer).fill_(1e3)  # what is not written must not count
+            storage.layer(layer).fill_(1e3)  # unwritten positions must not count
         for row, start in enumerate(self.starts.tolist()):
             positions = np.arange(start)
             own = pages[arrays.kv_indptr[row] :]
@@ -147,7 +147,7 @@ class Bench:
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
-def test_planned_attention_is_the_naive_one(problem: Problem) -> None:
+def test_planned_attention_equals_naive_attention(problem: Problem) -> None:
     bench = Bench(problem)
     torch.testing.assert_close(bench.planned(), bench.naive(), atol=2e-5, rtol=2e-5)
 
@@ -161,7 +161,7 @@ def test_pages_hold_exactly_the_positions(ends: list[int], page_size: int) -> No
     assert ((arrays.last_page_len >= 1) & (arrays.last_page_len <= page_size)).all()
 
 
-def test_each_plan_goes_through_the_memory_that_it_is_lent() -> None:
+def test_each_plan_uses_the_memory_that_it_is_given() -> None:
     storage = KVStorage(MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4), 2)
     attention = FlashInferAttention(flashinfer_torch, storage, AttentionShape(num_heads=4, windows=[None]))
     one, zero = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)

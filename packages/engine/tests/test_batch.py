@@ -8,7 +8,7 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.testing import make_request, make_space
 
 
-def test_an_admission_carries_its_pages_tokens_and_sampling() -> None:
+def test_an_admission_carries_pages_tokens_and_sampling() -> None:
     kv = make_space()
     one = make_request([5, 6, 7, 8, 9, 10])
     kv.admit(one, max_tokens=5, num_reserved=0)
@@ -22,7 +22,7 @@ def test_an_admission_carries_its_pages_tokens_and_sampling() -> None:
     assert batch.sampled.tolist() == []
 
 
-def test_a_decode_carries_nothing_but_its_place_and_sampling() -> None:
+def test_a_decode_carries_only_its_position_and_sampling() -> None:
     kv = make_space()
     builder = BatchBuilder(num_rows=4, page_size=4)
     one, two = make_request([1, 2, 3]), make_request([4, 5, 6, 7])

@@ -1,4 +1,4 @@
-"""Building an engine for a CUDA device, on one that records: memory, graphs, errors, and a conversation."""
+"""Building an engine for a CUDA device, on a recording device: memory, graphs, errors, and a conversation."""
 
 # pyright: basic
 # torch is typed in part only.
@@ -39,7 +39,7 @@ def build(device: RecordingDevice, **options: Any) -> tuple[Engine, MemoryInbox,
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_a_conversation_is_that_of_the_cpu(batch_invariant: bool) -> None:
+def test_a_conversation_equals_that_on_the_cpu(batch_invariant: bool) -> None:
     questions = ["What is 12 + 7?", "Reverse: stone", "Sort: pear, apple, fig"]
     with LLM(max_running=4, max_total_tokens=1024) as llm:
         prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in questions]
@@ -63,7 +63,7 @@ def test_a_conversation_is_that_of_the_cpu(batch_invariant: bool) -> None:
     engine.close()
     assert [tuple(answers[str(i)]) for i in range(len(prompts))] == expected
     assert set(device.waits) == {"event.synchronize", "device.finish"}
-    assert device.waits.count("device.finish") == 1  # of close
+    assert device.waits.count("device.finish") == 1  # by close
     assert device.num_replayed > 0
 
 
@@ -71,7 +71,7 @@ def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again() -> N
     engine, inbox, outbox = build(RecordingDevice(), max_length=240, max_total_tokens=256, host_cache_gb=0.1)
 
     def cached(seed: int) -> tuple[tuple[int, ...], int]:
-        """Answer a prompt; return the tokens, and how many of its positions were not computed."""
+        """Answer a prompt; return the tokens, and the number of its positions that were loaded."""
         prompt = np.array([5 + (seed * 7919 + i * i * 31 + i) % 200 for i in range(200)], "<i4")
         sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         inbox.put(Submit(request_id="x", tokens=prompt.tobytes(), sampling=sampling))
@@ -94,7 +94,7 @@ def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again() -> N
 
 def test_memory_that_cannot_be_pinned_is_refused() -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=64, page_size=16)
-    memory = KVStorage(layout, 2, device="meta").memory  # as little a CPU's as a GPU's is
+    memory = KVStorage(layout, 2, device="meta").memory  # not a CPU's memory, like a GPU's
     with pytest.raises(ValueError, match=r"host_cache_gb must fit into the .* GB of memory .* got 1000000\.0"):
         TieredCaches(EngineConfig(host_cache_gb=1e6), memory=memory, page_size=16, fingerprint=b"")
 
@@ -110,17 +110,17 @@ def test_graphs_can_be_limited_and_disabled() -> None:
         assert engine._runner._graphs.sizes == sizes  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_memory_is_what_is_left_of_the_share() -> None:
+def test_kv_memory_takes_what_is_left_of_the_fraction() -> None:
     device = RecordingDevice(free_bytes=100 * MIB, peak_bytes=30 * MIB)
     engine, _, _ = build(device, mem_fraction=0.5, cuda_graph=False)
-    probe_bytes = (4 * 6 + 1) * PAGE_BYTES  # its KV memory: 4 rows of 95 tokens, and the runner's page
+    probe_bytes = (4 * 6 + 1) * PAGE_BYTES  # KV memory of the probe: 4 rows of 95 tokens, and the runner's page
     left = 50 * MIB - (30 * MIB - probe_bytes)
     assert engine.info.num_pages == left // PAGE_BYTES - 1
     engine, _, _ = build(device, max_total_tokens=160)
     assert engine.info.num_pages == 10
 
 
-def test_what_does_not_fit_says_what_to_change_and_by_how_much() -> None:
+def test_the_error_for_too_little_memory_says_what_to_change_and_by_how_much() -> None:
     device = RecordingDevice(free_bytes=4 * MIB)
     with pytest.raises(
         ValueError, match=r"64 pages lacks \d+ MiB.* raise mem_fraction to 0\.\d+ or lower max_total"
@@ -142,7 +142,7 @@ def test_fields_are_checked() -> None:
         EngineConfig(cuda_graph_max_batch=0)
 
 
-def test_models_that_have_no_kernels_are_refused() -> None:
+def test_models_without_kernels_are_refused() -> None:
     model = ModelConfig.from_folder(model_folder(None))
     needs = kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
     assert (needs.dtype, needs.head_dim, needs.has_windows) == ("bfloat16", 64, (False,))
@@ -163,7 +163,7 @@ def test_a_host_without_a_gpu_says_so() -> None:
         build_engine(EngineConfig(device="cuda", dtype="float32"), inbox=MemoryInbox(), outbox=MemoryOutbox())
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_missing_parts_are_refused() -> None:
     with pytest.raises(
         ValueError,
         match="kv_cache_dtype must be one of auto, bfloat16, fp8_e4m3 on CUDA with dtype bfloat16, got 'int8'",
@@ -173,7 +173,7 @@ def test_what_is_not_there_is_refused() -> None:
         EngineConfig(kv_cache_dtype="fp8_e4m3")
 
 
-def test_fp8_keys_and_values_take_half_of_float16_and_answer_nearly_alike() -> None:
+def test_fp8_keys_and_values_take_half_of_float16_and_give_nearly_the_same_answers() -> None:
     pages = {}
     for kv_cache_dtype in ("auto", "fp8_e4m3"):
         device = RecordingDevice(free_bytes=100 * MIB)

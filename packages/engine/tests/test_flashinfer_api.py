@@ -1,4 +1,4 @@
-"""The names, order and defaults of FlashInfer's arguments: as installed, as declared, and as the stand-in has them."""
+"""The names, order and defaults of FlashInfer's arguments: installed, declared, and in the stand-in."""
 
 # pyright: basic
 # FlashInfer has no types.
@@ -37,7 +37,7 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def assert_accepts(function: Any, declared: Any) -> None:
-    """Whatever call the declaration allows means the same to `function`."""
+    """Check that every call that the declaration allows has the same meaning for `function`."""
     offered = parameters(function)
     names = list(offered)
     for place, (name, wanted) in enumerate(parameters(declared).items()):
@@ -49,7 +49,7 @@ def assert_accepts(function: Any, declared: Any) -> None:
 
 
 def decode_plan(flashinfer: Any) -> Any:
-    """The decode's plan names its options in the method behind it."""
+    """Return the method that `plan` of the decode wrapper calls, in which the options have names."""
     return flashinfer.BatchDecodeWithPagedKVCacheWrapper._plan_impl
 
 
@@ -65,11 +65,11 @@ def test_installed_wrappers_accept_what_is_declared(flashinfer: Any) -> None:
         assert_accepts(getattr(flashinfer, name).run, wrapper.run)
 
 
-def test_installed_wrappers_stage_their_plan_where_it_is_lent(flashinfer: Any) -> None:
+def test_installed_wrappers_use_the_memory_given_for_their_plans(flashinfer: Any) -> None:
     for name in WRAPPERS:
         source = inspect.getsource(getattr(flashinfer, name))
         assert "self._pin_memory_int_workspace_buffer = torch.empty(" in source
-        assert "                self._pin_memory_int_workspace_buffer,\n" in source  # what plan hands on
+        assert "                self._pin_memory_int_workspace_buffer,\n" in source  # an argument that plan passes on
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -1,4 +1,4 @@
-"""Which kernels are compiled ahead, by the generators of the installed FlashInfer; nothing is compiled here."""
+"""Which kernels are compiled before a model is loaded, by the installed FlashInfer's generators. Compiles nothing."""
 
 # pyright: basic
 # FlashInfer has no types.

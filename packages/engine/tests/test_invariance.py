@@ -1,4 +1,4 @@
-"""A token's numbers, bit for bit, whatever else is computed with it: through stand-ins that do depend on the batch."""
+"""Batch invariance to the last bit, with stand-ins of kernels whose results do depend on the batch."""
 
 # pyright: basic
 # torch and transformers are typed in part only.
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Bench:
-    """A runner and the logits of the first request of its steps, read off the model's head."""
+    """A runner, and the logits of the first request of its steps, recorded at the model's head."""
 
     def __init__(self, folder: Path, *, batch_invariant: bool, sizes: tuple[int, ...] = ()) -> None:
         multiply = linear_by_row if batch_invariant else torch.nn.functional.linear
@@ -76,10 +76,10 @@ class Bench:
             self.last = logits[0].clone()
             return logits
 
-        model._head = watched  # what the graphs call, too, when they are replayed
+        model._head = watched  # replayed graphs call it too
 
     def final_logits(self, chunks: list[int], others: list[list[int]]) -> torch.Tensor:
-        """Compute TOKENS in chunks, beside others that go on one token at a time; return the logits behind it."""
+        """Compute TOKENS in chunks, beside requests that decode; return the logits after the last chunk."""
         mine = self.driver.add(TOKENS)
         beside = [self.driver.add(prompt) for prompt in others]
         for sequence in beside:
@@ -111,7 +111,7 @@ def test_logits_are_the_same_bits_however_they_are_computed(folder: Path, way: s
     assert (bench.device.num_replayed > 0) == bool(sizes)
 
 
-def test_without_the_mode_some_of_them_differ(folder: Path) -> None:
+def test_without_the_mode_some_logits_differ(folder: Path) -> None:
     expected = Bench(folder, batch_invariant=False).final_logits([30], [])
     different = [
         way
@@ -123,7 +123,7 @@ def test_without_the_mode_some_of_them_differ(folder: Path) -> None:
 
 
 def tile_of(num_tokens: int, num_grants: int, group: int) -> int:
-    """FlashInfer's rule for heads of less than 256: queries of a tile."""
+    """Return the queries of a tile, by FlashInfer's rule for heads of less than 256."""
     average = num_tokens * group // num_grants
     return 128 if average > 64 else 64 if average > 16 else 16
 
@@ -134,11 +134,11 @@ def test_empty_grants_keep_the_tile_of_single_tokens(counts: list[int], group: i
     num_empty = num_empty_grants(num_tokens, num_grants, group)
     assert tile_of(num_tokens, num_grants + num_empty, group) == tile_of(1, 1, group)
     if num_tokens == num_grants:
-        assert num_empty == 0  # graphs, which cannot have any, are planned for single tokens
+        assert num_empty == 0  # graphs cannot have empty grants, and are planned for single tokens
 
 
 @given(st.integers(0, 10_000))
-def test_sampling_of_a_row_does_not_see_its_neighbours(seed: int) -> None:
+def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_rows = 5
     logits = torch.from_numpy(rng.standard_normal((num_rows, 60)) * 3).float()

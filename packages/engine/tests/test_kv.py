@@ -7,7 +7,7 @@ from pagewood.kvpool import PageAllocator
 
 
 def computed(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> Request:
-    """A request whose whole prompt is computed, but not published."""
+    """Return a request whose whole prompt is computed, but not published."""
     one = make_request(prompt, arrival=arrival)
     assert kv.admit(one, max_tokens=1000, num_reserved=0)
     one.num_computed = len(prompt)
@@ -42,7 +42,7 @@ def test_the_last_token_is_always_computed() -> None:
     assert (again.num_matched, again.num_cached) == (4, 4)
 
 
-def test_what_is_released_can_be_matched_and_evicted() -> None:
+def test_released_pages_can_be_matched_and_evicted() -> None:
     kv = make_space(num_pages=4)
     kv.release(computed(kv, list(range(12))))
     assert (kv.num_free, kv.num_cached, kv.num_available) == (1, 3, 4)
@@ -85,7 +85,7 @@ def test_growth_is_all_or_nothing() -> None:
     assert (one.num_pages, kv.num_free) == (3, 0)
 
 
-def test_a_violation_is_named_and_healing_frees_every_page() -> None:
+def test_a_violation_is_described_and_healing_frees_every_page() -> None:
     kv = make_space()
     lost = computed(kv, list(range(8)))
     kv.publish(lost)

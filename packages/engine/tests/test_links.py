@@ -23,7 +23,7 @@ def test_a_memory_inbox_gives_each_command_once() -> None:
     assert inbox.receive(timeout_s=None) == []
 
 
-def test_a_thread_inbox_gives_all_that_has_arrived_without_waiting() -> None:
+def test_a_thread_inbox_gives_all_commands_that_have_arrived_without_waiting() -> None:
     inbox = ThreadInbox()
     for command in aborts("a", "b"):
         inbox.put(command)
@@ -46,7 +46,7 @@ def test_a_command_or_a_wake_ends_the_wait_of_a_thread_inbox() -> None:
 
 
 class Loop:
-    """Collects what is to be called soon."""
+    """Collects the functions to be called soon."""
 
     def __init__(self) -> None:
         self.scheduled: list[Callable[[], None]] = []
@@ -60,7 +60,7 @@ class Loop:
             function()
 
 
-def test_a_thread_outbox_calls_the_loop_once_for_all_that_was_sent_since_it_last_ran() -> None:
+def test_a_thread_outbox_calls_the_loop_once_for_all_deltas_since_it_last_ran() -> None:
     loop, delivered = Loop(), list[Sequence[Delta]]()
     outbox = ThreadOutbox(loop.schedule, delivered.append)
     outbox.send(deltas("a", "b"))
@@ -71,7 +71,7 @@ def test_a_thread_outbox_calls_the_loop_once_for_all_that_was_sent_since_it_last
     assert loop.scheduled == []
 
 
-def test_a_thread_outbox_loses_nothing_that_is_sent_while_the_loop_reads() -> None:
+def test_a_thread_outbox_loses_no_delta_that_is_sent_while_the_loop_reads() -> None:
     loop, delivered = Loop(), list[Delta]()
     outbox = ThreadOutbox(loop.schedule, delivered.extend)
     total = 20_000

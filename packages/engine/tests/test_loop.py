@@ -28,7 +28,7 @@ INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids
 
 
 class Bench:
-    """An engine with an echo runner, and everything that it answered."""
+    """An engine with an echo runner, and all its answers."""
 
     def __init__(self, config: EngineConfig, *, runner: Runner | None = None) -> None:
         self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
@@ -57,7 +57,7 @@ class Bench:
             self.step()
             if self.pending is None and not self.engine.counters().num_running + self.engine.counters().num_waiting:
                 return
-        raise AssertionError("the engine does not come to rest")
+        raise AssertionError("the engine does not become idle")
 
 
 def submit(name: str, prompt: list[int], **sampling: object) -> Submit:
@@ -103,7 +103,7 @@ def test_a_waiting_request_can_be_aborted() -> None:
         (Refuse(request_id="a", refusal=Refusal(message="no template")), "no template"),
     ],
 )
-def test_what_can_never_run_is_refused_at_once(command: Command, message: str) -> None:
+def test_a_request_that_can_never_run_is_refused_at_once(command: Command, message: str) -> None:
     bench = Bench(CONFIG)
     (delta,) = bench.step(command)
     assert (delta.finish, delta.first) == (FinishReason.REFUSED, True)
@@ -112,7 +112,7 @@ def test_what_can_never_run_is_refused_at_once(command: Command, message: str) -
         raise ValueError(delta.refusal.message)
 
 
-def test_an_id_in_use_is_refused_and_the_first_request_lives() -> None:
+def test_an_id_in_use_is_refused_and_the_first_request_continues() -> None:
     bench = Bench(CONFIG)
     bench.step(submit("a", [1, 2], max_tokens=3))
     assert [d.finish for d in bench.step(submit("a", [3], max_tokens=3)) if d.refusal] == [FinishReason.REFUSED]
@@ -149,7 +149,7 @@ def oracle(prompt: list[int], *, max_tokens: int) -> list[int]:
 
 
 class Faulty:
-    """An echo runner whose third step goes wrong."""
+    """An echo runner whose third step has a fault."""
 
     def __init__(self, fault: Literal["launch", "wait", "interrupt", "row"]) -> None:
         self.echo = echo_runner()
@@ -168,7 +168,7 @@ class Faulty:
 
 
 class FaultyStep:
-    """A step that fails, is interrupted once while it is waited for, or has no token for its first row."""
+    """A step that fails, that is interrupted once in `wait`, or that has no token for its first row."""
 
     def __init__(self, step: StepHandle, fault: str) -> None:
         self._step = step
@@ -251,7 +251,7 @@ def test_broken_accounting_is_healed_while_idle(caplog: pytest.LogCaptureFixture
     assert bench.engine.counters().num_violations == 1
 
 
-def test_run_ends_what_is_alive_when_it_is_stopped() -> None:
+def test_run_aborts_the_remaining_requests_when_it_is_stopped() -> None:
     bench = Bench(CONFIG)
     bench.inbox.put(submit("a", [1, 2, 3], max_tokens=60))
     turns = iter([False] * 10 + [True])
@@ -299,7 +299,7 @@ def test_a_higher_priority_is_admitted_first() -> None:
     assert [delta.request_id for delta in bench.deltas if delta.finish] == ["running", "high", "low"]
 
 
-def test_a_priority_that_changes_while_a_request_waits_decides_who_is_next() -> None:
+def test_a_new_priority_of_a_waiting_request_decides_when_it_is_admitted() -> None:
     bench = Bench(EngineConfig(page_size=4, max_running=1))
     bench.step(*(submit(name, [index], max_tokens=3) for index, name in enumerate("abc")))
     bench.step(SetPriority(request_id="c", priority=1))
@@ -308,7 +308,7 @@ def test_a_priority_that_changes_while_a_request_waits_decides_who_is_next() -> 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_priority_that_changes_while_requests_run_decides_who_yields(overlap: bool) -> None:
+def test_a_new_priority_of_a_running_request_decides_which_is_preempted(overlap: bool) -> None:
     def ends(*commands: Command) -> list[str]:
         config = EngineConfig(page_size=4, max_running=3, schedule_conservativeness=0.01, overlap=overlap)
         bench = Bench(config)
@@ -326,7 +326,7 @@ def test_a_priority_that_changes_while_requests_run_decides_who_yields(overlap: 
     assert ends(SetPriority(request_id="a", priority=-1)) == ["b", "c", "a"]
 
 
-def test_a_priority_of_nobody_is_no_error() -> None:
+def test_a_priority_for_an_unknown_request_is_not_an_error() -> None:
     bench = Bench(CONFIG)
     assert bench.step(SetPriority(request_id="a", priority=1)) == []
     bench.step(submit("a", [1], max_tokens=2))

@@ -1,4 +1,4 @@
-"""A decoder's arithmetic on tensors, with FlashInfer's operations in plain torch, against the CPU's compiled ones."""
+"""The operations of a decoder on tensors, with FlashInfer's in plain torch, against the CPU's compiled ones."""
 
 # pyright: basic
 # torch is typed in part only.

@@ -26,7 +26,7 @@ class Recording:
 
 
 def steps(**options: object) -> list[list[int]]:
-    """Return the grants of each step: one request decodes, and then two long prompts arrive."""
+    """Return the positions of each grant by step: one request decodes, then two long prompts arrive."""
     inbox, runner = MemoryInbox(), Recording()
     config = EngineConfig(page_size=4, max_running=4, overlap=False, **options)  # pyright: ignore[reportArgumentType]
     engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
@@ -40,12 +40,12 @@ def steps(**options: object) -> list[list[int]]:
     return runner.counts
 
 
-def test_a_decode_is_granted_in_every_step_beside_prompts() -> None:
+def test_a_decode_gets_a_grant_in_every_step_beside_prompts() -> None:
     counts = steps(chunked_prefill_size=16)
     assert counts[:6] == [[1], [1], [1, 16], [1, 4, 12], [1, 1, 8], [1, 1, 1]]
 
 
-def test_a_long_prompt_leaves_room_for_a_short_one_and_takes_it_back() -> None:
+def test_a_long_prompt_leaves_room_for_a_waiting_one_only_while_one_waits() -> None:
     inbox, runner = MemoryInbox(), Recording()
     config = EngineConfig(page_size=4, max_running=4, overlap=False, chunked_prefill_size=16)
     engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())

@@ -1,4 +1,4 @@
-"""What the tokens of one grant do to a request."""
+"""How the tokens of a grant change its request."""
 
 import numpy as np
 import pytest
@@ -32,13 +32,13 @@ def test_all_tokens_of_a_grant_are_answered_at_once() -> None:
     assert (delta.tokens, delta.finish, delta.num_output_tokens, num_free_rows) == ((7, 8, 9), None, 3, 3)
 
 
-def test_tokens_behind_a_stop_token_are_dropped() -> None:
+def test_tokens_after_a_stop_token_are_dropped() -> None:
     delta, num_free_rows = retire_one([7, 8, 9], stop_ids=frozenset([8]))
     assert (delta.tokens, delta.finish, delta.num_output_tokens) == ((7,), FinishReason.STOP, 2)
     assert num_free_rows == 4
 
 
-def test_tokens_behind_the_last_that_is_allowed_are_dropped() -> None:
+def test_tokens_after_max_tokens_are_dropped() -> None:
     delta, num_free_rows = retire_one([7, 8, 9], max_new=2)
     assert (delta.tokens, delta.finish, delta.num_output_tokens) == ((7, 8), FinishReason.LENGTH, 2)
     assert num_free_rows == 4
@@ -57,7 +57,7 @@ def test_a_grant_that_yields_nothing_ends_its_request_with_an_error() -> None:
 
 
 @pytest.mark.parametrize("num_unknown", [0, 2])
-def test_the_results_of_several_grants_are_told_apart(num_unknown: int) -> None:
+def test_each_grant_gets_its_own_tokens(num_unknown: int) -> None:
     kv = make_space(num_rows=8)
     state = EngineState(waiting=make_queue(kv), rank=deserving)
     grants: list[Grant] = []

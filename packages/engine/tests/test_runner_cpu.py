@@ -75,7 +75,7 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
     handles = []
     for _ in range(12):
         handles.append(runner.launch(driver.batch([(ahead, 8)])))
-        ahead.tokens.append(-1)  # its value is in the runner's table only
+        ahead.tokens.append(-1)  # its id is in the runner's table only
     assert [int(handle.wait().tokens[0]) for handle in handles] == plain.output
 
     told = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
@@ -84,7 +84,7 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_any_number_of_threads_computes_the_same_whenever_they_come(
+def test_tokens_do_not_depend_on_the_number_of_threads_or_their_timing(
     folder: Path, runner: CPURunner, num_threads: int
 ) -> None:
     driver = driver_of(runner)
@@ -99,7 +99,7 @@ def test_any_number_of_threads_computes_the_same_whenever_they_come(
         handles.append(other.launch(driver.batch([(sequence, 8) for sequence in sequences])))
         for sequence in sequences:
             sequence.tokens.append(-1)
-        time.sleep(0.001 * (step % 3))  # who waits may come before, during or after the work
+        time.sleep(0.001 * (step % 3))  # `wait` may be called before, during or after the work
     outputs = [handle.wait().tokens.tolist() for handle in handles]
     assert outputs == [list(tokens) for tokens in zip(*(one.output for one in expected), strict=True)]
     assert handles[0].wait().tokens.tolist() == outputs[0]
@@ -126,7 +126,7 @@ def test_a_step_that_samples_nothing(runner: CPURunner) -> None:
     assert tokens.dtype == np.int32
 
 
-def test_an_error_is_raised_where_its_step_is_awaited(runner: CPURunner) -> None:
+def test_the_error_of_a_step_is_raised_by_its_wait(runner: CPURunner) -> None:
     driver = driver_of(runner)
     good, bad = driver.add([1, 2]), driver.add([1, 50])
     first = runner.launch(driver.batch([(good, 8)]))
@@ -164,7 +164,7 @@ def test_close_ends_the_worker(folder: Path) -> None:
 
 
 def test_int8_memory_moves_logits_of_the_embedded_model_by_less_than_a_hundredth() -> None:
-    """Of their Euclidean norm, over all positions of some of its own questions, which gave 0.65%."""
+    """Relative to their Euclidean norm, over all positions of some of the model's questions; 0.65% when measured."""
     folder = model_folder(None)
     model, tokenizer = load_model(folder, CPUOps()), Tokenizer.from_folder(folder)
     questions = ("What can you do?", "What is 12 + 7?", "Sort these words: stone river cloud apple.")

@@ -1,4 +1,4 @@
-"""The CUDA runner without a GPU: on a device that records what waits, through stand-ins, against the CPU runner."""
+"""The CUDA runner without a GPU: with stand-ins, on a device that records waits, against the CPU runner."""
 
 # pyright: basic
 # torch and transformers are typed in part only.
@@ -63,7 +63,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A runner whose every call is watched, and its device."""
+    """Return a runner all of whose calls are recorded, and its device."""
 
     runner: CUDARunner
     device: RecordingDevice
@@ -79,7 +79,7 @@ def bench(folder: Path, *, sizes: list[int] | None = None, batch_invariant: bool
     layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=PAGE_SIZE)
     storage = KVStorage(layout, NUM_PAGES + 1)
     for layer in range(2):
-        storage.layer(layer).fill_(1e3)  # what is not written must not count
+        storage.layer(layer).fill_(1e3)  # unwritten positions must not count
     runner = CUDARunner(
         model,
         storage,
@@ -121,7 +121,7 @@ def expected(reference: CPURunner, sampling: SamplingParams | None = None) -> li
 
 
 def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
-    """Launch every step before a token of any is known; mixed with prompts that are still being computed."""
+    """Launch every step before any token is known, mixed with prompts that are still being computed."""
     driver = driver_of(bench.runner)
     added = [driver.add(s.tokens, sampling=s.sampling, seed=s.seed) for s in sequences]
     steps = []
@@ -163,7 +163,7 @@ def test_greedy_tokens_launched_ahead(
     ],
 )
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_seeded_tokens_are_those_of_the_cpu(
+def test_seeded_tokens_equal_those_of_the_cpu(
     folder: Path, reference: CPURunner, sampling: SamplingParams, batch_invariant: bool
 ) -> None:
     mine = bench(folder, sizes=[4], batch_invariant=batch_invariant)
@@ -183,7 +183,7 @@ def test_logits_at_every_position(folder: Path, reference: CPURunner) -> None:
     torch.testing.assert_close(mine.runner.forward(batches[0]), logits, atol=1e-4, rtol=1e-4)
 
 
-def test_steps_in_flight_share_no_pinned_memory_and_later_ones_use_it_again(folder: Path) -> None:
+def test_steps_in_flight_share_no_pinned_memory_and_later_steps_reuse_it(folder: Path) -> None:
     mine = bench(folder)
     pool = mine.runner._staging
     driver = driver_of(mine.runner)
@@ -224,7 +224,7 @@ def test_a_step_that_samples_nothing(folder: Path) -> None:
         assert tokens.dtype == np.int32
 
 
-def test_a_row_of_nan_yields_no_token_and_later_steps_go_on(folder: Path) -> None:
+def test_a_row_of_nan_yields_no_token_and_later_steps_continue(folder: Path) -> None:
     mine = bench(folder)
     model = mine.runner._model
     head = model._head
@@ -252,7 +252,7 @@ def test_an_error_while_queueing_is_raised_by_launch(folder: Path) -> None:
     mine.runner.close()
 
 
-def test_what_waits_is_recorded() -> None:
+def test_waits_are_recorded() -> None:
     device = RecordingDevice()
     with device.watching():
         numbers = torch.arange(3)

@@ -35,7 +35,7 @@ def sample(logits: Float32, sampling: SamplingArrays, positions: Int32) -> Int32
 
 
 def arrays_of(num: int, params: SamplingParams | None = None, *, seeds: list[int] | None = None) -> SamplingArrays:
-    """Parameters by which `num` rows are sampled alike."""
+    """Return the same sampling parameters for `num` rows."""
     return SamplingArrays.of([params or SamplingParams()] * num, range(num) if seeds is None else seeds)
 
 
@@ -44,7 +44,7 @@ def positions_of(num: int, position: int = 3) -> Int32:
 
 
 def plain_number(seed: int, position: int) -> float:
-    """The hash, in Python's integers."""
+    """Return the random number, computed with Python's integers."""
     mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
 
     def mix(bits: int) -> int:
@@ -56,7 +56,7 @@ def plain_number(seed: int, position: int) -> float:
 
 
 def plain_probabilities(logits: Float32, sampling: SamplingParams) -> NDArray[np.float64]:
-    """The filtered distribution, by sorting. Numbers equal to the last one that a filter keeps are kept too."""
+    """Return the filtered distribution, by sorting. Numbers equal to the last that a filter keeps are kept too."""
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float64)
     weights = np.exp(scaled - scaled.max())
     if 0 < sampling.top_k < len(weights):
@@ -70,7 +70,7 @@ def plain_probabilities(logits: Float32, sampling: SamplingParams) -> NDArray[np
 
 
 def plain_draw(probabilities: NDArray[np.float64], number: float) -> tuple[int, float]:
-    """The token, and how far the number is from where the token would be another."""
+    """Return the token, and how far the random number is from where the token would change."""
     ends = np.cumsum(probabilities)
     token = int(np.searchsorted(ends, number, side="right"))
     return token, float(np.abs(ends - number).min())
@@ -86,7 +86,7 @@ def plain_draw(probabilities: NDArray[np.float64], number: float) -> tuple[int, 
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
 )
-def test_tokens_are_those_of_the_plain_sampler(
+def test_tokens_equal_those_of_the_plain_sampler(
     seed: int, size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_plain_sampler(
     tokens = sample(logits, arrays_of(4, sampling, seeds=seeds), positions_of(4, 17))
     for row in range(4):
         token, margin = plain_draw(plain_probabilities(logits[row], sampling), plain_number(seeds[row], 17))
-        # A rounding may move a limit by one token: then the mass of a token of the tail is the difference.
+        # Rounding may move a limit by one token; the difference is then the probability of a token in the tail.
         assert tokens[row] == token or margin < 1e-3
 
 
@@ -111,8 +111,8 @@ def test_tokens_are_those_of_the_plain_sampler(
         SamplingParams(temperature=1.5, top_k=9, top_p=0.9, min_p=0.05),
     ],
 )
-def test_frequencies_are_the_probabilities(sampling: SamplingParams) -> None:
-    """Chi-square with fixed seeds; 3.3 standard deviations above its mean would have a chance of about 1 in 1000."""
+def test_frequencies_fit_the_probabilities(sampling: SamplingParams) -> None:
+    """Chi-square with fixed seeds; 3.3 standard deviations above the mean have a probability of about 1 in 1000."""
     logits = np.random.default_rng(5).standard_normal(12).astype(np.float32) * 1.5
     num = 20_000
     tokens = sample(np.tile(logits, (num, 1)), arrays_of(num, sampling), positions_of(num))

@@ -1,35 +1,35 @@
-"""The engine core against a sequential oracle: random traffic, both loops, and seeded faults that must be noticed.
+"""The engine's core against a sequential oracle: random traffic, both loops, and seeded faults that must be found.
 
-The faults of `FAULTS` are seeded one at a time, and `run_scenario` notices each of them within 600 random scenarios:
+The faults in `FAULTS` are seeded one at a time; `run_scenario` finds each of them within 600 random scenarios:
 
-    missing lock               a lease that does not keep its path from eviction
-    release in flight          pages given back while a launched step still writes them
-    preempt in flight          the same, by preemption
-    publish before compute     pages offered to others in the plan that will compute them
-    freed duplicates           duplicates of published pages freed while the request still reads them
-    leaked duplicates          duplicates never freed
-    whole prompt from cache    nothing is left to compute logits from
+    missing lock               a lease does not protect its path from eviction
+    release in flight          pages are freed while a launched step still writes to them
+    preempt in flight          the same, through preemption
+    publish before compute     pages are published by the plan that will compute them
+    freed duplicates           duplicates of published pages are freed while the request still reads them
+    leaked duplicates          duplicates are never freed
+    whole prompt from cache    no token is left to compute logits for
     page rounded down          a request grows one page too late
-    pages not announced        the runner is not told of a new page
+    pages not announced        the runner does not get a new page
     aliased batch              a batch in flight shares an array with the next one
-    answer after the end       tokens of a step in flight are taken by a request that has ended
+    answer after the end       a request that has ended accepts tokens of a step in flight
     forgotten lease            a released request leaves its path locked
 
-Two more leave the output right and are noticed by counting the steps that were launched ahead:
+Two more do not change the output; they are found by counting the steps that were launched ahead:
 
     finish then launch         the overlapped loop waits for a step before it launches the next
-    unseen token forgotten     a request is not granted a step before its last token is known
+    unseen token forgotten     a request gets no grant before its last token is known
 
-Others leave the output right and the queue wrong; an audit of the queue notices them:
+Others do not change the output but the queue; an audit of the queue finds them:
 
-    change not reported        the order of the queue does not learn that more or less of a request is cached
-    preempted not watched      a request that waits again is not watched
-    priority not reported      the order of the queue does not learn of another priority
+    change not reported        the order is not notified when more or less of a request is cached
+    preempted not watched      a preempted request is not watched while it waits
+    priority not reported      the order is not notified of a new priority
     running not sorted         a running request keeps the place of its old priority
 
-Two more leave requests parked on one that runs no more; the scenario then makes no progress:
+Two more leave requests parked after the prompt that they repeat is done; the scenario then makes no progress:
 
-    parked for ever            nothing takes parked requests out again
+    parked for ever            parked requests never return to the order
     leader's end unnoticed     a request stays parked on one that was preempted or aborted
 """
 
@@ -55,7 +55,7 @@ from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
-def test_output_is_the_sequential_oracles(rng: random.Random, overlap: bool) -> None:
+def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
     run_scenario(random_scenario(rng, overlap=overlap))
 
 
@@ -90,18 +90,18 @@ def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
     )
 
 
-def test_the_plain_loop_takes_one_step_a_token_and_never_runs_ahead() -> None:
+def test_the_plain_loop_takes_one_step_per_token_and_never_launches_ahead() -> None:
     report = run_scenario(steady_scenario(overlap=False))
     assert (report.num_steps, report.num_launched_ahead) == (20, 0)
 
 
-def test_the_overlapped_loop_launches_every_step_but_the_first_ahead_and_wastes_none() -> None:
+def test_the_overlapped_loop_launches_all_steps_but_the_first_ahead_and_wastes_none() -> None:
     report = run_scenario(steady_scenario(overlap=True))
     assert (report.num_steps, report.num_launched_ahead) == (20, 19)
 
 
 class AuditedOrder:
-    """An order that compares itself, whenever it is read, with a new one of the requests as they are now."""
+    """An order that, whenever it is read, is compared with a new order of the same requests."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.queue, self.kv = engine._state.waiting, engine._kv  # pyright: ignore[reportPrivateUsage]
@@ -140,7 +140,7 @@ class AuditedOrder:
 
 
 def run_audited(scenario: Scenario, name: str) -> None:
-    """Run a scenario under an order that is a function of the requests and the time; audit queue and rows."""
+    """Run a scenario with an order that depends on requests and time only; audit the queue and the running requests."""
     config = replace(scenario.config, schedule_policy=name)
     watches = config.prefix_cache and name in MATCH_ORDERS
 
@@ -161,14 +161,12 @@ PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "hrrn", "dfs-we
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), name=st.sampled_from(PURE_ORDERS))
-def test_the_queue_is_ordered_as_if_all_of_it_had_just_been_matched(
-    rng: random.Random, overlap: bool, name: str
-) -> None:
+def test_the_queue_is_in_the_order_of_newly_matched_requests(rng: random.Random, overlap: bool, name: str) -> None:
     run_audited(random_scenario(rng, overlap=overlap), name)
 
 
 Edit = tuple[Any, str, str, str]
-"""Owner of a function, its name, a piece of its source, and what replaces it."""
+"""Owner of a function, its name, a piece of its source, and the replacement of that piece."""
 
 UNCHECKED: Edit = (kv.KVSpace, "release", "assert request.num_in_flight == 0", "pass")
 
@@ -251,11 +249,11 @@ QUEUE_FAULTS: dict[str, list[Edit]] = {
 
 
 def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace functions by what their edited sources say."""
+    """Replace functions by those that their edited sources define."""
     sources: dict[tuple[Any, str], str] = {}
     for owner, name, old, new in edits:
         source = sources.get((owner, name)) or textwrap.dedent(inspect.getsource(getattr(owner, name)))
-        assert old in source, f"{name} has no {old!r}: mend the fault"
+        assert old in source, f"{name} has no {old!r}: update the fault"
         sources[owner, name] = source.replace(old, new)
     for (owner, name), source in sources.items():
         function: FunctionType = getattr(owner, name)
@@ -265,24 +263,24 @@ def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_seeded_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(FAULTS[fault], monkeypatch)
     for seed in range(600):
         try:
             run_scenario(random_scenario(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # what a fault breaks first is not the point
+        except Exception:  # any error counts
             return
-    pytest.fail(f"{fault!r} went unnoticed")
+    pytest.fail(f"{fault!r} was not found")
 
 
 @pytest.mark.parametrize("fault", DEGENERATIONS)
-def test_overlap_that_degenerates_into_waiting_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_that_degenerates_into_waiting_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(DEGENERATIONS[fault], monkeypatch)
     assert run_scenario(steady_scenario(overlap=True)).num_launched_ahead < 19
 
 
 @pytest.mark.parametrize("fault", QUEUE_FAULTS)
-def test_a_queue_that_is_out_of_order_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_out_of_order_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(QUEUE_FAULTS[fault], monkeypatch)
     for seed in range(600):
         try:
@@ -291,4 +289,4 @@ def test_a_queue_that_is_out_of_order_is_noticed(fault: str, monkeypatch: pytest
             )
         except AssertionError:
             return
-    pytest.fail(f"{fault!r} went unnoticed")
+    pytest.fail(f"{fault!r} was not found")

@@ -56,15 +56,15 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
-def test_output_is_the_sequential_oracles(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
+def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
     device = RecordingDevice()
     run(random_scenario(rng, overlap=overlap), device, with_graphs=with_graphs)
     assert set(device.waits) <= {"event.synchronize", "device.finish"}
-    assert device.waits.count("device.finish") == 1  # of close
+    assert device.waits.count("device.finish") == 1  # by close
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_over_tiers_it_is_too(seed: int) -> None:
+def test_output_over_tiers_equals_that_of_the_sequential_oracle(seed: int) -> None:
     rng = random.Random(seed)
     scenario = random_scenario(rng, overlap=seed % 4 > 0)
     scenario = replace(scenario, config=replace(scenario.config, prefix_cache=True))
@@ -88,21 +88,21 @@ FAULTS = {
         step_arrays, "step_arrays", "rows * np.int32(tables.pages_per_row) - pages", "rows * np.int32(1) - pages"
     ),
 }  # fmt: skip
-"""Owner of a function, its name, a piece of its source, and what replaces it."""
+"""Owner of a function, its name, a piece of its source, and the replacement of that piece."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_seeded_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, old, new = FAULTS[fault]
     function = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(function))
-    assert old in source, f"{name} has no {old!r}: mend the fault"
+    assert old in source, f"{name} has no {old!r}: update the fault"
     namespace: dict[str, Any] = {}
     exec("from __future__ import annotations\n" + source.replace(old, new), function.__globals__, namespace)
     monkeypatch.setattr(cuda if owner is step_arrays else owner, name, namespace[name])
     for seed in range(120):
         try:
             run(random_scenario(random.Random(seed), overlap=True), RecordingDevice(), with_graphs=seed % 2 > 0)
-        except Exception:  # what a fault breaks first is not the point
+        except Exception:  # any error counts
             return
-    pytest.fail(f"{fault!r} went unnoticed")
+    pytest.fail(f"{fault!r} was not found")

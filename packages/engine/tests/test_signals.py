@@ -1,6 +1,6 @@
 """SignalHold: handlers wait for safe points."""
 
-# ruff: noqa: PT012  # what happens inside the blocks is what is tested
+# ruff: noqa: PT012  # the tests check what happens inside the blocks
 
 import signal
 import threading
@@ -45,7 +45,7 @@ def test_a_handler_runs_at_the_next_safe_point() -> None:
     assert signal.getsignal(signal.SIGINT) is note
 
 
-def test_what_a_handler_raises_is_raised_at_the_safe_point() -> None:
+def test_an_exception_of_a_handler_is_raised_at_the_safe_point() -> None:
     signal.signal(signal.SIGALRM, fail)
     with pytest.raises(KeyboardInterrupt), SignalHold() as hold:
         signal.raise_signal(signal.SIGINT)

@@ -80,7 +80,7 @@ def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again(policy
     with serving(host_cache_gb=0.1, cache_write_policy=policy) as server:
         answer, num_computed = server.answer(first)
         assert num_computed == 100 + 8 - 1
-        for other in range(2, 6):  # each evicts what was there
+        for other in range(2, 6):  # each evicts the one before
             server.answer(prompt(other, 200))
         resumed = first + answer + prompt(9, 20)
         tokens, num_computed = server.answer(resumed)
@@ -107,7 +107,7 @@ def test_a_conversation_survives_a_restart_on_disk(policy: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_random_traffic_over_tiers_gives_the_oracles_tokens(seed: int, overlap: bool, tmp_path: Path) -> None:
+def test_random_traffic_over_tiers_gives_the_tokens_of_the_oracle(seed: int, overlap: bool, tmp_path: Path) -> None:
     rng = random.Random(seed)
     host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
     prefetch = PrefetchPolicy(mode=rng.choice(list(PrefetchMode)))
@@ -131,7 +131,7 @@ def test_random_traffic_over_tiers_gives_the_oracles_tokens(seed: int, overlap: 
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
-def test_healing_keeps_what_the_other_memories_have(has_disk: bool, tmp_path: Path) -> None:
+def test_healing_keeps_the_pages_of_lower_tiers(has_disk: bool, tmp_path: Path) -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
     memory = KVStorage(layout, 16).memory
     disk: dict[str, Any] = {"disk_cache_path": str(tmp_path), "disk_cache_gb": 0.001} if has_disk else {}
@@ -174,7 +174,7 @@ def test_an_aborted_request_stops_its_recall() -> None:
     kv.close()
 
 
-def test_kv_on_disk_is_that_of_one_model_and_layout(tmp_path: Path) -> None:
+def test_kv_on_disk_belongs_to_one_model_and_layout(tmp_path: Path) -> None:
     options = {"host_cache_gb": 0.1, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1}
     Server(**options).engine.close()
     with pytest.raises(ValueError, match="path must hold pages of the same model and layout"):

@@ -9,7 +9,7 @@ from pagewood.kvpool import PageAllocator
 
 
 def compute(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> None:
-    """Let the cache have the KV of a whole prompt."""
+    """Put the KV of a whole prompt into the cache."""
     one = make_request(prompt, arrival=arrival)
     assert kv.admit(one, max_tokens=1000, num_reserved=0)
     one.num_computed = len(prompt)
@@ -17,7 +17,7 @@ def compute(kv: KVSpace, prompt: list[int], *, arrival: int = 0) -> None:
 
 
 @pytest.mark.parametrize("is_watching", [False, True])
-def test_matches_are_fresh_in_every_pass(is_watching: bool) -> None:
+def test_matches_are_up_to_date_in_every_pass(is_watching: bool) -> None:
     kv = make_space(num_pages=4)
     queue = make_queue(kv, order="lpm" if is_watching else "fcfs", is_watching=is_watching)
     waiting, other = make_request(list(range(12)), arrival=1), make_request([7] * 5, arrival=2)
@@ -47,7 +47,7 @@ def test_a_longer_match_goes_first_as_soon_as_it_is_cached() -> None:
     assert [request.arrival for request in queue.examine(0.0)] == [1, 0]
 
 
-def test_a_queue_watches_the_cache_that_replaced_a_broken_one() -> None:
+def test_after_healing_the_queue_watches_the_new_cache() -> None:
     kv = make_space()
     queue = make_queue(kv, order="lpm", is_watching=True)
     kv.heal()
@@ -64,7 +64,7 @@ def test_an_order_that_reads_matches_needs_a_cache_with_watches() -> None:
         make_queue(kv, order="lpm", is_watching=True)
 
 
-def test_a_request_that_has_left_is_not_watched() -> None:
+def test_a_removed_request_is_not_watched() -> None:
     kv = make_space()
     queue = make_queue(kv, order="lpm", is_watching=True)
     waiting = make_request(list(range(12)), arrival=1)

@@ -118,7 +118,7 @@ class RowDriver:
         )
 
     def generate(self, sequences: Sequence[DrivenSequence], *, num_tokens: int, chunk: int) -> None:
-        """Run until every sequence has `num_tokens` output tokens; a step computes at most `chunk` positions of each."""
+        """Run until every sequence has `num_tokens` output tokens; a step computes up to `chunk` positions of each."""
         while True:
             live: list[DrivenSequence] = [sequence for sequence in sequences if len(sequence.output) < num_tokens]
             if not live:
