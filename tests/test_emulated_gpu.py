@@ -227,7 +227,7 @@ def test_a_warp_multiplies_matrices(runner: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(target, 1 + a.astype(np.float32) @ b.astype(np.float32), rtol=1e-5, atol=1e-5)
 
 
-def test_threads_that_wait_for_ever_are_told(runner: Path, tmp_path: Path) -> None:
+def test_threads_that_wait_forever_are_reported(runner: Path, tmp_path: Path) -> None:
     program = "import sys; sys.path[:0] = sys.argv[1:3]; import test_emulated_gpu as t; from pathlib import Path\n"
     program += "t.run(Path(sys.argv[3]), t.STUCK, Path(sys.argv[4]), threads=64)"
     command = [sys.executable, "-c", program, str(TOOLS), str(Path(__file__).parent), str(runner), str(tmp_path)]

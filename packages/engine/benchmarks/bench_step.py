@@ -16,7 +16,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 
 class NoStep:
-    """A step that was done before it began."""
+    """A step that takes no time."""
 
     def __init__(self, num_sampled: int) -> None:
         self._result = StepResult.of_one_each(np.full(num_sampled, 5, np.int32))
@@ -35,7 +35,7 @@ class NoDevice:
 
 
 def decoding_engine(*, num_requests: int, page_size: int) -> tuple[Engine, MemoryOutbox]:
-    """An engine in the middle of decoding so many requests of 100 prompt tokens."""
+    """An engine that is decoding the given number of requests, each of 100 prompt tokens."""
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     num_output = 20_000
     engine = assemble(

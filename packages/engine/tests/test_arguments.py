@@ -1,4 +1,4 @@
-"""What callers may pass: every error names the argument, the rule and the value, and comes before anything runs."""
+"""Arguments of callers: every error names the argument, the rule and the value, and is raised before anything runs."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from pagewood.engine.offline.arguments import engine_config, stop_strings
 def llm() -> Iterator[LLM]:
     with LLM(max_total_tokens=1024, max_running=4) as model:
         yield model
-        assert model.counters().num_tokens == 0  # nothing here was submitted
+        assert model.counters().num_tokens == 0  # no test of this file submits anything
 
 
 PROMPTS: list[tuple[Any, type[Exception], str]] = [

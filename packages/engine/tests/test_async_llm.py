@@ -33,14 +33,14 @@ OPTIONS: dict[str, Any] = {"max_total_tokens": 4096, "max_running": 8}
 
 @pytest.fixture(scope="module")
 def expected() -> list[Completion]:
-    """Answers of the synchronous LLM to PROMPTS."""
+    """Return the answers of the synchronous LLM to PROMPTS."""
     with LLM(**OPTIONS) as llm:
         return llm.generate(PROMPTS, ENDLESS)
 
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
-    """The engines that are built during a test."""
+    """Collect the engines that are built during a test."""
     from pagewood.engine import build
 
     built: list[Engine] = []
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_the_program_and_the_engine(engines: list[Engine]) -> None:
         run(scenario)
 
 
-def test_a_slow_reader_delays_nobody_and_gets_all_of_its_answer(
+def test_a_slow_reader_delays_no_other_caller_and_gets_its_whole_answer(
     expected: list[Completion], engines: list[Engine]
 ) -> None:
     async def scenario(llm: AsyncLLM) -> None:
@@ -324,7 +324,7 @@ def test_an_error_of_the_engine_reaches_every_caller(
         for attempt in (anext(stream), llm.generate("a")):
             with pytest.raises(EngineFailedError, match="ZeroDivisionError"):
                 await attempt
-        engines.clear()  # whose accounting is as the error left it
+        engines.clear()  # do not check them: the error may have left wrong accounts
 
     run(scenario)
     assert "the engine has failed" in caplog.text
@@ -407,4 +407,4 @@ def test_an_engine_ends_when_its_loop_was_closed_without_closing_it(engines: lis
     thread = asyncio.run(main())
     thread.join(60)
     assert not thread.is_alive()
-    engines.clear()  # which were stopped in the middle of a step
+    engines.clear()  # do not check them: they were stopped in the middle of a step

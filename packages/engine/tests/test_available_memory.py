@@ -30,9 +30,7 @@ V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
         ({f"{V2}/memory.max": str(GB), f"{V2}/memory.current": str(GB + 4096)}, 0),
     ],
 )
-def test_a_container_may_leave_less_than_the_system(
-    tmp_path: Path, files: dict[str, str], available: int
-) -> None:
+def test_a_container_may_leave_less_than_the_system(tmp_path: Path, files: dict[str, str], available: int) -> None:
     assert available_memory_bytes(write(tmp_path, {"proc/meminfo": MEMINFO, **files})) == available
 
 

@@ -156,7 +156,7 @@ def test_models_without_kernels_are_refused() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_host_without_a_gpu_says_so() -> None:
+def test_a_host_without_a_gpu_is_an_error() -> None:
     with pytest.raises(ValueError, match="device must be cpu where torch finds no CUDA device"):
         build_engine(EngineConfig(device="cuda"), inbox=MemoryInbox(), outbox=MemoryOutbox())
     with pytest.raises(ValueError, match="dtype must be float16 or bfloat16 on CUDA"):

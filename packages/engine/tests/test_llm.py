@@ -79,7 +79,7 @@ def test_each_prompt_may_have_its_own_sampling(llm: LLM) -> None:
 
 
 def test_completions_come_in_the_order_of_the_prompts(llm: LLM) -> None:
-    lengths = [9, 2, 14, 5, 1, 11, 3, 7, 4, 12, 6, 8]  # more than can run at once, and they end in another order
+    lengths = [9, 2, 14, 5, 1, 11, 3, 7, 4, 12, 6, 8]  # more than can run at once; they end in another order
     completions = llm.generate(
         [[5, 6, n] for n in lengths],
         [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths],
@@ -89,7 +89,7 @@ def test_completions_come_in_the_order_of_the_prompts(llm: LLM) -> None:
 
 def test_a_higher_priority_is_computed_first(llm: LLM) -> None:
     for first_token, priority, num_cached in ((5, 0, [0, 64]), (6, [0, 1], [64, 0])):
-        shared = [first_token, *range(100, 164)]  # the request that goes first computes it for the other
+        shared = [first_token, *range(100, 164)]  # the first request computes it for the other
         completions = llm.generate([[*shared, 7], [*shared, 8]], ENDLESS, priority=priority)
         assert [completion.num_cached_tokens for completion in completions] == num_cached
 
@@ -151,7 +151,7 @@ def test_streams_and_calls_of_one_thread_interleave(llm: LLM) -> None:
 def test_streams_take_part_in_the_steps_of_other_calls(llm: LLM) -> None:
     stream = llm.stream("Count from 1 to 20", ENDLESS)
     llm.generate("Repeat after me: tree", LONG)
-    assert alive(llm.counters()) == 0  # its answer is there, before it is read
+    assert alive(llm.counters()) == 0  # all of its answer is computed before it is read
     assert "".join(stream) == llm.generate("Count from 1 to 20", ENDLESS)[0].text
 
 
@@ -279,7 +279,7 @@ def test_ctrl_c_at_any_moment_leaves_the_llm_usable(llm: LLM) -> None:
     try:
         for turn in range(50):
             other = llm.stream("Count from 1 to 20", ENDLESS)
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it may come at any moment from here on
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the interrupt may come at any moment from here on
                 interrupt_later(turn % 3, rng.uniform(0.0001, usual_s))
                 while True:
                     if turn % 2:
@@ -332,7 +332,7 @@ def test_a_call_during_a_call_of_another_thread_is_an_error(llm: LLM) -> None:
     assert [type(error) for error in errors] == [LLMBusyError] * 4
     assert "AsyncLLM" in str(errors[0])
     assert len(completion.tokens) == 24
-    assert len("".join(stream)) > 20  # the stream that was read at the wrong moment can go on
+    assert len("".join(stream)) > 20  # the stream that was read during a step can continue
     assert_at_rest(llm)
 
 

@@ -78,9 +78,9 @@ def test_steps_can_be_launched_before_their_tokens_are_known(runner: CPURunner) 
         ahead.tokens.append(-1)  # its id is in the runner's table only
     assert [int(handle.wait().tokens[0]) for handle in handles] == plain.output
 
-    told = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
-    driver.generate([told], num_tokens=1, chunk=64)
-    assert told.output == plain.output[-1:]
+    from_host = driver.add([3, 1, 4, *plain.output[:-1]])  # the same tokens, this time from the host
+    driver.generate([from_host], num_tokens=1, chunk=64)
+    assert from_host.output == plain.output[-1:]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])

@@ -29,7 +29,7 @@ Others do not change the output but the queue; an audit of the queue finds them:
 
 Two more leave requests parked after the prompt that they repeat is done; the scenario then makes no progress:
 
-    parked for ever            parked requests never return to the order
+    parked forever             parked requests never return to the order
     leader's end unnoticed     a request stays parked on one that was preempted or aborted
 """
 
@@ -243,7 +243,7 @@ QUEUE_FAULTS: dict[str, list[Edit]] = {
     "preempted not watched": [(waiting.WaitingQueue, "_enter", "if self._group is not None:", "if request.row == -2:")],
     "priority not reported": [(intake.Intake, "_set_priority", "self._state.waiting.update(request)", "pass")],
     "running not sorted": [(intake.Intake, "_set_priority", "self._state.sort_running()", "pass")],
-    "parked for ever": [(waiting.WaitingQueue, "examine", "self._deferral.ready()", "()")],
+    "parked forever": [(waiting.WaitingQueue, "examine", "self._deferral.ready()", "()")],
     "leader's end unnoticed": [(waiting.WaitingQueue, "stopped", "self._deferral.stop(request)", "pass")],
 }
 

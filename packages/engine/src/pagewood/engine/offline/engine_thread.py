@@ -182,7 +182,7 @@ class EngineThread:
         self._ended.set_result(None)
 
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Build the engine and run it until it is told to stop: the whole life of the thread."""
+        """Build the engine and run it until `stop`; the body of the thread."""
         failure: BaseException | None = None
         try:
             self._run(loop)
