@@ -71,3 +71,16 @@ def test_each_grant_gets_its_own_tokens(num_unknown: int) -> None:
     result = StepResult(tokens=np.array(tokens, np.int32), counts=np.array(counts, np.int32))
     deltas = {delta.request_id: delta.tokens for delta in retire(state, kv, grants, result)}
     assert deltas == ({"0": (5, 6), "2": (7,)} if num_unknown == 0 else {"0": (), "2": (7,)})
+
+
+@pytest.mark.parametrize(("token", "num_cached"), [([7], 1), ([], 0)])
+def test_kv_behind_logits_that_are_not_numbers_is_not_published(token: list[int], num_cached: int) -> None:
+    kv = make_space()
+    state = EngineState(waiting=make_queue(kv), rank=deserving)
+    request = make_request([1, 2, 3, 4, 5], max_new=1)
+    state.by_id[request.request_id] = request
+    assert kv.admit(request, max_tokens=5, num_reserved=0) == 5
+    state.run(request)
+    result = StepResult(tokens=np.array(token, np.int32), counts=np.array([len(token)], np.int32))
+    retire(state, kv, [Grant(request, 0, 5, 1)], result)
+    assert (kv.num_free_rows, kv.num_cached, kv.violation(())) == (4, num_cached, None)

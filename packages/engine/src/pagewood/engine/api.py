@@ -44,8 +44,8 @@ class SamplingParams:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
         if not 0.0 <= self.temperature <= 100.0:
             raise ValueError(f"temperature must be in [0, 100], got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be >= 0, got {self.top_k}")
+        if not 0 <= self.top_k < 2**31:
+            raise ValueError(f"top_k must be in [0, 2**31), got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
@@ -193,7 +193,9 @@ class EngineConfig:
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""
     max_total_tokens: int | None = None
-    """Token positions of KV memory, for all requests and the prefix cache together; None: see the README."""
+    """Token positions of KV memory, for all requests and the prefix cache together. None, on a CPU: 2,048 for each request
+    that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter of the
+    free memory; the system provides it as it is used."""
     max_length: int | None = None
     """Longest prompt plus output of one request; None: what the model and the KV memory allow."""
     max_running: int | None = None

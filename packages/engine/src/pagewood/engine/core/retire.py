@@ -35,6 +35,9 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         tokens = next(yielded) if grant.num_promised else None
         if request.finish is not None:  # it ended while this step was in flight
             continue
+        if tokens == ():  # its KV may not be numbers either, so no other request may get it
+            deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
+            continue
         request.num_computed = start + grant.num_tokens
         if start < request.num_prompt:
             kv.publish(request)
@@ -58,8 +61,6 @@ def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
 
 def _accept(state: EngineState, kv: KVSpace, request: Request, tokens: tuple[int, ...]) -> Delta:
     """Append the tokens of one grant, up to and including the one that ends the request."""
-    if not tokens:
-        return end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS)
     first = request.num_known
     for token in tokens:
         request.tokens[request.num_known] = token
