@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import asdict
 
@@ -39,6 +40,10 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     )
     commands.attach(heartbeat)
     heartbeat.start()
+    # What is built lives as long as the process. A full garbage collection that visits it took 18 to 30 ms, every
+    # hundred steps of 1,024 requests.
+    gc.collect()
+    gc.freeze()
     try:
         engine.run(stopped)
     finally:
