@@ -46,10 +46,8 @@ class Exchange:
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""
-        level = logging.INFO
-        if self.status >= 500:
-            level = logging.WARNING
-        elif self.path in _HEALTH_PATHS and self.status < 400:
+        level = logging.WARNING if self.status >= 500 else logging.INFO
+        if self.path in _HEALTH_PATHS:  # polled, also while the engine starts
             level = logging.DEBUG
         tokens = ""
         if self.usage is not None:
