@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.core.result import StepResult
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
-from pagewood.engine.runner.cpu.runner import CPURunner, StepHandle
+from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.tiers import tiered_cache
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take if the configuration does not say how much."""
@@ -88,7 +83,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     populator = Populator(storage.memory)
     make_cache = tiered_cache(config, folder, storage.memory)
 
-    def make_runner(kv: KVSpace) -> PopulatingRunner[StepHandle[StepResult]]:
+    def make_runner(kv: KVSpace) -> PopulatingRunner:
         runner = CPURunner(
             model,
             storage,

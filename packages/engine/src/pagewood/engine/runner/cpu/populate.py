@@ -10,9 +10,9 @@ import ctypes
 import os
 import sys
 import threading
-from typing import Generic, Protocol, TypeVar
 
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import Runner, StepHandle
 from pagewood.kvpool.memory import PageMemory
 
 _AHEAD_BYTES = 128 << 20
@@ -20,20 +20,6 @@ _PIECE_BYTES = 2 << 20  # of one array: a huge page
 _SYSTEM_PAGE_BYTES = 4096
 _POPULATE_WRITE = 23  # Linux 5.14 and later: as if each system page were written, without a change to what it holds
 _NICENESS = 10
-
-Handle = TypeVar("Handle", covariant=True)
-
-
-class Runner(Protocol[Handle]):
-    """What launches batches."""
-
-    def launch(self, batch: Batch) -> Handle:
-        """Hand a batch to the device."""
-        ...
-
-    def close(self) -> None:
-        """End."""
-        ...
 
 
 class Populator:
@@ -133,16 +119,16 @@ def _populate_function() -> ctypes._NamedFuncPointer | None:  # pyright: ignore[
     return function
 
 
-class PopulatingRunner(Generic[Handle]):
-    """A runner that tells a populator which pages its batches bring into use."""
+class PopulatingRunner:
+    """A runner that reports to a populator which pages its batches bring into use."""
 
     __slots__ = ("_populator", "_runner")
 
-    def __init__(self, runner: Runner[Handle], populator: Populator) -> None:
+    def __init__(self, runner: Runner, populator: Populator) -> None:
         self._runner = runner
         self._populator = populator
 
-    def launch(self, batch: Batch) -> Handle:
+    def launch(self, batch: Batch) -> StepHandle:
         """Launch a batch on the runner."""
         if len(batch.page_ids) > 0:
             self._populator.reach(int(batch.page_ids.max()))
