@@ -195,7 +195,7 @@ class EngineConfig:
     max_total_tokens: int | None = None
     """Token positions of KV memory, for all requests and the prefix cache together. None, on a CPU: 2,048 for each
     request that may run (or the longest request, if that is shorter), at least one longest request, at most a quarter
-    of the free memory. The system provides it as it is used."""
+    of the free memory; the system provides it as it is used. On CUDA: all that `mem_fraction` leaves."""
     max_length: int | None = None
     """Longest prompt plus output of one request; None: what the model and the KV memory allow."""
     max_running: int | None = None

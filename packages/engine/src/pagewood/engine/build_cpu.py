@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.engine.core.kv import KVSpace
@@ -25,9 +24,6 @@ from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take if the configuration does not say how much."""

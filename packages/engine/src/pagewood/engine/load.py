@@ -8,7 +8,8 @@ from typing import cast
 
 import torch
 
-from pagewood.engine.models.checkpoint import Checkpoint, Progress
+from pagewood.engine.api import Progress
+from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import A, Decoder, Ops
 

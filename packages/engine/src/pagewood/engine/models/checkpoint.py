@@ -14,15 +14,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagewood.engine.api import Progress
 from pagewood.engine.models.fields import Fields
 
 _DTYPES = ("F32", "BF16", "F16", "F64")
 """As headers of safetensors name them. Numbers of 8 bits need scales, which are not supported."""
 
 _FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 
 class Checkpoint:

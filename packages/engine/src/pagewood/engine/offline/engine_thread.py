@@ -153,7 +153,7 @@ class EngineThread:
         self._wake_calls()
 
     def _wake_calls(self) -> None:
-        """Let every call that waits find out that it cannot go on."""
+        """Wake every waiting call, so that it ends with an error."""
         for call in self._router.clear():
             call.notify()
 

@@ -207,7 +207,7 @@ class Stream:
         Raises:
             ValueError: the engine refused the prompt.
             LLMClosedError: the LLM was closed.
-            LLMBusyError: another thread is using the LLM; the stream can go on later.
+            LLMBusyError: another thread is using the LLM; the stream can continue later.
             EngineFailedError: the engine has failed.
         """
         if self._is_done:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import attention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.step import step_kernel
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the number of its parts that are done, and the number of all."""
 
 
 def warm_up(head_dim: int, *, int8: bool = False, progress: Progress | None = None) -> Kernel:

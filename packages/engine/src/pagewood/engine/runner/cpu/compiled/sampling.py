@@ -19,6 +19,7 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.kernel import exact
 from pagewood.engine.runner.cpu.compiled.numeric import exp
+from pagewood.engine.runner.splitmix import mix
 
 _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
@@ -31,14 +32,8 @@ They are temperature (float32; 0 takes the largest logit, the first of equal one
 (float32; 1 is off), min_p (float32; 0 is off), the token's position (int32), and the lower and the upper half of the
 seed.
 """
+_mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
 _BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
-
-
-@exact
-def _mix(bits: Any) -> Any:
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 @exact
