@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,28 @@ def test_an_engine_ends_when_its_loop_was_closed_without_closing_it(engines: lis
         return next(thread for thread in threading.enumerate() if thread.name == "pagewood-engine")
 
     thread = asyncio.run(main())
+    thread.join(60)
+    assert not thread.is_alive()
+    engines.clear()  # do not check them: they were stopped in the middle of a step
+
+
+def test_an_engine_ends_when_its_loop_is_closed_before_it_has_delivered_answers(engines: list[Engine]) -> None:
+    loop = asyncio.new_event_loop()
+    llm = AsyncLLM(**OPTIONS)
+    streams: list[AsyncStream] = []
+
+    async def main() -> threading.Thread:
+        await llm.start()
+        streams.append(llm.stream([1, 2], LONG))
+        await anext(streams[0])
+        return next(thread for thread in threading.enumerate() if thread.name == "pagewood-engine")
+
+    thread = loop.run_until_complete(main())
+    (engine,) = engines
+    num_steps = engine.counters().num_steps
+    while engine.counters().num_steps < num_steps + 3:  # answers are sent, and the loop does not run
+        time.sleep(0.001)
+    loop.close()
     thread.join(60)
     assert not thread.is_alive()
     engines.clear()  # do not check them: they were stopped in the middle of a step

@@ -207,7 +207,8 @@ class EngineThread:
         try:
             arguments = Arguments(tokenizer, default_sampling=sampling, vocab_size=engine.info.vocab_size)
             loop.call_soon_threadsafe(self._begin, arguments, engine.info)
-            engine.run(self._stopping.is_set)
+            # Answers that are scheduled in a closed loop are never delivered, so sending them does not reveal it.
+            engine.run(lambda: self._stopping.is_set() or loop.is_closed())
         finally:
             engine.close()
 
