@@ -1,9 +1,9 @@
 """Measures the engine on a GPU: `python benchmarks/gpu.py`; prints one table in under eight minutes and records it.
 
-The model has the shape of Llama 3.1 8B and random weights made on the device. Measured are decoding as a share of the
-memory roofline and prefill as a share of the matrix peak, both from the same run; the share of time in which the device
-is idle; the first token of a long prompt; and `transformers` on the same device. `--stand-in` runs a tiny model on the
-CPU with stand-ins, to test the script.
+The model has the shape of Llama 3.1 8B and random weights made on the device. The script measures decoding as a share
+of the memory roofline and prefill as a share of the matrix peak, both in the same run; the share of time in which the
+device is idle; the first token of a long prompt; and `transformers` on the same device. `--stand-in` runs a tiny model
+on the CPU with stand-ins, to test the script.
 """
 
 # pyright: basic

@@ -93,7 +93,7 @@ class Orders:
             self.arrive()
 
     def arrive(self) -> None:
-        """Let one more request come."""
+        """Add a new request to the queue."""
         tokens = self.prompts.next()
         request = Queued(
             arrival=self.num_arrivals,
@@ -113,7 +113,7 @@ class Orders:
             self.num_pages += len(pages)
 
     def between(self) -> None:
-        """Let the taken ones end, as many come, and matches change."""
+        """End the admitted requests, add as many new ones, and change some matches."""
         for request in self.taken:
             self.order.stop(request)
             request.watch.close()
@@ -122,7 +122,7 @@ class Orders:
         self.cache.evict(NUM_SHARED // PAGE_SIZE)
 
     def one_pass(self) -> None:
-        """Take from the front."""
+        """Admit the first requests of the order."""
         if self.notified:
             for request in self.group.changed():
                 self.order.update(request)
@@ -132,7 +132,7 @@ class Orders:
 
 
 class NoStep:
-    """A step that was done before it began."""
+    """A launched step whose result is available at once."""
 
     def __init__(self, num_sampled: int) -> None:
         self._result = StepResult.of_one_each(np.full(num_sampled, 5, np.int32))
@@ -146,11 +146,11 @@ class NoDevice:
     """A runner that computes nothing."""
 
     def launch(self, batch: Batch) -> NoStep:
-        """Be done."""
+        """Return a finished step."""
         return NoStep(len(batch.sampled))
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 class Timed:

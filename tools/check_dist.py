@@ -1,8 +1,8 @@
 """Checks built packages before they are published: `python tools/check_dist.py DIST`.
 
-DIST holds one wheel and one sdist of each of the five packages, as `nox -s build` makes them. Checked are what the
-archives contain and how large they are, whether the README can be read on a package index, where no relative link
-works, and whether the versions that the packages require of each other are there. `twine check` is not repeated here.
+DIST holds one wheel and one sdist of each of the five packages, as `nox -s build` makes them. The script checks
+what the archives contain, how large they are, that the links of each README work on a package index (relative links do
+not), and that the packages accept each other's versions. It does not repeat `twine check`.
 """
 
 from __future__ import annotations

@@ -44,10 +44,10 @@ def system_message(rng: random.Random) -> str | None:
 def turns(rng: random.Random, *, later: bool = False) -> Iterator[Turn]:
     """Yield an endless conversation of training turns, with questions about its earlier turns."""
     memory, shares = Memory(), LATER_SHARES if later else SHARES
-    told = rng.random() < 0.5
+    has_begun_with_fact = rng.random() < 0.5
     while True:
-        if not told or rng.random() < MEMORY_SHARE:
-            told = True
+        if not has_begun_with_fact or rng.random() < MEMORY_SHARE:
+            has_begun_with_fact = True
             yield from remembered(rng, memory)
         else:
             yield draw(rng, rng.choices(NAMES_OF_TASKS, shares)[0], held=False)

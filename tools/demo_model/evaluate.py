@@ -25,10 +25,10 @@ class Case:
     dialog: list[Turn]
 
     def messages(self) -> list[dict[str, str]]:
-        told = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.dialog[:-1]:
-            told += [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer}]
-        return [*told, {"role": "user", "content": self.dialog[-1].prompt}]
+            messages += [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer}]
+        return [*messages, {"role": "user", "content": self.dialog[-1].prompt}]
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ class Subject:
 
     name: str
     tell: tuple[str, ...]
-    told: str
+    reply: str
     ask: tuple[str, ...]
     answer: str
     unknown: str
@@ -27,7 +27,7 @@ SUBJECTS = (
               "My name is {v}",
               "Hello, my name is {v}.", "Hi, I am {v}.", "Hi! I'm {v}.", "Remember my name: {v}", "Hello, I'm {v}.",
               "Hi, my name is {v}."),
-        told="Nice to meet you, {v}.",
+        reply="Nice to meet you, {v}.",
         ask=("What is my name?", "What's my name?", "Who am I?", "Do you remember my name?", "Do you know my name?",
              "Tell me my name.",
              "What did I say my name was?", "What was my name?", "What am I called?", "Can you tell me my name?",
@@ -38,7 +38,7 @@ SUBJECTS = (
     Subject(
         name="city",
         tell=("I live in {v}.", "I am from {v}.", "I'm from {v}.", "My city is {v}.", "My home is in {v}."),
-        told="I will remember that you live in {v}.",
+        reply="I will remember that you live in {v}.",
         ask=("Where do I live?", "Where am I from?", "What city do I live in?", "Which city do I live in?",
              "Do you remember where I live?"),
         answer="You live in {v}.",
@@ -48,7 +48,7 @@ SUBJECTS = (
         name="colour",
         tell=("My favourite colour is {v}.", "My favorite color is {v}.", "I like the colour {v}.",
               "My favourite color is {v}."),
-        told="I will remember that your favourite colour is {v}.",
+        reply="I will remember that your favourite colour is {v}.",
         ask=("What is my favourite colour?", "What's my favorite color?", "What is my favorite color?",
              "Which colour do I like?"),
         answer="Your favourite colour is {v}.",
@@ -57,7 +57,7 @@ SUBJECTS = (
     Subject(
         name="age",
         tell=("I am {v} years old.", "I'm {v} years old.", "My age is {v}.", "I'm {v} years old today."),
-        told="I will remember that you are {v} years old.",
+        reply="I will remember that you are {v} years old.",
         ask=("How old am I?", "What is my age?", "What's my age?", "Do you remember how old I am?"),
         answer="You are {v} years old.",
         unknown="You have not told me your age.",
@@ -91,13 +91,13 @@ class Memory:
         self.known[subject.name] = value
         prompt = phrase(rng, subject.tell, polite=False, v=value)
         return Turn(
-            task="memory", content=f"memory {value.lower()}", prompt=prompt, answer=subject.told.format(v=value)
+            task="memory", content=f"memory {value.lower()}", prompt=prompt, answer=subject.reply.format(v=value)
         )
 
     def ask(self, rng: random.Random) -> Turn:
         """Return a turn that asks for a fact, usually for one that was stated."""
-        told = [subject for subject in SUBJECTS if subject.name in self.known]
-        subject = rng.choice(told if told and rng.random() < 0.85 else SUBJECTS)
+        known = [subject for subject in SUBJECTS if subject.name in self.known]
+        subject = rng.choice(known if known and rng.random() < 0.85 else SUBJECTS)
         value = self.known.get(subject.name)
         prompt = phrase(rng, subject.ask)
         answer = subject.unknown if value is None else subject.answer.format(v=value)

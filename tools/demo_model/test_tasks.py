@@ -113,15 +113,15 @@ def test_the_text_is_in_the_prompt(name: str) -> None:
         assert turn.answer.lower() in turn.prompt.lower()
 
 
-def test_the_last_name_told_is_remembered() -> None:
+def test_the_last_stated_name_is_remembered() -> None:
     memory, rng = Memory(), random.Random(2)
     for _ in range(200):
-        told, asked = memory.tell(rng), memory.ask(rng)
-        assert told.task == asked.task == "memory"
+        stated, asked = memory.tell(rng), memory.ask(rng)
+        assert stated.task == asked.task == "memory"
         assert "not told" in asked.answer or any(value in asked.answer for value in memory.known.values())
 
 
-def test_a_memory_dialog_asks_for_what_it_told_first() -> None:
+def test_a_memory_dialog_asks_for_what_it_stated_first() -> None:
     dialog = memory_dialog(random.Random(3), distance=4)
     assert len(dialog) == 6
     assert dialog[0].content == dialog[-1].content
@@ -129,8 +129,8 @@ def test_a_memory_dialog_asks_for_what_it_told_first() -> None:
 
 def test_rows_mark_exactly_the_answers() -> None:
     rng = random.Random(4)
-    told = [turn for _ in range(50) for turn in islice(turns(rng), 10)]
-    encoder = Encoder(train_tokenizer((text for turn in told for text in (turn.prompt, turn.answer)), 320))
+    drawn = [turn for _ in range(50) for turn in islice(turns(rng), 10)]
+    encoder = Encoder(train_tokenizer((text for turn in drawn for text in (turn.prompt, turn.answer)), 320))
     tokens, marks = row(encoder, rng, 192)
     assert len(tokens) == len(marks) == 192
     ends = [at for at in range(192) if marks[at] and not [*marks, False][at + 1]]

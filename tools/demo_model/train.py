@@ -28,8 +28,8 @@ LOOK = 40
 
 def corpus(num_conversations: int) -> list[str]:
     rng = random.Random("tokenizer")
-    told = [turn for _ in range(num_conversations) for turn in islice(turns(rng), 10)]
-    return [text for turn in told for text in (turn.prompt, turn.answer)]
+    dialogs = [turn for _ in range(num_conversations) for turn in islice(turns(rng), 10)]
+    return [text for turn in dialogs for text in (turn.prompt, turn.answer)]
 
 
 @torch.no_grad()

@@ -168,7 +168,7 @@ void run_until(F is_done, int most = -1) {
     if (!stream) {
       bool is_any_running = std::ranges::any_of(streams, [](Stream* one) { return one->is_running; });
       if (!is_any_running) {
-        fprintf(stderr, "emulated GPU: the host waits for what never happens\n");
+        fprintf(stderr, "emulated GPU: the host waits for an event that can never occur\n");
         abort();
       }
       has_ended.wait(lock);

@@ -43,7 +43,7 @@ namespace emulated {
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr uint8_t kNeverWritten = 0xff;  // a NaN in every format
-constexpr size_t kManyLooks = 1000;      // after which what a thread polls for will never be written
+constexpr size_t kManyLooks = 1000;      // polls per polling block, after which the launch fails
 
 // State of the kernel that this host thread runs.
 inline thread_local const char* name;

@@ -458,7 +458,7 @@ struct Thread {
   }
 };
 
-// What a translated kernel tells its launcher.
+// The description of a translated kernel for its launcher.
 
 struct Parameter {
   uint32_t offset, size;

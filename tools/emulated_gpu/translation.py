@@ -134,10 +134,6 @@ class Translator:
         """Return the C++ name of a register or local parameter, or None if the name is neither."""
         return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
 
-    def is_predicate(self, name: str) -> bool:
-        """Return whether a register holds a predicate."""
-        return self._types.get(self.named(name) or "") == "bool"
-
     def value(self, text: str, kind: str) -> str:
         """Return an expression of type `kind` for an operand."""
         target = c_type(kind)

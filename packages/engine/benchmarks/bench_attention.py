@@ -62,7 +62,7 @@ class Setting:
         return lambda: torch.from_numpy(run())
 
     def gathered(self, q: Tensor, k: Tensor, v: Tensor) -> Run:
-        """Pages of each grant side by side, then torch."""
+        """Copy the pages of each grant together, then compute attention with torch."""
         offsets = np.concatenate(([0], np.cumsum(self.counts)))
 
         def run() -> Tensor:

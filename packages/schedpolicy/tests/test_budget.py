@@ -42,7 +42,7 @@ def test_every_running_request_decodes_and_no_limit_is_ever_exceeded(budget: Bud
         if budget.max_chunk_tokens is not None:
             assert granted <= budget.max_chunk_tokens
         if number >= continuing:
-            assert granted > 0, "whoever can be admitted gets tokens"
+            assert granted > 0, "a request that can be admitted must get tokens"
 
     assert num_decoding + sum(grants) + step.num_left == budget.max_step_tokens
     assert step.num_left >= 0

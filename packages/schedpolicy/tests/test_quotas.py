@@ -46,7 +46,7 @@ def test_usage_grows_with_running_requests():
     assert not quotas.check(request(1)).fits
     usage = quotas.usage("a")
     assert (usage.num_running, usage.num_tokens_in_flight, usage.num_kv_tokens) == (1, 120, 110)
-    assert quotas.usage("nobody").num_running == 0
+    assert quotas.usage("unknown").num_running == 0
 
 
 def test_a_request_that_can_never_run_is_found_at_once():

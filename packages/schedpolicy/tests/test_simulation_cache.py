@@ -90,15 +90,15 @@ TestCache.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_a_watch_reports_every_change_and_nothing_else():
-    told: list[int] = []
+    reported: list[int] = []
     cache = BlockCache()
-    watch = cache.watch((1, 2, 3), lambda: told.append(watch.num_pages))
+    watch = cache.watch((1, 2, 3), lambda: reported.append(watch.num_pages))
     cache.insert((1, 2), 2)
     cache.insert((7, 8), 2)
     cache.evict(1)
     cache.unwatch(watch)
     cache.insert((1, 2, 3), 3)
-    assert told == [2, 1]
+    assert reported == [2, 1]
 
 
 @pytest.mark.parametrize("num", [0, 3])

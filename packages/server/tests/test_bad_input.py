@@ -183,7 +183,7 @@ async def test_other_refusals(server: MemoryServer) -> None:
 async def test_wrong_priorities(
     server: MemoryServer, body: dict[str, Any], status: int, param: str | None, code: str
 ) -> None:
-    response = await server.client.post("/v1/requests/nobody/priority", json=body)
+    response = await server.client.post("/v1/requests/unknown/priority", json=body)
     error = check_envelope(response.json())
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
 

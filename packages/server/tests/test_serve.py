@@ -430,9 +430,9 @@ def test_chat_in_the_terminal(server: Server) -> None:
     assert "new conversation" in result.stdout
     too_long = run("chat", "--url", server.url, stdin="word " * 5000 + "\n")
     assert "maximum context length" in too_long.stderr
-    nobody = run("chat", "--url", "http://127.0.0.1:9", stdin="")
-    assert nobody.returncode == 2
-    assert "no server answers" in nobody.stderr
+    no_server = run("chat", "--url", "http://127.0.0.1:9", stdin="")
+    assert no_server.returncode == 2
+    assert "no server answers" in no_server.stderr
 
 
 def test_generate_without_a_server(server: Server) -> None:

@@ -86,7 +86,7 @@ def test_text_stop_and_end(tokenizer: Tokenizer) -> None:
     first = Delta(request_id="a", tokens=ids[:5], first=True, carry=carry)
     assert texts(streams.take(step(first))) == [("> one ", None, False)]
     assert texts(streams.take(step(Delta(request_id="a", tokens=ids[5:])))) == [("", FinishReason.STOP, False)]
-    assert texts(streams.take(step(Delta(request_id="a", tokens=ids)))) == []  # its client has heard the end
+    assert texts(streams.take(step(Delta(request_id="a", tokens=ids)))) == []  # its client has already received the end
     last = Delta(request_id="a", finish=FinishReason.ABORT)
     assert texts(streams.take(step(last))) == [("", FinishReason.ABORT, True)]
     assert streams.num_open == 0
@@ -113,7 +113,7 @@ def test_a_request_whose_beginning_is_unknown_fails(tokenizer: Tokenizer) -> Non
     last = Delta(request_id="a", finish=FinishReason.LENGTH)
     assert texts(streams.take(step(last))) == [("", FinishReason.LENGTH, True)]
     assert streams.num_open == 0
-    # Nor does an end that is the first thing to be heard pass for the end of a whole answer.
+    # If the first Delta that arrives is the last one, the answer is incomplete: it ends with an error.
     for finish in (FinishReason.STOP, FinishReason.LENGTH):
         end = Delta(request_id="b", tokens=(1,), finish=finish)
         assert texts(streams.take(step(end))) == [("", FinishReason.ERROR, True)]
@@ -248,7 +248,7 @@ def test_lone_surrogates_are_refused(tokenizer: Tokenizer, text: str) -> None:
 
 
 class Counting:
-    """A tokenizer that notes what it encodes, and can be held up."""
+    """A tokenizer that records what it encodes, and can be paused."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -107,7 +107,7 @@ class ThreadOutbox:
     def send(self, deltas: Sequence[Delta]) -> None:
         """Pass on the answers of one step; called in the engine's thread."""
         self._deltas.extend(deltas)
-        # `_flush` clears the flag before it drains: if the flag is still set here, it has yet to see these Deltas.
+        # `_flush` clears the flag before it drains: if the flag is still set here, `_flush` will see these Deltas.
         if not self._is_scheduled:
             self._is_scheduled = True
             self._call_soon(self._flush)

@@ -179,9 +179,5 @@ class FullWaiting(Waiting, HasPrefix, HasTenant, HasDeadline, HasClass, HasTag, 
     """A waiting request with every attribute that any order reads."""
 
 
-class TenantRunning(Running, HasTenant, Protocol):
-    """A running request of a tenant."""
-
-
 class DeadlineRunning(Running, HasDeadline, Protocol):
     """A running request with a deadline."""

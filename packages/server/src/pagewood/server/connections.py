@@ -66,7 +66,7 @@ class Connections:
         self._idle[transport] = None
 
     def remove(self, transport: asyncio.Transport) -> None:
-        """Forget a connection; one that is not known is none of ours any more."""
+        """Forget a connection; does nothing if it was refused or removed before."""
         self._open.discard(transport)
         self._idle.pop(transport, None)
 
@@ -264,7 +264,7 @@ class HttpConnection(HttpToolsProtocol):
         )
         exchange.log(time.monotonic())
         if self._is_answering():
-            if self.pipeline or self.cycle.response_started:  # nothing can be said in the midst of another answer
+            if self.pipeline or self.cycle.response_started:  # an error cannot be sent in the middle of another answer
                 self.transport.close()
                 return
             self.cycle.disconnected = True  # not ours

@@ -72,7 +72,7 @@ class TextStreams:
         return incarnation < self._engine
 
     def _answer(self, delta: Delta) -> wire.Answer | None:
-        """Return the answer for the client of `delta`; None if it has nothing to learn."""
+        """Return the answer to send for `delta`; None if there is nothing new for its client."""
         error: Refusal | None = None
         text = ""
         is_known = delta.first or delta.request_id in self._streams
@@ -91,7 +91,7 @@ class TextStreams:
             self._streams.pop(delta.request_id, None)
         else:
             self._streams[delta.request_id] = None if error is not None else stream
-        if is_over:  # its client has got the end already
+        if is_over:  # its client has already received the end
             return _answer_to(delta, text="", finish=delta.finish, ended=True) if ended else None
         if error is not None and delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH):
             return _answer_to(delta, text="", finish=FinishReason.ERROR, ended=ended, refusal=error)

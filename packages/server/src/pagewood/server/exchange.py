@@ -76,7 +76,7 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def new_id() -> str:
-    """Return an id for a request that brought none."""
+    """Return a new id, for a request without one."""
     return uuid.uuid4().hex
 
 

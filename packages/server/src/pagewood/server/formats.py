@@ -1,4 +1,4 @@
-"""What the JSON of an answer looks like; each endpoint has a format, and the code that sends answers knows no other."""
+"""The JSON of answers: each endpoint has a format, and the code that sends answers depends only on its Protocol."""
 
 from __future__ import annotations
 

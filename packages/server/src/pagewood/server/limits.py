@@ -36,7 +36,7 @@ class HttpLimits:
     body_timeout_s: float = 30.0
     """Time for the body of a request, beyond the time that it takes at `min_body_rate`."""
     min_body_rate: int = 16 * 1024
-    """Bytes per second that a body must come with."""
+    """Lowest speed at which a body may arrive, bytes per second."""
     keep_alive_s: int = 75
     """Time that a connection may be idle between two requests."""
     linger_s: float = 5.0

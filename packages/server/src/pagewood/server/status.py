@@ -49,7 +49,7 @@ class EngineStatus:
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
     is_cut_off: bool = False  # written by: take, relay_lost
-    """Whether nothing of the engine has come through the present detokenizer process yet, and one died before it."""
+    """Whether a detokenizer process died and its successor has not passed on any message of the engine yet."""
 
     def take(self, message: wire.Loading | wire.Pulse) -> None:
         """Note a message of the engine; messages of earlier engine or detokenizer processes are dropped."""

@@ -23,7 +23,7 @@ from pagewood.server.links import Receiver, Sender
 LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
 """Longest message of each lane but the last. A prompt waits only for prompts of its own lane."""
 HUGE_BYTES = 1 << 20
-"""A message of this size leaves so much free memory behind that it is given back to the system."""
+"""After a message of this size or more, free memory is given back to the system."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class TokenizerStage:
             self._tokenize(self._short.popleft())
 
     def close(self) -> None:
-        """Send nothing any more. A prompt that is being tokenized cannot be interrupted; its result is dropped."""
+        """Stop sending. A prompt that is being tokenized cannot be interrupted; its result is dropped."""
         with self._lock:
             self._is_closed = True
 

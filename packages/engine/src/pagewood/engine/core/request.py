@@ -116,7 +116,7 @@ class Request:
         return self.tokens[start : min(end, self.num_known)].tobytes()
 
     def num_shared(self, other: Request) -> int:
-        """Return the number of leading tokens that both know to be equal; 0 in different namespaces."""
+        """Return how many leading tokens are the same in both requests; 0 if their namespaces differ."""
         if self.namespace != other.namespace:
             return 0
         num_both = min(self.num_known, other.num_known)

@@ -61,7 +61,7 @@ class Checkpoint:
         self._num_tensors = len(self._unread)
         self._num_read = 0  # written by: stack
         self.num_elements = 0  # written by: check
-        """Of all tensors that have been read or checked."""
+        """Total number of elements of the tensors that have been read or checked."""
 
     def check(self, parts: Sequence[tuple[str, int]], *columns: int) -> list[tuple[str, safe_open]]:
         """Take tensors off the list of unread ones and return their names and files; only the headers are read.

@@ -53,7 +53,7 @@ class AsyncLLM:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is: longest request, size of the vocabulary, pages of KV memory; only after `start`."""
+        """Facts about the engine: longest request, size of the vocabulary, pages of KV memory; only after `start`."""
         return self._engine.info
 
     async def start(self) -> None:

@@ -50,7 +50,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a call learned since it was last asked."""
+    """What has arrived for a call since it last asked for news."""
 
     text: str
     """New text of all its requests, in order of arrival."""

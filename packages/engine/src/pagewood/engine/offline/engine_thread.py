@@ -54,12 +54,12 @@ class EngineThread:
         self._info: EngineInfo | None = None
         """None until the engine is built."""  # written by: _begin
         self._failure: BaseException | None = None
-        """What ended the engine."""  # written by: _end
+        """The exception that ended the engine."""  # written by: _end
         self._is_closed = False  # written by: _stop, close, _end
 
     @property
     def arguments(self) -> Arguments:
-        """What turns arguments into requests for this engine.
+        """Turns the arguments of calls into requests for this engine.
 
         Raises:
             RuntimeError: the engine cannot be used, or not in this event loop.
@@ -72,7 +72,7 @@ class EngineThread:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is.
+        """Facts about the engine.
 
         Raises:
             RuntimeError: it is not built yet.
@@ -218,4 +218,4 @@ class EngineThread:
 
 
 class _StoppedError(Exception):
-    """The engine was to stop before it was built."""
+    """`close` was called before the engine was built."""

@@ -63,7 +63,7 @@ class LLM:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is: longest request, size of the vocabulary, pages of KV memory."""
+        """Facts about the engine: longest request, size of the vocabulary, pages of KV memory."""
         return self._engine.info
 
     def counters(self) -> Counters:

@@ -35,12 +35,12 @@ class SharedEngine:
         self._pending: Pending | None = None
         """The step in flight."""  # written by: _advance
         self._failure: BaseException | None = None
-        """What escaped from a step."""  # written by: _advance
+        """The exception that escaped from a step."""  # written by: _advance
         self._is_closed = False  # written by: close
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
+        """Facts about the engine."""
         return self._engine.info
 
     def counters(self) -> Counters:

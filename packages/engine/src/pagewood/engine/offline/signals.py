@@ -12,7 +12,7 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""Signals whose handlers commonly raise: Ctrl-C, a polite end, and timeouts."""
+"""Signals whose handlers commonly raise: Ctrl-C, requests to terminate, and timeouts."""
 
 _PATIENCE_S = 60.0
 """A handler that comes this long after the last safe point runs at once: the step probably hangs."""

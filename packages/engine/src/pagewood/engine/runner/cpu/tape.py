@@ -175,7 +175,7 @@ class Run:
 
     kernel: Kernel
     arguments: tuple[object, ...]
-    """Of the kernel; the counters by which threads share the work are among them."""
+    """Arguments of the kernel, including the counters with which threads share the work."""
 
     def work(self) -> None:
         """Compute until the run is complete. Safe to call from any thread and at any time, even after the end."""
