@@ -188,7 +188,7 @@ class EngineConfig:
     cuda_graph_max_batch: int | None = None
     """Requests in the largest captured step; None: `max_running`."""
     batch_invariant: bool = False
-    """Whether, on CUDA, the numbers of a request must not depend on the other requests of its steps, to the last bit.
+    """Whether, on CUDA, the logits of a request must not depend on the other requests of its steps, to the last bit.
     This costs speed. On a CPU they never do."""
     num_threads: int | None = None
     """Compute threads of the CPU runner; None: one per physical core."""

@@ -26,7 +26,7 @@ class TicketPool:
 
     A ticket is an int64. Its low half is the row; its high half is the row's generation, the number of times that the
     row had been freed when the ticket was handed out. A ticket can be stored wherever a row number can, but unlike a
-    row number it never comes to mean a later holder.
+    row number it never refers to a later holder.
 
     Invariant: a ticket is valid from `alloc` until `free`. Using it afterwards, or using any other number, is an error.
     (A generation has 31 bits: a ticket that is kept while its row is freed 2**31 times is accepted again.)

@@ -89,9 +89,9 @@ class Connections:
 class HttpConnection(HttpToolsProtocol):
     """One connection: parses requests within limits, answers what cannot be parsed, and serves half-closed clients.
 
-    It is a subclass because uvicorn's setting `http` takes a protocol class. Bytes are counted from the last part of a
-    request that the parser has handed on (its head, or some of its body), so that neither a head, nor the trailer or
-    the extensions of a chunked body can grow in the parser's memory.
+    It is a subclass because uvicorn's setting `http` takes a protocol class. The parser keeps the bytes of a head, of a
+    trailer and of chunk extensions in memory until it passes them on. These bytes are counted, and the count starts
+    again whenever the parser has passed on a part of the request, so that they cannot grow beyond the limit.
     """
 
     def __init__(

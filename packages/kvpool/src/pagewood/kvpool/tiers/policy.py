@@ -10,7 +10,7 @@ class WritePolicy(Enum):
     Attributes:
         WRITE_THROUGH: As soon as it is cached. Eviction is free and a crash loses little, but every page is copied.
         WRITE_THROUGH_SELECTIVE: When it has been used often enough. Pages that were used less are lost at eviction.
-        WRITE_BACK: When it is evicted. No copy is made in vain, but eviction waits for a copy in memory.
+        WRITE_BACK: When it is evicted. Only evicted pages are copied, but eviction waits for a copy in memory.
     """
 
     WRITE_THROUGH = "write_through"

@@ -50,7 +50,7 @@ SGLANG_ORDERS = ("lpm-unaged", "lpm-sglang")
 EXTRAS = ("age", "defer")
 """Suffixes of a name, as in `lpm+defer`: a bound on waiting, and in-batch prefix deferral."""
 
-_COMES_OF_AGE_S = 10.0
+_AGE_AFTER_S = 10.0
 
 
 def check_policy(name: str) -> None:
@@ -98,7 +98,7 @@ def policies_named(
     base, *extras = policy.split("+")
     order = _order(base, seed)
     if "age" in extras:
-        order = Ageing[SimRequest](order, after_s=_COMES_OF_AGE_S)
+        order = Ageing[SimRequest](order, after_s=_AGE_AFTER_S)
     return Policies(
         order=order,
         budget=budget,

@@ -38,13 +38,13 @@ class Recorder:
             self.observed.gaps.add(now_s - request.last_token_s)
         request.last_token_s = now_s
 
-    def decodes(self, request: SimRequest) -> None:
+    def start_decoding(self, request: SimRequest) -> None:
         """Record that a request starts to decode."""
         at_s = request.last_token_s
         self._token_times[at_s] = self._token_times.get(at_s, 0) + 1
         self._by_tenant[request.tenant] = self._by_tenant.get(request.tenant, 0) + 1
 
-    def decodes_no_more(self, request: SimRequest) -> None:
+    def stop_decoding(self, request: SimRequest) -> None:
         """Record that a decoding request has ended or was preempted."""
         if request.last_token_s not in self._token_times:
             request.last_token_s = next(iter(self._token_times))

@@ -329,13 +329,13 @@ class Replica:
             self._end(request, num_computed, now_s)
         else:
             self._decoding.add(request)
-            self._recorder.decodes(request)
+            self._recorder.start_decoding(request)
 
     def _stop_decoding(self, request: SimRequest) -> int:
         """Remove a request from the decoding ones, and return how many of its tokens are computed."""
         num_computed = self._decoding.remove(request)
         self._memory.settle(request, self._memory.pages_of(num_computed) - request.num_pages)
-        self._recorder.decodes_no_more(request)
+        self._recorder.stop_decoding(request)
         return num_computed
 
     def _preempt(self, candidates: list[SimRequest]) -> None:

@@ -110,7 +110,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-invariant",
         action="store_true",
-        help="on CUDA, make the numbers of a token independent of the other requests in its step, to the last bit; "
+        help="on CUDA, make the logits of a token independent of the other requests in its step, to the last bit; "
         "this costs speed",
     )
     scheduling = parser.add_argument_group("scheduling")

@@ -1,4 +1,4 @@
-"""Batch invariance: the numbers of a token do not depend on the batch in which it is computed.
+"""Batch invariance: the logits of a token do not depend on the batch in which it is computed.
 
 Floating point sums depend on their order, and kernels choose an order by the shape of the whole step. In
 batch-invariant mode no order of summation depends on the other tokens of a step:
@@ -11,7 +11,7 @@ batch-invariant mode no order of summation depends on the other tokens of a step
 - Probabilities are converted to integers, whose sums do not depend on order (`cuda.sampling`).
 - Norms, rotation, activation and embedding work row by row with a shape that depends on the model only.
 
-So a token has the same numbers whether it is decoded or prefilled, alone or with others, in a graph or not, for any
+So a token has the same logits whether it is decoded or prefilled, alone or with others, in a graph or not, for any
 chunks, and after a cache hit. This does not hold beyond a sliding window, because the kernel starts to add where the
 window of the first query of a tile begins (`build_cuda.kernel_needs` refuses such lengths).
 

@@ -93,7 +93,7 @@ class CUDARunner:
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
             dtype: of activations; None: that of the KV memory.
-            batch_invariant: whether the numbers of a token must not depend on the batch, see `invariance`; the
+            batch_invariant: whether the logits of a token must not depend on the batch, see `invariance`; the
                 projections of `model` must not depend on it either.
             graph_sizes: grants of the decode steps to capture; larger steps are computed without a graph.
             progress: gets a report of every graph.
