@@ -91,7 +91,7 @@ class HttpConnection(HttpToolsProtocol):
 
     It is a subclass because uvicorn's setting `http` takes a protocol class. The parser keeps the bytes of a head, of a
     trailer and of chunk extensions in memory until it passes them on. These bytes are counted, and the count starts
-    again whenever the parser has passed on a part of the request, so that they cannot grow beyond the limit.
+    again whenever the parser has passed on a head or a part of a body, so that they cannot grow beyond the limit.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
     def _count(self, *parts: bytes) -> None:
-        """Add to the length of the head; what an exception in a callback does to the parser is a malformed request."""
+        """Add to the length of the head; an exception here makes the parser report a malformed request."""
         self._num_head_bytes += sum(map(len, parts)) + 4
         if self._num_head_bytes > self._limits.max_head_bytes:
             raise ValueError("the head of the request is too long")

@@ -22,7 +22,7 @@ class Console:
     started_s: float = field(init=False)
     last_detail: str = ""  # written by: show
     last_line_s: float = float("-inf")  # written by: show
-    welcomed: bool = False  # written by: show
+    is_welcome_shown: bool = False  # written by: show
 
     def __post_init__(self) -> None:
         self.started_s = self.clock()
@@ -30,8 +30,8 @@ class Console:
     def show(self, status: EngineStatus) -> None:
         """Print what is new in `status`, at most one line of progress per second."""
         if status.state is EngineState.READY:
-            if not self.welcomed:
-                self.welcomed = True
+            if not self.is_welcome_shown:
+                self.is_welcome_shown = True
                 print(self._welcome(), flush=True)
             return
         now_s = self.clock()

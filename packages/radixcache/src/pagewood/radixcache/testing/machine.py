@@ -42,7 +42,7 @@ def conformance_machine(
     """Return a state machine that runs a cache and the oracle side by side, and fails when they differ.
 
     One assumption goes beyond the Protocol: a use is exact to the page when a prefix is locked or inserted. After
-    `match` alone, a cache may count more or less of the last run as used, because it need not split there. Therefore the
+    `match` alone, a cache may count more or less of the last run as used, because it need not split there. So the
     machine locks what it matches.
 
     Args:
