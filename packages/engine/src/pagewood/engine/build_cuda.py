@@ -109,7 +109,7 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     """
     if not torch.cuda.is_available():
         raise ValueError("device must be cpu where torch finds no CUDA device, got cuda")
-    # FlashInfer has two implementations of norms; by default it chooses by whether nvidia-cutlass-dsl is installed.
+    # FlashInfer has two implementations of norms; its default depends on whether nvidia-cutlass-dsl is installed.
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # not ours
     try:
         flashinfer: Any = importlib.import_module("flashinfer")

@@ -69,7 +69,7 @@ class SharedEngine:
         Raises:
             LLMBusyError: it is not free.
         """
-        # If another thread takes it between this check and its use, this thread waits; nothing is corrupted.
+        # If another thread takes the lock between this check and its use, this thread waits; nothing is corrupted.
         if self._turn.locked():
             raise LLMBusyError(
                 "an LLM must be called by one thread at a time, and not from inside a step (a signal handler or a "

@@ -1,4 +1,4 @@
-"""The hash of 64 bits that ends SplitMix64, and the numbers in [0, 1) by which tokens are drawn, made from it.
+"""The hash of 64 bits that ends SplitMix64, and the numbers in [0, 1) made from it, with which tokens are drawn.
 
 A device would hash a few numbers in some thirty kernels, and each takes as long as its launch. So the host computes the
 numbers of a CUDA device, and they travel with the step.
