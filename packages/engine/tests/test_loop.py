@@ -151,7 +151,7 @@ def oracle(prompt: list[int], *, max_tokens: int) -> list[int]:
 class Faulty:
     """An echo runner whose third step has a fault."""
 
-    def __init__(self, fault: Literal["launch", "wait", "interrupt", "row"]) -> None:
+    def __init__(self, fault: Literal["launch", "interrupted launch", "wait", "interrupt", "row"]) -> None:
         self.echo = echo_runner()
         self.fault = fault
         self.num_launched = 0
@@ -162,6 +162,8 @@ class Faulty:
             return self.echo.launch(batch)
         if self.fault == "launch":
             raise RuntimeError("out of device memory")
+        if self.fault == "interrupted launch":
+            raise KeyboardInterrupt
         return FaultyStep(self.echo.launch(batch), self.fault)
 
     def close(self) -> None: ...
@@ -219,6 +221,24 @@ def test_an_interrupted_wait_loses_no_token(overlap: bool) -> None:
     assert [token for delta in bench.deltas for token in delta.tokens] == oracle([1, 2, 3], max_tokens=20)
     assert bench.engine.violation() is None
     assert bench.engine.counters().num_running == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_interrupted_launch_ends_its_requests_after_the_step_in_flight(overlap: bool) -> None:
+    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty("interrupted launch"))
+    bench.step(submit("a", [1, 2, 3], max_tokens=20))
+    bench.step()
+    with pytest.raises(KeyboardInterrupt):
+        bench.step()
+    bench.pending = None
+    assert (bench.engine.counters().num_running, bench.engine.counters().num_draining) == (0, 0)
+    assert bench.engine.violation() is None
+    bench.step(submit("b", [1, 2, 3], max_tokens=5))
+    bench.until_idle()
+    ends = {delta.request_id: delta for delta in bench.deltas if delta.finish}
+    assert (ends["a"].finish, ends["b"].finish) == (FinishReason.ERROR, FinishReason.LENGTH)
+    tokens = [token for delta in bench.deltas if delta.request_id == "b" for token in delta.tokens]
+    assert tokens == oracle([1, 2, 3], max_tokens=5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -6,8 +6,11 @@ from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo, StepHandle
+from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.state import EngineState
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
+from pagewood.engine.testing import EchoRunner, make_queue, make_request, make_space
+from pagewood.schedpolicy import NewTokenRatio, SkipAhead, choose_victim, deserving, prefill_first
 
 INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=64, page_size=4)
 
@@ -45,9 +48,9 @@ def test_a_decode_gets_a_grant_in_every_step_beside_prompts() -> None:
     assert counts[:6] == [[1], [1], [1, 16], [1, 4, 12], [1, 1, 8], [1, 1, 1]]
 
 
-def test_a_long_prompt_leaves_room_for_a_waiting_one_only_while_one_waits() -> None:
+def steps_of_long_and_short(max_prefills: int) -> list[list[int]]:
     inbox, runner = MemoryInbox(), Recording()
-    config = EngineConfig(page_size=4, max_running=4, overlap=False, chunked_prefill_size=16)
+    config = EngineConfig(page_size=4, max_running=4, overlap=False, chunked_prefill_size=16, max_prefills=max_prefills)
     engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
     for name, prompt in (("long", [1] * 62), ("short", [2] * 2)):
@@ -55,7 +58,39 @@ def test_a_long_prompt_leaves_room_for_a_waiting_one_only_while_one_waits() -> N
         engine.step()
     for _ in range(3):
         engine.step()
-    assert runner.counts == [[16], [14, 2], [1, 16], [16], [1]]
+    return runner.counts
+
+
+def test_a_long_prompt_leaves_room_for_a_waiting_one_only_while_one_waits() -> None:
+    assert steps_of_long_and_short(max_prefills=8) == [[16], [14, 2], [1, 16], [16], [1]]
+
+
+def test_a_prompt_leaves_no_room_if_a_step_computes_only_one() -> None:
+    assert steps_of_long_and_short(max_prefills=1) == [[16], [16], [16], [14], [1, 2]]
+
+
+def test_a_request_that_loses_its_pages_to_a_prompt_gets_no_page_in_a_step_without_prompts() -> None:
+    """The prompt needs more than the decoding request has, and the other prompt is still being read."""
+    kv = make_space(num_pages=8, page_size=4)
+    state = EngineState(waiting=make_queue(kv), rank=deserving)
+    prompt, other = (make_request([n] * 28, arrival=n, priority=-n) for n in range(2))
+    decoding = make_request([2] * 4, arrival=2, priority=-2)
+    for request, num_tokens in ((prompt, 4), (other, 20), (decoding, 4)):
+        request.num_launched = num_tokens
+        assert kv.admit(request, max_tokens=num_tokens, num_reserved=-99)
+        state.run(request)
+    decoding.num_known = 5
+    other.num_in_flight = 1
+    planner = Planner(
+        kv=kv,
+        budget=prefill_first(max_running=4),
+        reserve=NewTokenRatio(init=0.5),
+        victim=choose_victim,
+        skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
+    )
+    assert planner.plan(state, 0.0).grants == ()
+    assert decoding in state.waiting
+    assert kv.violation([prompt, other]) is None
 
 
 def test_with_prefill_first_no_step_has_both_and_prompts_come_before_decodes() -> None:

@@ -31,6 +31,14 @@ Two more leave requests parked after the prompt that they repeat is done; the sc
 
     parked forever             parked requests never return to the order
     leader's end unnoticed     a request stays parked on one that was preempted or aborted
+
+With a runner that fails, `run_scenario` also finds these:
+
+    interrupted launch         the requests of a launch that was interrupted go on with rows that the runner ignores
+    step in flight lost        the step before an interrupted launch is not retired
+    innocent row               a row without a token ends all requests of its step
+    broken KV published        the KV of a row without a token is given to other requests
+    failed KV published        the same, of a step that failed
 """
 
 import inspect
@@ -49,7 +57,7 @@ from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.core import batch, intake, kv, loop, plan, retire, waiting
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.request import Request
-from pagewood.engine.testing import Arrival, Scenario, random_scenario, run_scenario
+from pagewood.engine.testing import Arrival, Scenario, random_faults, random_scenario, run_scenario
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 
 
@@ -66,6 +74,26 @@ def test_scenarios_exercise_what_they_claim(overlap: bool) -> None:
     assert sum(report.num_cached_tokens for report in reports) > 500
     assert sum(report.num_aborted for report in reports) > 50
     assert sum(report.num_refused for report in reports) > 50
+
+
+def scenario_with_faults(rng: random.Random, *, overlap: bool) -> Scenario:
+    return replace(random_scenario(rng, overlap=overlap), faults=random_faults(rng))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_a_fault_of_the_runner_ends_the_requests_that_it_hits_and_changes_no_other(
+    rng: random.Random, overlap: bool
+) -> None:
+    run_scenario(scenario_with_faults(rng, overlap=overlap))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_scenarios_with_faults_exercise_what_they_claim(overlap: bool) -> None:
+    reports = [run_scenario(scenario_with_faults(random.Random(seed), overlap=overlap)) for seed in range(100)]
+    assert sum(report.num_failed for report in reports) > 50
+    assert sum(report.num_preempted for report in reports) > 5
+    assert sum(report.num_aborted for report in reports) > 20
 
 
 def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
@@ -248,6 +276,35 @@ QUEUE_FAULTS: dict[str, list[Edit]] = {
 }
 
 
+FAULTS_OF_FAILURES: dict[str, list[Edit]] = {
+    "interrupted launch": [
+        (loop.Engine, "_launch", "except BaseException as error:", "except ZeroDivisionError as error:")
+    ],
+    "step in flight lost": [
+        (loop.Engine, "step_overlapped", "self._finish(last)\n        raise", "raise"),
+    ],
+    "innocent row": [
+        (loop, "retire", "if tokens == ():", "if tokens == () or 0 in result.counts:"),
+    ],
+    "broken KV published": [
+        (
+            loop,
+            "retire",
+            "if tokens == ():",
+            "if tokens == ():\n            request.num_computed = start + grant.num_tokens",
+        ),
+    ],
+    "failed KV published": [
+        (
+            loop.Engine,
+            "_fail",
+            "alive = ",
+            "for grant in grants: grant.request.num_computed = grant.start + grant.num_tokens\n    alive = ",
+        ),
+    ],
+}
+
+
 def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace functions by those that their edited sources define."""
     sources: dict[tuple[Any, str], str] = {}
@@ -268,6 +325,17 @@ def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     for seed in range(600):
         try:
             run_scenario(random_scenario(random.Random(seed), overlap=seed % 3 > 0))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_FAILURES)
+def test_a_wrong_answer_to_a_failure_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_FAILURES[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(scenario_with_faults(random.Random(seed), overlap=seed % 3 > 0))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

@@ -98,9 +98,12 @@ class Engine:
 
     Use it from one thread. A server calls `run`; a caller with a loop of its own calls `advance`.
 
-    A step that fails ends its own requests with an error, and no others. A `KeyboardInterrupt`, or any other exception
-    that is not an `Exception`, reaches the caller after the steps in flight have been waited for and retired; the
-    engine can then be used again.
+    A step that fails ends its own requests with an error, and no others. A `KeyboardInterrupt` (or any other exception
+    that is not an `Exception`) from the runner reaches the caller of `advance` after the steps in flight have been
+    waited for and retired. The engine can then be used again, with `advance(None)`. If it comes from `launch`, it ends
+    the requests of that step with an error; in `wait` it ends none. An exception from any other place, such as a signal
+    while a step is planned, leaves the engine in an unknown state; callers hold signals back, or run it in a thread of
+    its own.
     """
 
     __slots__ = (
@@ -159,8 +162,12 @@ class Engine:
 
     def step_overlapped(self, last: Pending | None) -> Pending | None:
         """Launch one step, and retire the step before it while the new one computes."""
-        self._take_commands(last)
-        pending = self._launch()
+        try:
+            self._take_commands(last)
+            pending = self._launch()
+        except BaseException:
+            self._finish(last)
+            raise
         try:
             self._finish(last)
         except BaseException:  # the caller does not get the step that was just launched
@@ -221,6 +228,9 @@ class Engine:
             _log.exception("a step could not be launched")
             self._send(self._fail(plan.grants, error))
             return None
+        except BaseException as error:  # the runner may not know the rows and pages of this plan
+            self._send(self._fail(plan.grants, error))
+            raise
         self._num_steps += 1
         for grant in plan.grants:
             request = grant.request
@@ -255,9 +265,10 @@ class Engine:
         if interrupt is not None:
             raise interrupt
 
-    def _fail(self, grants: Sequence[Grant], failure: Exception) -> list[Delta]:
+    def _fail(self, grants: Sequence[Grant], failure: BaseException) -> list[Delta]:
         """End the requests of a step that failed."""
-        refusal = Refusal(message=f"the step of this request failed: {failure}", code="step_failed")
+        reason = str(failure) or type(failure).__name__
+        refusal = Refusal(message=f"the step of this request failed: {reason}", code="step_failed")
         alive = [grant.request for grant in grants if grant.request.finish is None]
         deltas = [end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal) for request in alive]
         release_drained(self._state, self._kv)

@@ -75,6 +75,11 @@ class Budget(Protocol):
         """Whether a step that computes prompts computes nothing else, and comes before steps that decode."""
         ...
 
+    @property
+    def max_prefills(self) -> int:
+        """Prompts that one step may compute parts of."""
+        ...
+
     def open(self, num_running: int) -> StepBudget:
         """Begin a step."""
         ...
@@ -191,6 +196,8 @@ class Planner:
         decoding: list[Request] = []
         full: list[Request] = []
         for request in state.running:
+            if shortage.excluded and request in shortage.excluded:  # it may have lost its pages to a prompt
+                continue
             length = request.num_known + request.num_unseen
             if length - request.num_launched == 1 and length < request.max_length:
                 decoding.append(request)
@@ -209,7 +216,7 @@ class Planner:
     def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Continue the prompts in progress; part of the step is left for requests that wait to start."""
         room = budget.offer_prefill(_ANY_NUMBER)
-        if state.waiting.num_candidates and self._kv.num_free_rows:
+        if state.waiting.num_candidates and self._kv.num_free_rows and self._budget.max_prefills > 1:
             room -= room // _PARTS_OF_STEP
         for request in state.running:
             start = request.num_launched

@@ -1,17 +1,20 @@
 """Test an engine without weights: an echo model, and random scenarios that compare it with a sequential oracle."""
 
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
+from pagewood.engine.testing.faulty import Fault, random_faults
 from pagewood.engine.testing.parts import make_queue, make_request, make_space
 from pagewood.engine.testing.scenario import Arrival, Scenario, random_scenario, run_scenario
 
 __all__ = [
     "Arrival",
     "EchoRunner",
+    "Fault",
     "Scenario",
     "make_queue",
     "make_request",
     "make_space",
     "oracle_tokens",
+    "random_faults",
     "random_scenario",
     "run_scenario",
 ]

@@ -73,7 +73,7 @@ class EchoRunner:
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
-        self._queue: deque[_EchoStep] = deque()
+        self._queue: deque[EchoStep] = deque()
         self.num_launched = 0
         self.num_launched_ahead = 0
         """Steps launched while another was in flight."""
@@ -84,11 +84,11 @@ class EchoRunner:
         """Launched steps that no caller has waited for."""
         return len(self._queue)
 
-    def launch(self, batch: Batch) -> _EchoStep:
+    def launch(self, batch: Batch) -> EchoStep:
         """Queue a step."""
         self.num_launched += 1
         self.num_launched_ahead += any(not step.waited for step in self._queue)
-        step = _EchoStep(self, batch)
+        step = EchoStep(self, batch)
         self._queue.append(step)
         return step
 
@@ -102,7 +102,7 @@ class EchoRunner:
         """Set `closed`."""
         self.closed = True
 
-    def finish(self, step: _EchoStep) -> StepResult:
+    def finish(self, step: EchoStep) -> StepResult:
         """Compute the launched steps up to this one, in order; return its result."""
         while True:
             head = self._queue.popleft()
@@ -146,7 +146,7 @@ class EchoRunner:
         return pages * self._page_size + positions % self._page_size
 
 
-class _EchoStep:
+class EchoStep:
     """A launched step; satisfies `core.loop.StepHandle`."""
 
     def __init__(self, runner: EchoRunner, batch: Batch) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +14,10 @@ from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Sampli
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
+from pagewood.engine.testing.echo import oracle_tokens
+from pagewood.engine.testing.faulty import Fault, FaultyRunner
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
@@ -69,6 +71,8 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     eager_steps: frozenset[int]
     """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
+    faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
+    """Faults of the runner, by number of the launch; only for the runner that `run_scenario` makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,7 @@ class Report:
     num_cached_tokens: int
     num_aborted: int
     num_refused: int
+    num_failed: int
 
 
 def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -151,7 +156,9 @@ def run_scenario(
         after_step: another check, called after every step.
         make_caches: for prefix caches that copy KV memory; None: the configured cache.
         make_runner: makes another runner of the echo model, whose tokens must not depend on seeds; None: an
-            `EchoRunner`.
+            `EchoRunner` with the faults of the scenario.
+
+    A request that is hit by a fault of the runner must end with an error, and no other request may.
 
     Raises:
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
@@ -176,6 +183,7 @@ class _Run:
         self._outputs: dict[str, list[int]] = {}
         self._ends: dict[str, Delta] = {}
         self._aborted: set[str] = set()
+        self._failed: set[str] = set()
         self._engine = assemble(
             scenario.config,
             info=EngineInfo(
@@ -202,7 +210,7 @@ class _Run:
         while self._step <= last_event or len(self._ends) < len(scenario.arrivals) or pending is not None:
             assert self._step < deadline, f"no progress: {engine.counters()}"
             self._arrive()
-            pending = engine.advance(pending)
+            pending = self._advance(pending)
             self._collect()
             violation = engine.violation()
             assert violation is None, violation
@@ -226,13 +234,23 @@ class _Run:
             num_cached_tokens=sum(delta.num_cached_tokens for delta in self._ends.values()),
             num_aborted=sum(delta.finish is FinishReason.ABORT for delta in self._ends.values()),
             num_refused=sum(delta.finish is FinishReason.REFUSED for delta in self._ends.values()),
+            num_failed=len(self._failed),
         )
+
+    def _advance(self, pending: Pending | None) -> Pending | None:
+        try:
+            return self._engine.advance(pending)
+        except KeyboardInterrupt:
+            return None  # no step is in flight
 
     def _make_runner(self, kv: KVSpace) -> Runner:
         if self._make_other_runner is not None:
             self._runner = self._make_other_runner(self._scenario)
             return self._runner
-        self._runner = EchoRunner(
+        self._runner = FaultyRunner(
+            faults=self._scenario.faults,
+            requests=self._requests_with_rows,
+            failed=self._failed.add,
             num_rows=self._scenario.config.num_rows,
             max_length=self._scenario.max_length,
             num_pages=self._scenario.num_pages,
@@ -242,6 +260,10 @@ class _Run:
             memory=self._memory,
         )
         return self._runner
+
+    def _requests_with_rows(self) -> list[Request]:
+        state = self._engine._state  # pyright: ignore[reportPrivateUsage]
+        return [*state.running, *state.draining]
 
     def _arrive(self) -> None:
         for index, arrival in enumerate(self._scenario.arrivals):
@@ -288,8 +310,9 @@ class _Run:
                 stop_ids=stop_ids,
                 max_length=self._scenario.max_length,
             )
-            if last.finish is FinishReason.ABORT:
-                assert name in self._aborted
+            assert (last.finish is FinishReason.ERROR) == (name in self._failed), f"request {name}: {last.finish}"
+            if last.finish in (FinishReason.ABORT, FinishReason.ERROR):
+                assert name in self._aborted or last.finish is FinishReason.ERROR
                 assert output == expected[: len(output)], f"request {name}: {output} is not a prefix of {expected}"
                 continue
             assert output == expected, f"request {name}: {output} is not {expected}"
