@@ -27,11 +27,16 @@ def test_sampling_out_of_range_names_argument_rule_and_value(field: str, value: 
         ({"max_running": 0}, "max_running must be >= 1, got 0"),
         ({"max_total_tokens": 8, "page_size": 16}, "max_total_tokens must hold at least one page of 16, got 8"),
         ({"schedule_conservativeness": 0.0}, "schedule_conservativeness must be > 0, got 0.0"),
+        ({"schedule_conservativeness": float("nan")}, "schedule_conservativeness must be > 0, got nan"),
+        ({"device": "tpu"}, "device must be auto, cpu or cuda, got 'tpu'"),
+        ({"host_cache_gb": float("nan")}, "host_cache_gb must be > 0, got nan"),
+        ({"page_size": 1.5}, "page_size must be an int, got 1.5"),
+        ({"max_running": "4"}, "max_running must be an int, got '4'"),
         ({"num_threads": 0}, "num_threads must be >= 1, got 0"),
         ({"chunked_prefill_size": 0}, "chunked_prefill_size must be >= 1, got 0"),
     ],
 )
-def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, float], rule: str) -> None:
+def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         EngineConfig(**options)  # pyright: ignore[reportArgumentType]
 

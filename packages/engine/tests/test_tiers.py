@@ -17,7 +17,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import make_queue, make_request, random_scenario, run_scenario
+from pagewood.engine.testing import make_queue, make_request, random_faults, random_scenario, run_scenario
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
@@ -127,7 +127,8 @@ def test_random_traffic_over_tiers_gives_the_tokens_of_the_oracle(seed: int, ove
 
     scenario = random_scenario(rng, overlap=overlap)
     config = replace(scenario.config, prefix_cache=True)
-    run_scenario(replace(scenario, config=config), make_caches=make_caches)
+    faults = random_faults(rng) if seed % 2 else {}
+    run_scenario(replace(scenario, config=config, faults=faults), make_caches=make_caches)
 
 
 @pytest.mark.parametrize("has_disk", [False, True])

@@ -162,6 +162,11 @@ class _DeviceDefaults(NamedTuple):
 _CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512)
 _CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048)
 
+_OPTIONAL_COUNTS = (
+    "max_running", "chunked_prefill_size", "num_threads", "max_total_tokens", "max_length", "cuda_graph_max_batch",
+)  # fmt: skip
+"""Fields of `EngineConfig` that are None or at least 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -231,21 +236,21 @@ class EngineConfig:
     """Makes the seeds of requests without one."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_prefills"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
         if not 0.0 < self.mem_fraction <= 1.0:
             raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
         if self.device != "cuda" and self.dtype not in ("auto", "float32"):
             raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
-        if self.schedule_conservativeness <= 0:
+        if not self.schedule_conservativeness > 0:  # true of NaN
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
-        for name in (
-            "max_running", "chunked_prefill_size", "num_threads", "max_total_tokens", "max_length",
-            "cuda_graph_max_batch",
-        ):  # fmt: skip
+        for name in ("page_size", "max_prefills", *_OPTIONAL_COUNTS):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None and name in _OPTIONAL_COUNTS:
+                continue
+            if not isinstance(value, int):
+                raise ValueError(f"{name} must be an int, got {value!r}")
+            if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
         defaults = self._defaults
         dtype = defaults.dtype if self.dtype == "auto" else self.dtype
@@ -289,7 +294,7 @@ class EngineConfig:
     def _check_tiers(self) -> None:
         for name in ("host_cache_gb", "disk_cache_gb"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
         if (self.disk_cache_path is None) != (self.disk_cache_gb is None):
             raise ValueError(
