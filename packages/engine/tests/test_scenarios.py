@@ -256,7 +256,7 @@ DEGENERATIONS: dict[str, list[Edit]] = {
             loop.Engine,
             "step_overlapped",
             "pending = self._launch()\n",
-            "self._finish(last)\n    last = None\n    pending = self._launch()\n",
+            "self._finish(last)\n        last = None\n        pending = self._launch()\n",
         )
     ],
     "unseen token forgotten": [
