@@ -41,6 +41,8 @@ BOTH: dict[str, Any] = {
     "include_stop_str_in_output": False,
     "prompt_logprobs": None,
     "truncate_prompt_tokens": None,
+    "request_id": None,
+    "rid": None,
     "guided_json": None,
     "guided_regex": None,
     "guided_choice": None,

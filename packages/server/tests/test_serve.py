@@ -416,10 +416,16 @@ def test_a_server_that_cannot_start_says_why(server: Server, tmp_path: Path) -> 
     missing = run("serve", "--port", "0", "--model", str(tmp_path / "none"))
     assert missing.returncode == 2
     assert "model must be a folder" in missing.stderr
-    (tmp_path / "config.json").write_text("{}")
     empty = run("serve", "--port", "0", "--model", str(tmp_path))
-    assert empty.returncode == 1
-    assert "before the server was ready" in empty.stderr
+    assert empty.returncode == 2
+    assert empty.stderr == f"pagewood: error: model must be a folder with a config.json, got '{tmp_path}'\n"
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    broken = run("serve", "--port", "0", "--model", str(tmp_path))
+    assert broken.returncode == 1
+    assert f"pagewood: error: {tmp_path}/tokenizer.json cannot be read" in broken.stderr
+    assert "before the server was ready" in broken.stderr
+    assert "Traceback" not in broken.stderr
 
 
 def test_chat_in_the_terminal(server: Server) -> None:

@@ -33,6 +33,9 @@ from pagewood.schedpolicy import (
 
 _log = logging.getLogger(__name__)
 
+_MAX_COMPARED = 250_000
+"""Tokens that one plan compares to find requests that repeat a prompt in progress: about half a millisecond."""
+
 
 def assemble(
     config: EngineConfig,
@@ -71,7 +74,9 @@ def assemble(
     waiting = WaitingQueue(
         order=order_named(order, seed=config.seed, notified=True),
         kv=kv,
-        deferral=InBatchDeferral[Request](page_size=page_size) if config.prefix_cache else None,
+        deferral=InBatchDeferral[Request](page_size=page_size, max_compared=_MAX_COMPARED)
+        if config.prefix_cache
+        else None,
         is_watching=config.prefix_cache and order in MATCH_ORDERS,
     )
     state = EngineState(waiting=waiting, rank=deserving)

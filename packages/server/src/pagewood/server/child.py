@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
@@ -98,6 +99,16 @@ def run_child(serve: Serve) -> None:
         context.term()
         if watch():  # the whole server ends; if the parent has died, only its children can remove the folder
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Generator[None]:
+    """End the process with exit code 1 and one line if the block finds a bad model or setting."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(f"pagewood: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
 
 
 def _first_line() -> bytes:

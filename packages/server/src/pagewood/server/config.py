@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig
 from pagewood.server import logs
-from pagewood.server.limits import HttpLimits, default_max_connections
+from pagewood.server.limits import HttpLimits, default_max_connections, possible_connections
+
+_HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+/?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +51,29 @@ class ServeConfig:
         for name in ("tokenizer_workers", "max_body_bytes", "max_connections"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        possible = possible_connections()
+        if self.max_connections is not None and possible is not None and self.max_connections > possible:
+            raise ValueError(
+                f"max_connections must be <= {possible} here, because `ulimit -n` allows no more open files, "
+                f"got {self.max_connections}"
+            )
         if self.max_queued < 0:
             raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(logs.LEVELS)}, got {self.log_level!r}")
         if not self.served_model_name:
             raise ValueError("served_model_name must not be empty")
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"allowed_hosts must be names without scheme, port or path, got {host!r}")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins must be '*' or like 'https://chat.example.com', without path, got {origin!r}"
+                )
+        for name in ("config.json", "tokenizer.json"):
+            if not (self.model_folder / name).is_file():
+                raise ValueError(f"model must be a folder with a {name}, got {str(self.model_folder)!r}")
 
     def http_limits(self) -> HttpLimits:
         """Return the limits of the HTTP process."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.child import ParentWatch, Settings, run_child
+from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.detokenizing import run_detokenizer
 from pagewood.server.links import ZmqReceiver, ZmqSender
 
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
     """Turn tokens into text until the parent ends it."""
-    tokenizer = Tokenizer.from_folder(settings.model_folder)
+    with errors_in_one_line():
+        tokenizer = Tokenizer.from_folder(settings.model_folder)
     run_detokenizer(tokenizer, inbox, outbox, stopped=stopped, incarnation=settings.incarnation)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from dataclasses import asdict
 
 from pagewood.server import wire
-from pagewood.server.child import ParentWatch, Settings, run_child
+from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat, SharedSender
 from pagewood.server.links import ZmqReceiver, ZmqSender
 
@@ -26,12 +25,9 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
 
     commands = EngineInbox(inbox, stopped=stopped)
     shared = SharedSender(outbox)
-    try:
-        answers = EngineOutbox(shared, incarnation=settings.incarnation)
+    answers = EngineOutbox(shared, incarnation=settings.incarnation)
+    with errors_in_one_line():
         engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
-    except (ValueError, OSError) as error:  # a bad model or setting: the message is enough
-        print(f"pagewood: error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
     heartbeat = Heartbeat(
         shared,
         incarnation=settings.incarnation,

@@ -51,8 +51,12 @@ class HttpLimits:
 
 
 def default_max_connections() -> int:
-    """Return how many connections fit the process's limit of open files (`ulimit -n`)."""
+    """Return the default limit: the connections that open files allow, at most `MOST_CONNECTIONS`."""
+    possible = possible_connections()
+    return MOST_CONNECTIONS if possible is None else min(MOST_CONNECTIONS, possible)
+
+
+def possible_connections() -> int | None:
+    """Return how many connections fit the process's limit of open files (`ulimit -n`); None if it has no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return max(1, min(MOST_CONNECTIONS, soft - RESERVED_DESCRIPTORS - SPARE_CONNECTIONS))
+    return None if soft == resource.RLIM_INFINITY else max(1, soft - RESERVED_DESCRIPTORS - SPARE_CONNECTIONS)

@@ -69,7 +69,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (None, False),
     "return_token_ids": (None, False),
     "return_hidden_states": (None, False),
-    # caches, adapters and transfers
+    # ids, caches, adapters and transfers
+    "request_id": (None,),
+    "rid": (None,),
     "cache_salt": (None, ""),
     "lora_path": (None,),
     "session_params": (None, {}),

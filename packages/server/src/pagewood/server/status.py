@@ -119,4 +119,4 @@ class EngineStatus:
             case EngineState.DOWN if self.is_cut_off:
                 return "the detokenizer process died and is being restarted"
             case EngineState.DOWN:
-                return "the engine process died and is started again"
+                return "the engine process died and is being restarted"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.child import ParentWatch, Settings, run_child
+from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.links import ZmqReceiver, ZmqSender
 from pagewood.server.tokenizing import run_tokenizer
 
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
     """Turn prompts into ids until the parent ends it."""
-    run_tokenizer(Tokenizer.from_folder(settings.model_folder), inbox, outbox, stopped=stopped)
+    with errors_in_one_line():
+        tokenizer = Tokenizer.from_folder(settings.model_folder)
+    run_tokenizer(tokenizer, inbox, outbox, stopped=stopped)
 
 
 if __name__ == "__main__":
