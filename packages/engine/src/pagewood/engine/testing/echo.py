@@ -53,6 +53,7 @@ class EchoRunner:
         vocab_size: token ids are below it.
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
+        broken: returns the grants of a batch whose KV is to be wrong and that yield no token. None: none are.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class EchoRunner:
         vocab_size: int,
         held_pages: Callable[[], Int32] | None = None,
         memory: _UInt64 | None = None,
+        broken: Callable[[Batch], Sequence[int]] | None = None,
     ) -> None:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._held_pages = held_pages
+        self._broken = broken
         self._tokens = np.full((num_rows, max_length + 1), -1, np.int32)
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
@@ -136,7 +139,13 @@ class EchoRunner:
             )
             self._tokens[batch.rows[grant], position] = token
             sampled.append(token)
-        return np.array(sampled, np.int32)
+        tokens = np.array(sampled, np.int32)
+        for grant in () if self._broken is None else self._broken(batch):
+            row, start, count = int(batch.rows[grant]), int(batch.starts[grant]), int(batch.counts[grant])
+            self._kv[self._slots(row, start, start + count)] = _GARBAGE
+            tokens[batch.sampled == grant] = -1
+            self._tokens[row, start + count] = 0  # the next step may have been launched already, and reads it
+        return tokens
 
     def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
         positions = np.arange(start, end)

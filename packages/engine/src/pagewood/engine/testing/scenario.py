@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing.echo import oracle_tokens
+from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
@@ -247,10 +248,8 @@ class _Run:
         if self._make_other_runner is not None:
             self._runner = self._make_other_runner(self._scenario)
             return self._runner
-        self._runner = FaultyRunner(
-            faults=self._scenario.faults,
-            requests=self._requests_with_rows,
-            failed=self._failed.add,
+        make_echo = partial(
+            EchoRunner,
             num_rows=self._scenario.config.num_rows,
             max_length=self._scenario.max_length,
             num_pages=self._scenario.num_pages,
@@ -258,6 +257,12 @@ class _Run:
             vocab_size=VOCAB_SIZE,
             held_pages=kv.held_pages,
             memory=self._memory,
+        )
+        self._runner = FaultyRunner(
+            lambda broken: make_echo(broken=broken),
+            faults=self._scenario.faults,
+            requests=self._requests_with_rows,
+            failed=self._failed.add,
         )
         return self._runner
 
