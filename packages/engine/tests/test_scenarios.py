@@ -39,6 +39,19 @@ With a runner that fails, `run_scenario` also finds these:
     innocent row               a row without a token ends all requests of its step
     broken KV published        the KV of a row without a token is given to other requests
     failed KV published        the same, of a step that failed
+
+With an engine that speculates, it finds these:
+
+    rejected page published    pages of rejected drafts are given to other requests
+    length not corrected       tokens that a step promised and did not yield stay counted
+    length corrected twice     they are subtracted twice
+    one draft too many         a draft is accepted although it differs from the token
+    draft after the end        tokens after a stop token are kept
+    limit ignored              a run of tokens goes past max_tokens
+    drafts past the limit      drafts are computed for positions that the request cannot have
+    drafts without pages       drafts are computed although there are no pages for them
+    start not lowered          a step begins where the host thought the row would end
+    drafts not announced       the pages of drafts are not given to the runner
 """
 
 import inspect
@@ -54,10 +67,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.core import batch, intake, kv, loop, plan, retire, waiting
+from pagewood.engine.core import batch, intake, kv, loop, plan, retire, speculation, waiting
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.request import Request
-from pagewood.engine.testing import Arrival, Scenario, random_faults, random_scenario, run_scenario
+from pagewood.engine.testing import Arrival, Scenario, random_faults, random_scenario, run_scenario, with_drafts
+from pagewood.engine.testing.echo import EchoRunner
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 
 
@@ -94,6 +108,32 @@ def test_scenarios_with_faults_exercise_what_they_claim(overlap: bool) -> None:
     assert sum(report.num_failed for report in reports) > 50
     assert sum(report.num_preempted for report in reports) > 5
     assert sum(report.num_aborted for report in reports) > 20
+
+
+def scenario_with_drafts(rng: random.Random, *, overlap: bool) -> Scenario:
+    return with_drafts(random_scenario(rng, overlap=overlap), rng)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
+    run_scenario(scenario_with_drafts(rng, overlap=overlap))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
+    run_scenario(with_drafts(scenario_with_faults(rng, overlap=overlap), rng))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_scenarios_with_drafts_exercise_what_they_claim(overlap: bool) -> None:
+    reports = [run_scenario(scenario_with_drafts(random.Random(seed), overlap=overlap)) for seed in range(150)]
+    assert sum(report.num_accepted for report in reports) > 2000
+    assert sum(report.num_drafted - report.num_accepted for report in reports) > 2000
+    assert sum(report.num_preempted for report in reports) > 20
+    assert sum(report.num_cached_tokens for report in reports) > 500
+    assert sum(report.num_aborted for report in reports) > 50
 
 
 def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
@@ -134,7 +174,7 @@ class AuditedOrder:
     def __init__(self, engine: Engine, name: str) -> None:
         self.queue, self.kv = engine._state.waiting, engine._kv  # pyright: ignore[reportPrivateUsage]
         self.order, self.name = self.queue._order, name  # pyright: ignore[reportPrivateUsage]
-        self.requests = [request for request in engine._state.by_id.values() if request in self.queue]  # pyright: ignore[reportPrivateUsage]
+        self.requests = [request for request in engine._state.by_id.values() if self.is_ordered(request)]  # pyright: ignore[reportPrivateUsage]
         self.stop, self.update = self.order.stop, self.order.update
 
     def add(self, request: Request) -> None:
@@ -162,6 +202,9 @@ class AuditedOrder:
         expected = list(fresh.ordered(now_s))
         assert list(self.order.ordered(now_s)) == expected
         return iter(expected)
+
+    def is_ordered(self, request: Request) -> bool:
+        return request in self.queue and not self.queue._is_parked(request)  # pyright: ignore[reportPrivateUsage]
 
     def is_watched(self, request: Request) -> bool:
         return self.queue._entries[request.arrival].watch is not None  # pyright: ignore[reportPrivateUsage]
@@ -305,6 +348,56 @@ FAULTS_OF_FAILURES: dict[str, list[Edit]] = {
 }
 
 
+LAST_DRAFT = "if not is_draft:"
+
+FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
+    "rejected page published": [
+        (
+            retire,
+            "_append",
+            "request.num_computed = request.num_known - 1",
+            "request.num_computed = request.num_known",
+        )
+    ],
+    "length not corrected": [
+        (speculation.Speculation, "settle", "request.num_launched -= grant.num_promised - count", "pass")
+    ],
+    "length corrected twice": [
+        (
+            speculation.Speculation,
+            "settle",
+            "request.num_launched -= grant.num_promised - count",
+            "request.num_launched -= 2 * (grant.num_promised - count)",
+        )
+    ],
+    "one draft too many": [(EchoRunner, "_compute", LAST_DRAFT, "if not is_draft and end > start + 1:")],
+    "draft after the end": [(retire, "_append", "reason = FinishReason.STOP\n            break", "pass")],
+    "limit ignored": [(retire, "_append", "reason = FinishReason.LENGTH\n            break", "pass")],
+    "drafts past the limit": [
+        (speculation.Speculation, "_room", "min(num_wanted, request.max_length - 2 - grant.start)", "num_wanted")
+    ],
+    "drafts without pages": [
+        (
+            speculation.Speculation,
+            "_room",
+            "return min(num_drafts, request.num_pages * kv.page_size - grant.start - 1)",
+            "return num_drafts",
+        )
+    ],
+    "start not lowered": [
+        (
+            EchoRunner,
+            "_compute",
+            "np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()",
+            "batch.starts.tolist()",
+        )
+    ],
+    "drafts not announced": [
+        (batch.BatchBuilder, "build", "-(-(start + grant.num_tokens) // page_size)", "start // page_size + 1")
+    ],
+}
+
+
 def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace functions by those that their edited sources define."""
     sources: dict[tuple[Any, str], str] = {}
@@ -336,6 +429,17 @@ def test_a_wrong_answer_to_a_failure_is_found(fault: str, monkeypatch: pytest.Mo
     for seed in range(600):
         try:
             run_scenario(scenario_with_faults(random.Random(seed), overlap=seed % 3 > 0))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_SPECULATION)
+def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_SPECULATION[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(scenario_with_drafts(random.Random(seed), overlap=seed % 3 > 0))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

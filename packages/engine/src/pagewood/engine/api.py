@@ -127,6 +127,10 @@ class Delta(NamedTuple):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_drafted_tokens: int = 0
+    """Draft tokens that were verified for the request so far."""
+    num_accepted_tokens: int = 0
+    """Draft tokens that were accepted so far; one that follows the end of the request may be among them."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -161,6 +165,9 @@ class _DeviceDefaults(NamedTuple):
 
 _CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512)
 _CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048)
+
+_MOST_DRAFT_TOKENS = 64
+"""More are never accepted in practice; programs and graphs have room for this many."""
 
 _OPTIONAL_COUNTS = (
     "max_running", "chunked_prefill_size", "num_threads", "max_total_tokens", "max_length", "cuda_graph_max_batch",
@@ -232,6 +239,25 @@ class EngineConfig:
     """Largest total size of its files, in units of 1e9 bytes."""
     cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """When KV is copied to the host cache: as soon as it is cached, at its second use, or when it is evicted."""
+    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "auto"] = "off"
+    """How tokens are drafted before the model verifies several of them in one step. ngram: the text of the request
+    itself; suffix: that and earlier outputs of the same namespace; draft: a smaller model; eagle: a head on the model's
+    hidden states (EAGLE-3 or MTP); auto: the head or the draft model that comes with the model, otherwise ngram."""
+    speculative_model: str | None = None
+    """Folder of the draft model or the head; None: the one in the model's folder (`draft` or `eagle`)."""
+    speculative_num_tokens: int = 4
+    """Most draft tokens of a request in one step; with `speculative_topk` > 1, the nodes of its tree."""
+    speculative_topk: int = 1
+    """Most children of a draft token; more than 1 makes trees, which only draft and eagle do."""
+    speculative_control: Literal["adaptive", "fixed"] = "adaptive"
+    """adaptive: as many draft tokens as pay by measured acceptance and cost, down to none; fixed: always
+    `speculative_num_tokens`."""
+    speculative_verify: Literal["exact", "rejection"] = "exact"
+    """exact: a draft token is accepted if it is the token that the model draws, so drafts do not change the text;
+    rejection: chain rejection sampling, which accepts more drafts and keeps the distribution, but not the text."""
+    speculative_acceptance: float | None = None
+    """Probability with which each draft token is accepted, whatever it is; for measurements only, because the text is
+    then meaningless. None: drafts are verified."""
     seed: int = 0
     """Makes the seeds of requests without one."""
 
@@ -244,7 +270,7 @@ class EngineConfig:
             raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
         if not self.schedule_conservativeness > 0:  # true of NaN
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
-        for name in ("page_size", "max_prefills", *_OPTIONAL_COUNTS):
+        for name in ("page_size", "max_prefills", "speculative_num_tokens", "speculative_topk", *_OPTIONAL_COUNTS):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL_COUNTS:
                 continue
@@ -258,6 +284,7 @@ class EngineConfig:
             where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_tiers()
+        self._check_speculation()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(
                 f"max_total_tokens must hold at least one page of {self.page_size}, got {self.max_total_tokens}"
@@ -290,6 +317,38 @@ class EngineConfig:
     @property
     def _defaults(self) -> _DeviceDefaults:
         return _CUDA if self.device == "cuda" else _CPU
+
+    def _check_speculation(self) -> None:
+        for name, known in (
+            ("speculative", ("off", "ngram", "suffix", "draft", "eagle", "auto")),
+            ("speculative_control", ("adaptive", "fixed")),
+            ("speculative_verify", ("exact", "rejection")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        has_model = self.speculative in ("draft", "eagle")
+        if self.speculative_model is not None and not has_model:
+            raise ValueError(
+                f"speculative_model must come with speculative draft or eagle, got {self.speculative_model!r} with "
+                f"{self.speculative}"
+            )
+        if self.speculative_topk > 1 and not has_model:
+            raise ValueError(
+                f"speculative_topk must be 1 unless speculative is draft or eagle, got {self.speculative_topk} with "
+                f"{self.speculative}"
+            )
+        if self.speculative_verify == "rejection" and (not has_model or self.speculative_topk > 1):
+            raise ValueError(
+                "speculative_verify must be exact unless speculative is draft or eagle with chains, got rejection "
+                f"with {self.speculative} and speculative_topk {self.speculative_topk}"
+            )
+        if self.speculative_num_tokens > _MOST_DRAFT_TOKENS:
+            raise ValueError(
+                f"speculative_num_tokens must be <= {_MOST_DRAFT_TOKENS}, got {self.speculative_num_tokens}"
+            )
+        acceptance = self.speculative_acceptance
+        if acceptance is not None and not 0.0 <= acceptance <= 1.0:
+            raise ValueError(f"speculative_acceptance must be in [0, 1], got {acceptance}")
 
     def _check_tiers(self) -> None:
         for name in ("host_cache_gb", "disk_cache_gb"):

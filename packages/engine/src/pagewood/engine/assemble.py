@@ -15,6 +15,7 @@ from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.plan import Planner
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.speculation import Drafting, Speculation
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
@@ -43,6 +44,7 @@ def assemble(
     info: EngineInfo,
     make_runner: Callable[[KVSpace], Runner],
     make_cache: Callable[[], PrefixCache] | None = None,
+    drafting: Drafting | None = None,
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
@@ -54,6 +56,7 @@ def assemble(
         info: facts about the engine; `max_length` must fit into `num_pages`.
         make_runner: makes the runner; gets the KV space, for runners that check it.
         make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
+        drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
         inbox: source of commands.
         outbox: destination of answers.
         clock: returns monotonic seconds.
@@ -107,8 +110,9 @@ def assemble(
         state=state,
         intake=intake,
         planner=planner,
+        speculation=None if drafting is None else Speculation(drafting=drafting, kv=kv),
         kv=kv,
-        builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size),
+        builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None),
         runner=make_runner(kv),
         inbox=inbox,
         outbox=outbox,

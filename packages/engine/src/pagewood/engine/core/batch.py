@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.sampling import SamplingArrays
+
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +29,14 @@ class Batch:
     last position. The runner writes it to `tokens[row, start + count]`, so the next step can be built before the host
     knows it.
 
+    A grant that promises more than one token speculates. Its first position is that of the row's last token, and the
+    runner drafts the tokens of the others; it may draft fewer and then computes fewer positions. The grant yields the
+    token that follows each position, up to and including the first that differs from the draft. An earlier step in
+    flight may yield fewer tokens than it promised, so `starts` are upper bounds: a grant begins at its start, or at the
+    last token that the runner knows of its row, whichever is lower.
+
     A runner first applies the page updates and the token updates, then computes. Legend: U page updates, T token
-    updates, G grants, S sampled grants.
+    updates, G grants, S sampled grants, A admitted grants.
     """
 
     page_rows: Int32
@@ -41,12 +53,17 @@ class Batch:
     token_ids: Int32
     """[T] its id."""
 
+    admitted: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """[A] indices of the grants whose requests were admitted in this step, ascending; empty if nothing is drafted."""
+    namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """[A] a number that stands for the namespace of each, for drafters that remember text."""
+
     rows: Int32
     """[G] row of each grant."""
     starts: Int32
-    """[G] first position that is computed."""
+    """[G] first position that is computed, at most."""
     counts: Int32
-    """[G] number of positions that are computed, >= 1."""
+    """[G] number of positions that are computed, >= 1; of a grant that speculates, at most."""
 
     sampled: Int32
     """[S] indices of the grants that yield tokens, ascending."""
@@ -62,12 +79,21 @@ class Batch:
 
 
 class BatchBuilder:
-    """Turns grants into arrays. Keeps the sampling parameters of each row, so that a decode step only gathers them."""
+    """Turns grants into arrays. Keeps the sampling parameters of each row, so that a decode step only gathers them.
 
-    __slots__ = ("_page_size", "_table")
+    Args:
+        num_rows: requests that can hold a row at the same time.
+        page_size: positions per page.
+        is_drafting: whether the runner drafts tokens; it then needs all tokens of a row, also those whose KV is cached.
+    """
 
-    def __init__(self, *, num_rows: int, page_size: int) -> None:
+    __slots__ = ("_is_drafting", "_key", "_page_size", "_table")
+
+    def __init__(self, *, num_rows: int, page_size: int, is_drafting: bool = False) -> None:
         self._page_size = page_size
+        self._is_drafting = is_drafting
+        self._key = os.urandom(16)
+        """Makes the numbers of namespaces impossible to guess, so that no tenant can choose a name like another's."""
         self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
 
     def build(self, grants: Sequence[Grant]) -> Batch:
@@ -88,7 +114,7 @@ class BatchBuilder:
                 page_ids.append(request.pages[first:last])
             if is_admitted:
                 admitted.append(request)
-                token_starts.append(start)
+                token_starts.append(0 if self._is_drafting else start)
         token_rows = [request.row for request in admitted]
         if admitted:
             entries = SamplingArrays.of([one.sampling for one in admitted], [one.seed for one in admitted])
@@ -98,7 +124,12 @@ class BatchBuilder:
         rows = np.array([grant.request.row for grant in grants], np.int32)
         promised = np.array([grant.num_promised for grant in grants], np.int32)
         sampled = np.flatnonzero(promised).astype(np.int32)
+        of_admitted: dict[str, NDArray[Any]] = {}
+        if self._is_drafting and admitted:
+            of_admitted["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
+            of_admitted["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
         return Batch(
+            **of_admitted,
             page_rows=pages.rows,
             page_columns=pages.columns,
             page_ids=pages.values,
@@ -112,6 +143,12 @@ class BatchBuilder:
             num_promised=promised[sampled],
             sampling=self._table.take(rows[sampled]),
         )
+
+    def _number_of(self, namespace: str | None) -> int:
+        if namespace is None:
+            return 0
+        digest = blake2b(namespace.encode(), digest_size=8, key=self._key).digest()
+        return int.from_bytes(digest, "little", signed=True)
 
 
 class _Ragged:

@@ -297,12 +297,18 @@ class KVSpace:
         self._append(request, fresh)
         return count
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give a running request pages for its first `num_tokens` positions, or decline and change nothing."""
+    def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
+        """Give a running request pages for its first `num_tokens` positions, or decline and change nothing.
+
+        Args:
+            request: holds a row.
+            num_tokens: positions that it must have pages for.
+            num_reserved: pages that must still be available if it is given any.
+        """
         num_missing = -(-num_tokens // self.page_size) - request.num_pages
-        if num_missing > self.num_available:
-            return False
         if num_missing > 0:
+            if num_missing + num_reserved > self.num_available:
+                return False
             self._append(request, self._take(num_missing))
         return True
 

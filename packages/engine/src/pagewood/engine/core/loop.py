@@ -15,6 +15,7 @@ from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant, Planner
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.retire import end, release_drained, retire
+from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class Counters:
     num_pages: int
     num_free_pages: int
     num_cached_pages: int
+    speculation: SpeculationCounts | None = None
+    """None: the engine does not speculate."""
 
 
 class Engine:
@@ -108,7 +111,7 @@ class Engine:
 
     __slots__ = (
         "_builder", "_clock", "_inbox", "_intake", "_kv", "_num_preempted", "_num_steps", "_num_tokens",
-        "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_state", "info",
+        "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_speculation", "_state", "info",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +121,7 @@ class Engine:
         state: EngineState,
         intake: Intake,
         planner: Planner,
+        speculation: Speculation | None = None,
         kv: KVSpace,
         builder: BatchBuilder,
         runner: Runner,
@@ -130,6 +134,7 @@ class Engine:
         self._state = state
         self._intake = intake
         self._planner = planner
+        self._speculation = speculation
         self._kv = kv
         self._builder = builder
         self._runner = runner
@@ -188,6 +193,7 @@ class Engine:
             num_pages=self._kv.num_pages,
             num_free_pages=self._kv.num_free,
             num_cached_pages=self._kv.num_cached,
+            speculation=None if self._speculation is None else self._speculation.counts(),
         )
 
     def violation(self) -> str | None:
@@ -222,23 +228,24 @@ class Engine:
         self._num_preempted += plan.num_preempted
         if not plan.grants:
             return None
+        grants = plan.grants if self._speculation is None else self._speculation.extend(plan.grants)
         try:
-            handle = self._runner.launch(self._builder.build(plan.grants))
+            handle = self._runner.launch(self._builder.build(grants))
         except Exception as error:
             _log.exception("a step could not be launched")
-            self._send(self._fail(plan.grants, error))
+            self._send(self._fail(grants, error))
             return None
         except BaseException as error:  # the runner may not know the rows and pages of this plan
-            self._send(self._fail(plan.grants, error))
+            self._send(self._fail(grants, error))
             raise
         self._num_steps += 1
-        for grant in plan.grants:
+        for grant in grants:
             request = grant.request
             request.num_launched = grant.start + grant.num_tokens
             request.num_in_flight += 1
             request.num_unseen += grant.num_promised
             self._num_tokens += grant.num_tokens
-        return Pending(grants=plan.grants, handle=handle)
+        return Pending(grants=grants, handle=handle)
 
     def _finish(self, pending: Pending | None) -> None:
         """Wait for a step and retire it."""
@@ -259,6 +266,8 @@ class Engine:
             grant.request.num_in_flight -= 1
             grant.request.num_unseen -= grant.num_promised
         if result is not None:
+            if self._speculation is not None:
+                self._speculation.settle(pending.grants, result)
             self._send(retire(self._state, self._kv, pending.grants, result))
         elif failure is not None:
             self._send(self._fail(pending.grants, failure))

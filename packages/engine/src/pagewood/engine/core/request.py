@@ -6,7 +6,8 @@ Positions of a request, left to right:
     |  KV readable  |  KV being written  |  token known to the host  |  promised  |  not yet promised
 
 `num_launched` runs ahead of `num_computed` by the steps in flight. `length` runs ahead of `num_known` by the tokens
-that launched steps will yield and that the host has not seen yet.
+that launched steps may yield and that the host has not seen yet. With drafts both are upper bounds until the steps are
+retired, because steps may yield fewer tokens than they promised.
 """
 
 from __future__ import annotations
@@ -51,9 +52,14 @@ class Request:
     """Whether its first `Delta` has been made."""  # written by: retire
 
     num_launched: int = 0
-    """Positions handed to the device since it was admitted."""  # written by: loop
+    """Positions handed to the device since it was admitted; more than will be valid, if drafts may be rejected."""
+    # written by: loop, speculation
     num_unseen: int = 0
-    """Tokens promised by launched steps."""  # written by: loop
+    """Tokens promised by launched steps, the most that they may yield."""  # written by: loop
+    num_drafted: int = 0
+    """Draft tokens that were verified for it."""  # written by: speculation
+    num_accepted: int = 0
+    """Draft tokens that were accepted."""  # written by: speculation
     num_in_flight: int = 0
     """Launched steps that read or write its pages."""  # written by: loop
 

@@ -23,6 +23,12 @@ class StepResult:
     """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if its logits were not numbers."""
     logprobs: NDArray[np.float32] | None = None
     """[N] float32, natural logarithm of the probability of each token; None: not requested."""
+    num_drafted: Int32 | None = None
+    """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1; None: no drafts."""
+    draft_s: float = 0.0
+    """Seconds that the device spent on drafts; 0: not measured."""
+    verify_s: float = 0.0
+    """Seconds that the device spent on the rest of the step; 0: not measured."""
     vectors: NDArray[np.float32] | None = None
     """[S, E] float32, hidden states of the last position of each grant; None: not requested."""
 

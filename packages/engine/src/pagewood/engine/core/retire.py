@@ -38,11 +38,14 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         if tokens == ():  # its KV may not be numbers either, so no other request may get it
             deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
             continue
-        request.num_computed = start + grant.num_tokens
+        if tokens is None:
+            request.num_computed = start + grant.num_tokens
+            kv.publish(request)
+            continue
+        reason, tokens = _append(request, tokens)
         if start < request.num_prompt:
             kv.publish(request)
-        if tokens is not None:
-            deltas.append(_accept(state, kv, request, tokens))
+        deltas.append(_answer(state, kv, request, tokens, reason, None))
     release_drained(state, kv)
     return deltas
 
@@ -59,17 +62,27 @@ def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
     return Delta(request_id=request_id, finish=FinishReason.REFUSED, refusal=refusal, first=True, carry=carry)
 
 
-def _accept(state: EngineState, kv: KVSpace, request: Request, tokens: tuple[int, ...]) -> Delta:
-    """Append the tokens of one grant, up to and including the one that ends the request."""
-    first = request.num_known
+def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
+    """Append the tokens of one grant, up to and including the one that ends the request.
+
+    The KV of all known tokens but the last is then computed.
+
+    Returns:
+        Why the request ends, if it does, and the tokens of the answer.
+    """
+    reason, num_answered = None, 0
     for token in tokens:
         request.tokens[request.num_known] = token
         request.num_known += 1
         if token in request.stop_ids:
-            return _answer(state, kv, request, tokens[: request.num_known - first - 1], FinishReason.STOP, None)
+            reason = FinishReason.STOP
+            break
+        num_answered += 1
         if request.num_known == request.max_length:
-            return _answer(state, kv, request, tokens[: request.num_known - first], FinishReason.LENGTH, None)
-    return _answer(state, kv, request, tokens, None, None)
+            reason = FinishReason.LENGTH
+            break
+    request.num_computed = request.num_known - 1
+    return reason, tokens[:num_answered]
 
 
 def _answer(
@@ -92,6 +105,8 @@ def _answer(
         num_prompt_tokens=request.num_prompt,
         num_cached_tokens=max(0, request.num_cached),
         num_output_tokens=request.num_known - request.num_prompt,
+        num_drafted_tokens=request.num_drafted,
+        num_accepted_tokens=request.num_accepted,
     )
     if finish is not None:
         _leave(state, kv, request, finish)

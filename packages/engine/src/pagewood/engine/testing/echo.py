@@ -6,6 +6,7 @@ too early, a token at the wrong position and KV that is read before it is writte
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -45,6 +46,8 @@ class EchoRunner:
     A launched step is computed as late as possible: when a caller waits for it or for a later one, or calls `catch_up`.
     A step reads all KV of earlier steps before it writes any.
 
+    Grants that speculate get drafts that a guesser makes up: each is the right token with some probability.
+
     Args:
         num_rows: rows of the tables.
         max_length: longest prompt plus output.
@@ -54,6 +57,8 @@ class EchoRunner:
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
         broken: returns the grants of a batch whose KV is to be wrong and that yield no token. None: none are.
+        guess_quality: probability that a draft token is the right one.
+        guess_seed: makes the guesses, and how many of the granted drafts there are.
     """
 
     def __init__(
@@ -67,12 +72,18 @@ class EchoRunner:
         held_pages: Callable[[], Int32] | None = None,
         memory: _UInt64 | None = None,
         broken: Callable[[Batch], Sequence[int]] | None = None,
+        guess_quality: float = 0.5,
+        guess_seed: int = 0,
     ) -> None:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._held_pages = held_pages
         self._broken = broken
+        self._guess_quality = guess_quality
+        self._guesses = random.Random(guess_seed)
         self._tokens = np.full((num_rows, max_length + 1), -1, np.int32)
+        self._lengths = np.zeros(num_rows, np.int32)
+        """[num_rows], tokens of each row that are known."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -98,8 +109,8 @@ class EchoRunner:
     def catch_up(self) -> None:
         """Compute all launched steps."""
         for step in self._queue:
-            if step.tokens is None:
-                step.tokens = self._compute(step.batch)
+            if step.result is None:
+                step.result = self._compute(step.batch)
 
     def close(self) -> None:
         """Set `closed`."""
@@ -109,43 +120,73 @@ class EchoRunner:
         """Compute the launched steps up to this one, in order; return its result."""
         while True:
             head = self._queue.popleft()
-            if head.tokens is None:
-                head.tokens = self._compute(head.batch)
+            result = head.result = head.result or self._compute(head.batch)
             if head is step:
-                return StepResult.of_one_each(head.tokens)
+                return result
 
-    def _compute(self, batch: Batch) -> Int32:
+    def _compute(self, batch: Batch) -> StepResult:
         self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-        earlier: list[int] = [
-            _sum(self._kv[self._slots(row, 0, start)])
-            for row, start in zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)
-        ]
-        sums: list[int] = []  # sum of all KV up to the end of each grant
-        for row, start, count, total in zip(
-            batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), earlier, strict=True
+        self._lengths[batch.token_rows] = 0
+        np.maximum.at(self._lengths, batch.token_rows, batch.token_positions + 1)
+        broken = set[int]() if self._broken is None else set(self._broken(batch))
+        rows: list[int] = batch.rows.tolist()
+        starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
+        earlier = [_sum(self._kv[self._slots(row, 0, start)]) for row, start in zip(rows, starts, strict=True)]
+        promised = dict(zip(batch.sampled.tolist(), batch.num_promised.tolist(), strict=True))
+        indices = {grant: index for index, grant in enumerate(promised)}
+        yielded: list[list[int]] = []
+        drafted: list[int] = []
+        for grant, (row, start, count, total) in enumerate(
+            zip(rows, starts, batch.counts.tolist(), earlier, strict=True)
         ):
+            if promised.get(grant, 0) > 1:
+                count = self._guess(batch, indices[grant], row, start, count, total)
             tokens = self._tokens[row, start : start + count]
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
             kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
-            self._kv[self._slots(row, start, start + count)] = kv
-            sums.append((total + _sum(kv)) % 2**64)
+            if grant in broken:
+                self._kv[self._slots(row, start, start + count)] = _GARBAGE
+                self._tokens[row, start + count] = 0  # the next step may have been launched already, and reads it
+                self._lengths[row] = max(self._lengths[row], start + count + 1)
+            else:
+                self._kv[self._slots(row, start, start + count)] = kv
+            if grant not in promised:
+                continue
+            num_drafts = count - 1 if promised[grant] > 1 else 0
+            drafted.append(num_drafts)
+            yielded.append([])
+            if grant in broken:
+                continue
+            for end in range(start + count - num_drafts, start + count + 1):
+                token = self._draw(batch, indices[grant], total + _sum(kv[: end - start]), end)
+                is_draft = end < start + count and int(self._tokens[row, end]) == token
+                self._tokens[row, end] = token
+                self._lengths[row] = end + 1
+                yielded[-1].append(token)
+                if not is_draft:
+                    break
+        return StepResult(
+            tokens=np.array([token for tokens in yielded for token in tokens], np.int32),
+            counts=np.array([len(tokens) for tokens in yielded], np.int32),
+            num_drafted=np.array(drafted, np.int32),
+        )
+
+    def _draw(self, batch: Batch, index: int, total: int, position: int) -> int:
+        """Return the token at a position, after KV that adds up to `total`."""
         sampling = batch.sampling
-        sampled: list[int] = []
-        for index, grant in enumerate(map(int, batch.sampled)):
-            position = int(batch.starts[grant] + batch.counts[grant])
-            token = _next_token(
-                sums[grant], position, float(sampling.temperatures[index]), int(sampling.seeds[index]), self._vocab_size
-            )
-            self._tokens[batch.rows[grant], position] = token
-            sampled.append(token)
-        tokens = np.array(sampled, np.int32)
-        for grant in () if self._broken is None else self._broken(batch):
-            row, start, count = int(batch.rows[grant]), int(batch.starts[grant]), int(batch.counts[grant])
-            self._kv[self._slots(row, start, start + count)] = _GARBAGE
-            tokens[batch.sampled == grant] = -1
-            self._tokens[row, start + count] = 0  # the next step may have been launched already, and reads it
-        return tokens
+        temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
+        return _next_token(total % 2**64, position, temperature, seed, self._vocab_size)
+
+    def _guess(self, batch: Batch, index: int, row: int, start: int, count: int, total: int) -> int:
+        """Write up to `count` - 1 drafts after position `start`; return their number plus one."""
+        count = self._guesses.choice((1, count, count))
+        for position in range(start, start + count - 1):
+            total += _sum(_kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32)))
+            is_right = self._guesses.random() < self._guess_quality
+            token = self._draw(batch, index, total, position + 1)
+            self._tokens[row, position + 1] = token if is_right else self._guesses.randrange(self._vocab_size)
+        return count
 
     def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
         positions = np.arange(start, end)
@@ -161,11 +202,11 @@ class EchoStep:
     def __init__(self, runner: EchoRunner, batch: Batch) -> None:
         self._runner = runner
         self.batch = batch
-        self.tokens: Int32 | None = None  # written by: echo
+        self.result: StepResult | None = None  # written by: echo
         self.waited = False
 
     def wait(self) -> StepResult:
-        """Return one token for each sampled grant."""
+        """Return the tokens of each sampled grant."""
         self.waited = True
         return self._runner.finish(self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -72,6 +72,10 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     eager_steps: frozenset[int]
     """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
+    max_drafts: int = 0
+    """The most draft tokens of a request in one step; 0: the engine does not speculate."""
+    guess_quality: float = 0.5
+    """Probability that a draft token is right; only for the runner that `run_scenario` makes."""
     faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
     """Faults of the runner, by number of the launch; only for the runner that `run_scenario` makes."""
 
@@ -87,6 +91,39 @@ class Report:
     num_aborted: int
     num_refused: int
     num_failed: int
+    num_drafted: int
+    num_accepted: int
+
+
+class RandomDrafting:
+    """Gives requests random numbers of draft tokens; satisfies `core.speculation.Drafting`."""
+
+    reason = "random"
+
+    def __init__(self, *, max_tokens: int, seed: int) -> None:
+        self.max_tokens = max_tokens
+        self._rng = random.Random(seed)
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Return random numbers; often 0, often the largest."""
+        largest = self._rng.choice((0, self.max_tokens, self.max_tokens, self.max_tokens))
+        return [self._rng.choice((self._rng.randint(0, largest), largest)) for _ in requests]
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        granted: Sequence[int],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        num_tokens: int,
+        draft_s: float,
+        verify_s: float,
+    ) -> None:
+        """Check that the numbers are possible."""
+        for some in zip(accepted, drafted, granted, strict=True):
+            assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
+        assert num_tokens >= len(requests)
 
 
 def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -143,6 +180,11 @@ def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
     )
 
 
+def with_drafts(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario for an engine that speculates, with a drafter of random quality."""
+    return replace(scenario, max_drafts=rng.choice((1, 2, 4, 8)), guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
+
+
 def run_scenario(
     scenario: Scenario,
     *,
@@ -185,8 +227,10 @@ class _Run:
         self._ends: dict[str, Delta] = {}
         self._aborted: set[str] = set()
         self._failed: set[str] = set()
+        self._drafting = RandomDrafting(max_tokens=scenario.max_drafts, seed=len(scenario.arrivals))
         self._engine = assemble(
             scenario.config,
+            drafting=self._drafting if scenario.max_drafts else None,
             info=EngineInfo(
                 model_name="echo",
                 max_length=scenario.max_length,
@@ -236,6 +280,8 @@ class _Run:
             num_aborted=sum(delta.finish is FinishReason.ABORT for delta in self._ends.values()),
             num_refused=sum(delta.finish is FinishReason.REFUSED for delta in self._ends.values()),
             num_failed=len(self._failed),
+            num_drafted=counters.speculation.num_drafted if counters.speculation else 0,
+            num_accepted=counters.speculation.num_accepted if counters.speculation else 0,
         )
 
     def _advance(self, pending: Pending | None) -> Pending | None:
@@ -257,6 +303,7 @@ class _Run:
             vocab_size=VOCAB_SIZE,
             held_pages=kv.held_pages,
             memory=self._memory,
+            guess_quality=self._scenario.guess_quality,
         )
         self._runner = FaultyRunner(
             lambda broken: make_echo(broken=broken),
@@ -326,3 +373,5 @@ class _Run:
             assert last.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
             assert last.num_output_tokens == len(expected) + stopped
             assert last.num_prompt_tokens == len(arrival.prompt)
+            assert last.num_output_tokens >= last.num_accepted_tokens or stopped
+            assert last.num_accepted_tokens <= last.num_drafted_tokens

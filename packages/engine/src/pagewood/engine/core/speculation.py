@@ -1,0 +1,185 @@
+"""Speculation: which grants of a step are made longer by drafts, and what came of them.
+
+The host plans with upper bounds. A grant with n drafts promises n + 1 tokens; until its step is retired, the numbers of
+its request assume that all of them come. `settle` then lowers what was launched by the tokens that did not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.result import StepResult
+
+
+class Drafting(Protocol):
+    """Decides how many tokens are drafted for each request. It is not notified when a request ends."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most draft tokens of one request in one step."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why the latest numbers are what they are, in a word or two, for metrics."""
+        ...
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Return the number of draft tokens of each decoding request, in [0, max_tokens].
+
+        Args:
+            requests: the decoding requests of one step.
+            num_other_tokens: prompt tokens that the same step computes.
+        """
+        ...
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        granted: Sequence[int],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        num_tokens: int,
+        draft_s: float,
+        verify_s: float,
+    ) -> None:
+        """Note the result of a step, of one without drafts too.
+
+        Args:
+            requests: those that were given drafts.
+            granted: draft tokens that each was given.
+            drafted: how many of them the drafter really proposed.
+            accepted: how many of those were accepted.
+            num_tokens: positions that the step computed.
+            draft_s: seconds for drafts; 0: not measured.
+            verify_s: seconds for the rest of the step; 0: not measured.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationCounts:
+    """What has come of drafts since the engine was built."""
+
+    num_drafted: int = 0
+    """Draft tokens that were verified."""
+    num_accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    """[max_tokens], how often the first, the second, ... draft token was accepted."""
+    drafted_by_position: tuple[int, ...] = ()
+    """[max_tokens], how often there was a first, a second, ... draft token."""
+    draft_s: float = 0.0
+    """Seconds for drafts."""
+    verify_s: float = 0.0
+    """Seconds for the rest of all steps."""
+    reason: str = ""
+    """Why the draft lengths are what they are now."""
+
+
+class Speculation:
+    """Makes grants longer by drafts, and counts what they yielded.
+
+    Invariant: no request loses pages for the drafts of another.
+
+    Args:
+        drafting: decides how many tokens are drafted.
+        kv: gives pages for them.
+    """
+
+    __slots__ = ("_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_verify_s")
+
+    def __init__(self, *, drafting: Drafting, kv: KVSpace) -> None:
+        self._drafting = drafting
+        self._kv = kv
+        self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
+        self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
+        self._draft_s = 0.0  # written by: speculation
+        self._verify_s = 0.0  # written by: speculation
+
+    def extend(self, grants: Sequence[Grant]) -> tuple[Grant, ...]:
+        """Return the grants of a step, those of decoding requests made longer by as many drafts as pages allow."""
+        extended = list(grants)
+        decoding = [index for index, grant in enumerate(grants) if grant.num_tokens == grant.num_promised == 1]
+        if not decoding:
+            return tuple(extended)
+        num_other_tokens = sum(grant.num_tokens for grant in grants) - len(decoding)
+        wanted = self._drafting.lengths([grants[index].request for index in decoding], num_other_tokens)
+        for index, num_wanted in zip(decoding, wanted, strict=True):
+            if num_wanted:
+                grant = grants[index]
+                size = 1 + self._room(grant, num_wanted, num_reserved=len(grants))
+                extended[index] = Grant(grant.request, grant.start, size, size, grant.is_admitted)
+        return tuple(extended)
+
+    def settle(self, grants: Sequence[Grant], result: StepResult) -> None:
+        """Lower the launch counters of the requests by the promised tokens that a step did not yield, and count.
+
+        Args:
+            grants: of the step; none of its tokens has been applied to the requests yet.
+            result: of the step.
+        """
+        counts: list[int] = result.counts.tolist()
+        drafted_of: list[int] = [0] * len(counts) if result.num_drafted is None else result.num_drafted.tolist()
+        promised = [grant for grant in grants if grant.num_promised]
+        requests: list[Request] = []
+        granted: list[int] = []
+        drafted: list[int] = []
+        accepted: list[int] = []
+        for grant, count, num_drafted in zip(promised, counts, drafted_of, strict=True):
+            if grant.num_promised == 1:
+                continue
+            request, num_accepted = grant.request, max(count - 1, 0)
+            request.num_launched -= grant.num_promised - count
+            request.num_drafted += num_drafted
+            request.num_accepted += num_accepted
+            requests.append(request)
+            granted.append(grant.num_promised - 1)
+            drafted.append(num_drafted)
+            accepted.append(num_accepted)
+            for position in range(num_drafted):
+                self._drafted_by_position[position] += 1
+            for position in range(num_accepted):
+                self._accepted_by_position[position] += 1
+        self._draft_s += result.draft_s
+        self._verify_s += result.verify_s
+        num_tokens = sum(grant.num_tokens for grant in grants) - sum(granted) + sum(drafted)
+        self._drafting.observe(
+            requests,
+            granted,
+            drafted,
+            accepted,
+            num_tokens=num_tokens,
+            draft_s=result.draft_s,
+            verify_s=result.verify_s,
+        )
+
+    def counts(self) -> SpeculationCounts:
+        """Return what has come of drafts so far."""
+        return SpeculationCounts(
+            num_drafted=sum(self._drafted_by_position),
+            num_accepted=sum(self._accepted_by_position),
+            accepted_by_position=tuple(self._accepted_by_position),
+            drafted_by_position=tuple(self._drafted_by_position),
+            draft_s=self._draft_s,
+            verify_s=self._verify_s,
+            reason=self._drafting.reason,
+        )
+
+    def _room(self, grant: Grant, num_wanted: int, *, num_reserved: int) -> int:
+        """Return how many drafts a grant may have, and give its request the pages for them.
+
+        The last draft may be followed by one more token, which ends the request. `num_reserved` pages stay available.
+        """
+        request, kv = grant.request, self._kv
+        num_drafts = min(num_wanted, request.max_length - 2 - grant.start)
+        if num_drafts <= 0:
+            return 0
+        if kv.grow(request, grant.start + 1 + num_drafts, num_reserved=num_reserved):
+            return num_drafts
+        return min(num_drafts, request.num_pages * kv.page_size - grant.start - 1)
