@@ -147,7 +147,8 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
         "top_ks": torch.from_numpy(rng.choice([0, 1, 7, 100], num_rows)).int(),
         "top_ps": torch.from_numpy(rng.choice([1.0, 0.9, 0.01], num_rows)).float(),
         "min_ps": torch.from_numpy(rng.choice([0.0, 0.1], num_rows)).float(),
-        "uniforms": torch.from_numpy(rng.random(num_rows)),
+        "seeds": torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, num_rows)),
+        "positions": torch.from_numpy(rng.integers(0, 2**31 - 1, num_rows).astype(np.int32)),
     }
 
     def tokens(rows: slice, filters: Any) -> list[int]:
