@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.runner.cuda import runner as cuda
 from pagewood.engine.runner.cuda import staging, step_arrays
-from pagewood.engine.testing import Scenario, random_scenario, run_scenario
+from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
@@ -38,6 +38,8 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
         page_size=scenario.config.page_size,
         vocab_size=VOCAB_SIZE,
         with_graphs=with_graphs,
+        max_drafts=scenario.max_drafts,
+        guess_quality=scenario.guess_quality,
     )
     device.waits.clear()
 
@@ -59,6 +61,15 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
 def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
     device = RecordingDevice()
     run(random_scenario(rng, overlap=overlap), device, with_graphs=with_graphs)
+    assert set(device.waits) <= {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # by close
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
+def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
+    device = RecordingDevice()
+    run(with_drafts(random_scenario(rng, overlap=overlap), rng), device, with_graphs=with_graphs)
     assert set(device.waits) <= {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
 

@@ -1,7 +1,7 @@
 """Packed masks for verification: which positions each token of a step sees, computed on the device.
 
-The host plans attention for the most positions that a row can have. Where a row really ends is known on the device only,
-so the mask hides what is beyond. FlashInfer reads one bit for each token and position of a grant, token by token, the
+The host plans attention for the most positions that a row can have. Only the device knows where a row really ends, so
+the mask hides what is beyond. FlashInfer reads one bit for each token and position of a grant, token by token, the
 lowest bit of a byte first; the bits of each grant begin with a new byte.
 
 Legend: T tokens of a step, G grants, B bytes of a mask.

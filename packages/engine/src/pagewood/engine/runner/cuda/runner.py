@@ -9,11 +9,15 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.api import Progress
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
@@ -27,32 +31,71 @@ from pagewood.engine.runner.cuda.attention import (
 from pagewood.engine.runner.cuda.device import Device, Event
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.graphs import capture_graphs
+from pagewood.engine.runner.cuda.masks import packed_masks
 from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
+from pagewood.engine.runner.cuda.verify import (
+    Drafter,
+    DraftRequest,
+    ExactPlaces,
+    InexactRows,
+    Yielded,
+    count_accepted,
+    exact_places,
+    num_mask_bytes,
+    result_size,
+    sampler_of,
+    simulated,
+)
+from pagewood.engine.runner.cuda.verify_arrays import VerifyArrays, VerifyStep, verify_step
+from pagewood.engine.runner.cuda.verify_graphs import capture_verify_graphs
 from pagewood.kvpool.storage import KVStorage
 
 NO_TOKEN = -1
 """Stands for the token of a row whose logits are not numbers, see `StepResult.of_one_each`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneEach:
+    """How to read the result of a plain step: one token for each sampled grant."""
+
+    size: int
+    """S"""
+
+    def result(self, words: Int32) -> StepResult:
+        """Return the result that `words` `[S]` stand for."""
+        return StepResult.of_one_each(words)
+
+
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_count", "_done", "_pool", "_result", "_slot")
+    __slots__ = ("_done", "_expected", "_launch", "_pool", "_result", "_rows", "_slot")
 
-    def __init__(self, pool: StagingPool, slot: StagingSlot, done: Event, count: int) -> None:
+    def __init__(
+        self,
+        pool: StagingPool,
+        slot: StagingSlot,
+        done: Event,
+        expected: OneEach | Yielded,
+        rows: InexactRows,
+        launch: int,
+    ) -> None:
         self._pool = pool
         self._slot = slot
         self._done = done
-        self._count = count
+        self._expected = expected
+        self._rows = rows
+        self._launch = launch
         self._result: StepResult | None = None  # written by: wait
 
     def wait(self) -> StepResult:
-        """Wait for the tokens, one for each sampled grant, and return them."""
+        """Wait for the tokens of the sampled grants, and return them."""
         if self._result is None:
             self._done.synchronize()
-            self._result = StepResult.of_one_each(read(self._slot.on_host_tokens, self._count))
+            self._result = self._expected.result(read(self._slot.on_host_result, self._expected.size))
+            self._rows.settle(self._launch)
             self._pool.give_back(self._slot)
         return self._result
 
@@ -62,11 +105,14 @@ class CUDARunner:
 
     Invariant: all work of all steps is queued on one stream in the order of the launches, so a step can read tokens
     that the step before it samples. `launch` does not wait for the device unless it fails.
+
+    A step that verifies drafts, or that follows one whose result the host does not know, computes on the device where
+    its rows begin (`verify`). All other steps are computed as if nothing were ever drafted.
     """
 
     __slots__ = (
-        "_attention", "_device", "_filters", "_graphs", "_model", "_page_table", "_rotations", "_staging", "_tables",
-        "_tokens",
+        "_acceptance", "_attention", "_device", "_drafter", "_filters", "_graphs", "_inexact", "_lengths", "_model",
+        "_page_table", "_rotations", "_staging", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +127,9 @@ class CUDARunner:
         dtype: str | None = None,
         batch_invariant: bool = False,
         graph_sizes: Sequence[int] = (),
+        drafter: Drafter | None = None,
+        max_drafts: int = 0,
+        acceptance: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -96,6 +145,9 @@ class CUDARunner:
             batch_invariant: whether the logits of a token must not depend on the batch, see `invariance`; the
                 projections of `model` must not depend on it either.
             graph_sizes: grants of the decode steps to capture; larger steps are computed without a graph.
+            drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
+            max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
+            acceptance: accept each draft with this probability, whatever it is, for measurements; None: verify them.
             progress: gets a report of every graph.
 
         Raises:
@@ -122,8 +174,17 @@ class CUDARunner:
             """[max_length + 1, head_dim] float32, the table of `CUDAOps`."""
             dtype = dtype or storage.layout.dtype
             shape = AttentionShape(num_heads=config.num_heads, windows=config.windows, dtype=dtype)
-            self._attention = FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant)
-            self._staging = StagingPool(device, windows=shape.all_windows_left, max_rows=max_rows)
+            self._drafter = drafter
+            self._acceptance = acceptance
+            self._inexact = InexactRows(max_rows)
+            self._lengths = torch.ones(max_rows + 1, **options)
+            """[rows] known tokens of rows that may be inexact; contents written by: launch"""
+            self._attention = FlashInferAttention(
+                flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
+            )
+            self._staging = StagingPool(
+                device, windows=shape.all_windows_left, result_size=result_size(max_rows, 1 + max_drafts)
+            )
             slot = self._staging.take()
             device.finish()
             with device.computing():
@@ -135,6 +196,19 @@ class CUDARunner:
                     padding_source=max_rows * (max_length + 1),
                     padding_page=storage.num_pages - 1,
                     pages_per_row=pages_per_row,
+                    staging=slot.plans,
+                    progress=progress,
+                )
+                self._verify_graphs = capture_verify_graphs(
+                    () if drafter is None else graph_sizes,
+                    (1 + max_drafts,),
+                    self._attention,
+                    self._forward,
+                    device=device,
+                    padding_source=max_rows * (max_length + 1),
+                    padding_page=storage.num_pages - 1,
+                    pages_per_row=pages_per_row,
+                    page_size=page_size,
                     staging=slot.plans,
                     progress=progress,
                 )
@@ -156,7 +230,7 @@ class CUDARunner:
             slot = self._staging.take()
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
-            host, step = slot.upload(arrays)
+            host, step = _upload(slot, arrays)
             logits = self._logits(host, step, slot, is_decode=False)
         self._device.finish()
         self._staging.give_back(slot)
@@ -168,33 +242,128 @@ class CUDARunner:
 
     def _launch(self, batch: Batch) -> CUDAStepHandle:
         slot = self._staging.take()
+        self._inexact.admit(batch)
         try:
-            self._queue(batch, slot)
+            expected = self._queue(batch, slot)
         except Exception:
             self._device.finish()  # work that is queued already may read the slot
             self._staging.give_back(slot)
             raise
-        count = len(batch.sampled)
-        done = self._device.download(slot.tokens[:count], slot.on_host_tokens[:count])
-        return CUDAStepHandle(self._staging, slot, done, count)
+        launch = self._inexact.mark(batch)
+        done = self._device.download(slot.result[: expected.size], slot.on_host_result[: expected.size])
+        return CUDAStepHandle(self._staging, slot, done, expected, self._inexact, launch)
 
-    def _queue(self, batch: Batch, slot: StagingSlot) -> None:
-        """Queue a step, up to the tokens on the device."""
+    def _queue(self, batch: Batch, slot: StagingSlot) -> OneEach | Yielded:
+        """Queue a step, up to its result on the device; return how to read it."""
+        is_inexact = self._inexact.of(batch)
+        if is_inexact.any() or (batch.num_promised > 1).any():
+            self._queue_verify(batch, is_inexact, slot)
+            return Yielded(promised=batch.num_promised)
+        self._queue_plain(batch, slot)
+        return OneEach(size=len(batch.sampled))
+
+    def _queue_plain(self, batch: Batch, slot: StagingSlot) -> None:
+        """Queue a step without drafts, of rows whose start the host knows."""
         num_grants = len(batch.rows)
         is_decode = batch.num_tokens == num_grants
         size = self._graphs.size_for(num_grants) if is_decode else None
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
-            host, step = slot.upload(step_arrays(batch, self._tables, num_empty=num_empty))
+            host, step = _upload(slot, step_arrays(batch, self._tables, num_empty=num_empty))
             logits = self._logits(host, step, slot, is_decode=is_decode)
         else:
-            host, step = slot.upload(step_arrays(batch, self._tables, num_padding=size - num_grants))
+            host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
             indices = self._apply_updates(host, step)
             graph = self._graphs.of(size)
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
         if len(batch.sampled):
-            self._sample(batch, step, logits, slot.tokens[: len(batch.sampled)])
+            self._sample(batch, step, logits, slot.result[: len(batch.sampled)])
+
+    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> None:
+        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
+        shape = None
+        if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
+            shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
+        if shape is None:
+            num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
+        else:
+            num_empty = self._verify_graphs.of(shape).num_empty
+        verify = verify_step(batch, self._tables, is_inexact=is_inexact, graph=shape, num_empty=num_empty)
+        pinned, on_device = slot.upload(verify.arrays.words())
+        host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
+        indices = self._apply_updates(host, step)
+        where = exact_places(step, self._lengths, self._tables.tokens_per_row)
+        num_drafted = self._draft(verify, step, where.positions, where.sources)
+        places = Places(
+            grants=step.token_grants,
+            positions=where.positions,
+            kv_indptr=step.kv_indptr,
+            kv_indices=indices,
+            last_page_len=step.last_page_len,
+        )
+        masks = packed_masks(
+            where.positions, step.qo_indptr, step.kv_lens, step.mask_offsets, self._attention.shape.all_windows_left,
+            num_bytes=num_mask_bytes(verify), rows_per_byte=verify.mask.rows_per_byte,
+        )  # fmt: skip
+        arrays = _host_arrays(host, is_decode=False)
+        if shape is None:
+            planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
+            logits = self._forward(where.sources, where.positions, planned, step.wanted)
+        else:
+            logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
+            logits = logits.index_select(0, step.wanted)
+        if len(batch.sampled):
+            self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
+
+    def _draft(self, verify: VerifyStep, step: VerifyArrays[Tensor], positions: Tensor, sources: Tensor) -> Tensor:
+        """Write drafts to the token table; return the number of each sampled grant, `[S] int32`."""
+        num_drafted = torch.zeros(len(step.first_tokens), dtype=torch.int32, device=self._device.torch_device)
+        if not len(step.drafting):
+            return num_drafted
+        if self._drafter is None:
+            raise ValueError("num_promised must be 1 for a runner without a drafter")
+        firsts = step.first_tokens.index_select(0, step.drafting)
+        drafts, found = self._drafter.draft(
+            DraftRequest(
+                tokens=self._tokens.view(-1, self._tables.tokens_per_row),
+                rows=step.rows.index_select(0, step.token_grants.index_select(0, firsts)),
+                lengths=positions.index_select(0, firsts) + 1,
+                num_drafts=verify.width - 1,
+                longest=verify.longest,
+            )
+        )
+        places = sources.index_select(0, step.draft_tokens).long()
+        self._tokens.index_copy_(0, places, drafts.flatten().index_select(0, step.draft_cells))
+        return num_drafted.index_copy_(0, step.drafting.long(), torch.minimum(found, step.most_drafts))
+
+    def _accept(
+        self,
+        batch: Batch,
+        verify: VerifyStep,
+        step: VerifyArrays[Tensor],
+        where: ExactPlaces,
+        num_drafted: Tensor,
+        logits: Tensor,
+        target: Tensor,
+    ) -> None:
+        """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result."""
+        positions = where.positions.index_select(0, step.wanted) + 1
+        sampler = sampler_of(batch.sampling, step, positions)
+        chosen, is_broken = sampler.tokens(self._filters, logits)
+        tokens = chosen.int()
+        places = where.sources.index_select(0, step.wanted).long() + 1
+        if self._acceptance is None:
+            is_equal = self._tokens.index_select(0, places) == tokens
+        else:
+            is_equal = simulated(sampler.seeds, positions, self._acceptance)
+        counts = count_accepted(is_equal, is_broken, step.cells, num_drafted, verify.width)
+        # The table gets tokens beyond the accepted ones, too; no step reads them before they are replaced.
+        self._tokens.index_copy_(0, places, tokens)
+        rows = step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens)).long()
+        ends = where.positions.index_select(0, step.first_tokens) + 1
+        self._lengths.index_copy_(0, rows, ends + counts.clamp(min=1))
+        torch.cat([tokens, counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
 
     def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
         sampler = Sampler.of(batch.sampling, step)
@@ -218,7 +387,9 @@ class CUDARunner:
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         return self._forward(step.sources, step.positions, planned, step.wanted)
 
-    def _apply_updates(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> Tensor:
+    def _apply_updates(
+        self, host: StepArrays[Tensor] | VerifyArrays[Tensor], step: StepArrays[Tensor] | VerifyArrays[Tensor]
+    ) -> Tensor:
         """Queue the page and token updates of the batch; return the page ids of all grants, `[pages of the step]`."""
         if len(step.page_ids):
             self._page_table.index_copy_(0, step.page_places.view(torch.int64), step.page_ids)
@@ -234,7 +405,12 @@ class CUDARunner:
         return self._model(tokens, (positions, self._rotations), attention, wanted)
 
 
-def _host_arrays(host: StepArrays[Tensor], *, is_decode: bool) -> HostArrays:
+def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
+    pinned, on_device = slot.upload(arrays.words())
+    return StepArrays.of_words(pinned), StepArrays.of_words(on_device)
+
+
+def _host_arrays(host: StepArrays[Tensor] | VerifyArrays[Tensor], *, is_decode: bool) -> HostArrays:
     return HostArrays(
         is_decode=is_decode,
         qo_indptr=host.qo_indptr,
