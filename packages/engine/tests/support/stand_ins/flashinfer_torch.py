@@ -273,7 +273,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             kv_dtype=kv_data_type or q_data_type, piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
         )  # fmt: skip
 
-
     def _seen(self, plan: _Plan, grant: int, num_tokens: int) -> Tensor:
         """Return what the mask says, if there is one."""
         mask, offsets = self._custom_mask_buf, self._mask_indptr_buf
