@@ -264,7 +264,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             self._custom_mask_buf = self._mask_indptr_buf = None
         group = num_qo_heads // num_kv_heads
         average = num_tokens * group // num_grants
-        if self._graph is not None:  # the largest grant that the graph allows
+        if self._max_tokens is not None:  # a graph: the largest grant that it allows
             average = (self._max_tokens - num_grants + 1) * group
         tile = 128 if average > 64 or self._backend != "fa2" else 64 if average > 16 else 16
         self._take(
