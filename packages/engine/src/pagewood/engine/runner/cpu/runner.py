@@ -3,7 +3,7 @@
 A thread that waits for a step helps to compute it. So the engine's thread is one of the compute threads; while it
 plans, the others continue without it.
 
-Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
+Legend: G grants, S sampled grants, W wanted tokens, V vocab_size.
 """
 
 # pyright: basic
@@ -11,26 +11,32 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
+from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
-from pagewood.engine.runner.cpu.sampling import choices_of, draw
-from pagewood.engine.runner.cpu.tape import Buffer, Program, Rows, Run, StepTables, Tape
+from pagewood.engine.runner.cpu.compiled.layout import Outcome, collect
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.sampling import draw
+from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
 
 
@@ -60,19 +66,15 @@ class _Step:
     """A batch that is ready for the worker."""
 
     batch: Batch
-    token_rows: Int32
-    """[T] row of each token."""
-    positions: Int32
-    """[T] its position in the row."""
-    inputs: tuple[NDArray[np.generic], ...]
-    """Inputs of the program besides the tokens: cosines, sines, wanted tokens, choices."""
-    tables: StepTables
+    grants: Grants
+    samples: bool
+    """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Future[Run]
     """The instructions to compute, once their inputs are in place."""
 
 
 class CPURunner:
-    """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
+    """Computes batches on a worker thread, and owns the KV memory and the tables of tokens, lengths and pages.
 
     The model is recorded on a tape once, for steps up to some number of tokens; a step only fills in its numbers.
 
@@ -81,8 +83,7 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_cosines", "_helpers", "_kernel", "_model", "_num_threads", "_page_table", "_program", "_sines",
-        "_tokens", "_worker",
+        "_attention", "_helpers", "_kernel", "_model", "_num_threads", "_pass", "_program", "_rotations", "_rows", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -109,27 +110,45 @@ class CPURunner:
         self._model = model
         self._kernel = kernel
         self._num_threads = num_threads
-        self._tokens: Int32 = np.zeros((max_rows, max_length + 1), np.int32)  # written by: the worker
         num_pages = -(-(max_length + 1) // page_size)
-        self._page_table: Int32 = np.zeros((max_rows, num_pages), np.int32)  # written by: the worker
-        self._attention = CPUAttention(storage, self._page_table, num_heads=config.num_heads, windows=config.windows)
-        self._cosines: Float32 = np.empty((0, config.head_dim // 2), np.float32)  # written by: the caller
-        self._sines: Float32 = self._cosines  # written by: the caller
-        self._program = self._write_down(1, 1)  # written by: the worker
+        self._rows = RowTables(  # contents written by: the worker
+            tokens=np.zeros((max_rows, max_length + 1), np.int32),
+            lengths=np.zeros(max_rows, np.int32),
+            pages=np.zeros((max_rows, num_pages), np.int32),
+        )
+        self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
+        self._rotations = Rotations(model.rope)  # contents written by: the worker
+        self._pass, self._program = self._write_down((1, 1, 1))  # written by: the worker
         self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
     def launch(self, batch: Batch) -> CPUStepHandle[StepResult]:
-        """Queue a step and return at once; each of its sampled grants yields one token."""
-        ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
-        last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
-        step = self._prepare(batch, last, choices_of(batch.sampling, ends))
-        return self._handle(step, self._worker.submit(self._step, step, ends))
+        """Queue a step and return at once."""
+        grants = Grants(
+            rows=_writable(batch.rows),
+            starts=_writable(batch.starts),
+            counts=_writable(batch.counts),
+            sampled=_writable(batch.sampled),
+            promised=_writable(batch.num_promised),
+            sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
+        )
+        step = _Step(batch=batch, grants=grants, samples=True, run=Future())
+        return self._handle(step, self._worker.submit(self._step, step))
 
     def forward(self, batch: Batch) -> Float32:
-        """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its tokens."""
-        wanted = np.arange(batch.num_tokens, dtype=np.int32)
-        step = self._prepare(batch, wanted, np.zeros((len(wanted), NUM_CHOICE_COLUMNS), np.float32))
+        """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its T tokens."""
+        num_grants = len(batch.rows)
+        promised = np.ones(num_grants, np.int32)
+        promised[batch.sampled] = batch.num_promised
+        grants = Grants(
+            rows=batch.rows.copy(),
+            starts=batch.starts.copy(),
+            counts=batch.counts.copy(),
+            sampled=np.arange(num_grants, dtype=np.int32),
+            promised=promised,
+            sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
+        )
+        step = _Step(batch=batch, grants=grants, samples=False, run=Future())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
@@ -140,45 +159,30 @@ class CPURunner:
     def _handle(self, step: _Step, result: Future[Result]) -> CPUStepHandle[Result]:
         return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
 
-    def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
-        """Prepare all that does not depend on earlier steps in the calling thread, not between two steps on the worker.
-
-        Args:
-            batch: to compute.
-            wanted: `[W]` tokens of the step whose logits are needed.
-            choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token after each.
-        """
-        # copied, because a batch may be read-only, and kernels are compiled for writable arrays
-        rows, starts, counts = (array.copy() for array in (batch.rows, batch.starts, batch.counts))
-        positions = np.arange(counts.sum(), dtype=np.int32)
-        positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
-        return _Step(
-            batch=batch,
-            token_rows=np.repeat(rows, counts),
-            positions=positions,
-            inputs=(*self._rotations(positions), wanted[:, None], choices),
-            tables=self._attention.plan(rows, starts, counts),
-            run=Future(),
-        )
-
-    def _step(self, step: _Step, ends: Int32) -> StepResult:
-        _, drawn = self._compute(step)
-        batch = step.batch
-        # A row without a token gets 0: the next step may have been launched already, and reads it.
-        self._tokens[batch.rows[batch.sampled], ends] = np.maximum(drawn, 0)
-        return StepResult.of_one_each(drawn.copy())
+    def _step(self, step: _Step) -> StepResult:
+        scopes, counts = self._compute(step)
+        _, drawn, found, num_found = (output.view(np.int32) for output in self._program.outputs)
+        num_wanted, num_sampled = counts[self._pass.scope.wanted.index], counts[self._pass.scope.sampled.index]
+        if num_wanted == num_sampled:
+            return StepResult.of_one_each(drawn[:num_wanted, 0].copy())
+        tokens, yielded = np.empty(num_wanted, np.int32), num_found[:num_sampled, 0].copy()
+        num_tokens = collect(scopes, self._pass.scope.index, found[:num_wanted, 0], yielded, tokens)
+        return StepResult(tokens=tokens[:num_tokens], counts=yielded)
 
     def _all_logits(self, step: _Step) -> Float32:
-        return self._compute(step)[0].copy()
+        _, counts = self._compute(step)
+        return self._program.outputs[0][: counts[self._pass.scope.wanted.index]].copy()
 
-    def _compute(self, step: _Step) -> tuple[Float32, Int32]:
-        """Return logits `[W, V]` and tokens `[W]`; the next step overwrites them.
+    def _compute(self, step: _Step) -> tuple[Int64, Int64]:
+        """Compute a step; return its scopes and counts. The next step overwrites the outputs of the program.
 
         Raises:
             IndexError: a token is not in the vocabulary.
         """
         try:
-            run = self._start(step)
+            self._update(step.batch)
+            scopes, counts = self._lay_out(step)
+            run = self._program.start(counts, scopes)
         except Exception as error:
             step.run.set_exception(error)
             raise
@@ -186,43 +190,50 @@ class CPURunner:
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
         run.work()
-        logits, drawn = self._program.outputs
-        num_wanted = len(step.inputs[-1])
-        return logits[:num_wanted], drawn.view(np.int32)[:num_wanted, 0]
+        return scopes, counts
 
-    def _start(self, step: _Step) -> Run:
-        """Apply the updates of the batch and fill in the inputs of the program."""
-        batch = step.batch
-        self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
-        self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-        tokens = self._tokens[step.token_rows, step.positions]
-        vocab_size = self._model.config.vocab_size
-        if not 0 <= tokens.min() <= tokens.max() < vocab_size:
-            raise IndexError(f"tokens must be in [0, {vocab_size}), got {tokens.tolist()}")
-        sizes = (len(tokens), len(step.inputs[-1]))
-        if any(size > most for size, most in zip(sizes, self._program.capacity, strict=True)):
-            self._program = self._write_down(*(max(pair) for pair in zip(sizes, self._program.capacity, strict=True)))
-        for target, source in zip(self._program.inputs, (tokens[:, None], *step.inputs), strict=True):
-            target.view(source.dtype)[: len(source)] = source
-        return self._program.start(sizes, step.tables)
+    def _update(self, batch: Batch) -> None:
+        """Apply what the batch says about rows."""
+        rows = self._rows
+        if len(batch.page_ids) > 0:
+            rows.pages[batch.page_rows, batch.page_columns] = batch.page_ids
+        if len(batch.token_ids) > 0:
+            rows.tokens[batch.token_rows, batch.token_positions] = batch.token_ids
+            rows.lengths[batch.token_rows] = batch.token_positions + 1  # ascending: the last of a row counts
 
-    def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
-        """Return a program that computes the model for steps up to these sizes, rounded up to powers of two."""
-        tape, half = Tape(), self._model.config.head_dim // 2
-        tokens, wanted = tape.buffer(Rows.TOKENS, 1), tape.buffer(Rows.WANTED, 1)
-        cosines, sines = tape.buffer(Rows.TOKENS, half), tape.buffer(Rows.TOKENS, half)
-        choices = tape.buffer(Rows.WANTED, NUM_CHOICE_COLUMNS)
-        logits = self._model(tokens, (cosines, sines), self._attention, wanted)
-        drawn = draw(logits, choices)
-        capacity = tuple(1 << (size - 1).bit_length() for size in (max(num_tokens, 1), max(num_wanted, 1)))
-        inputs = (tokens, cosines, sines, wanted, choices)
-        return tape.program(self._kernel, capacity, inputs=inputs, outputs=(logits, drawn))
+    def _lay_out(self, step: _Step) -> tuple[Int64, Int64]:
+        """Fill in the inputs of the program, with memory for more tokens if needed; return its scopes and counts."""
+        while True:
+            program = self._program
+            scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
+            outcome = self._pass.lay_out(scopes, counts, step.grants, all_wanted=not step.samples)
+            if outcome != Outcome.TOO_LARGE:
+                break
+            needed = zip(counts.tolist(), program.capacity, strict=True)
+            self._pass, self._program = self._write_down([max(pair) for pair in needed])
+        scope = self._pass.scope
+        if outcome == Outcome.BAD_TOKEN:
+            tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
+            raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
+        if not step.samples:
+            counts[scope.sampled.index] = 0
+        return scopes, counts
 
-    def _rotations(self, positions: Int32) -> tuple[Float32, Float32]:
-        """Return the cosines and sines of positions, from a table that grows to the furthest position seen."""
-        end = int(positions.max()) + 1
-        if end > len(self._cosines):
-            with torch.inference_mode():
-                cosines, sines = self._model.rope(torch.arange(1 << (end - 1).bit_length()))
-            self._cosines, self._sines = cosines.numpy(), sines.numpy()
-        return self._cosines[positions], self._sines[positions]
+    def _write_down(self, sizes: Sequence[int]) -> tuple[Pass, Program]:
+        """Return the model's pass, and a program for steps up to these sizes, rounded up to powers of two."""
+        tape, config = Tape(), self._model.config
+        one = Pass(
+            tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2, vocab_size=config.vocab_size
+        )
+        logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+        drawn = draw(logits, one.choices)
+        found, num_found = tape.buffer(one.scope.wanted, 1), tape.buffer(one.scope.sampled, 1)
+        tape.emit(Operation.ACCEPT, one.scope.sampled, one.scope.index, drawn, found, num_found)
+        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
+        outputs = (logits, drawn, found, num_found)
+        return one, tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
+
+
+def _writable(array: Array) -> Array:
+    """Return `array`, or a copy if it is read-only; kernels are compiled for writable arrays."""
+    return array if array.flags.writeable else array.copy()

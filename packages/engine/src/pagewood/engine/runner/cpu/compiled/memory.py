@@ -1,6 +1,7 @@
 """Memory by address, and counters that threads share.
 
-One compiled function runs a program of many matrices. It gets their addresses as integers.
+One compiled function runs a program of many matrices. It gets their addresses as integers. Indices are not checked, so
+where the size of an array is not at hand, it may be given as 0.
 """
 
 # pyright: basic
@@ -50,6 +51,12 @@ def vector(address: Any, size: Any) -> Any:
 def integers(address: Any, size: Any) -> Any:
     """Return the int32 vector `[size]` that starts at an address."""
     return carray(_pointer_to(address), size, np.int32)
+
+
+@inlined
+def integer_rows(address: Any, rows: Any, columns: Any) -> Any:
+    """Return the int32 matrix `[rows, columns]` that starts at an address."""
+    return carray(_pointer_to(address), (rows, columns), np.int32)
 
 
 @inlined
