@@ -20,7 +20,8 @@ from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome, lay_out
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
-from pagewood.engine.runner.cpu.tape import Buffer, Scope, Tape
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.tape import Buffer, Operand, Scope, Tape
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -82,13 +83,35 @@ class Grants:
     """Sampling parameters of the S grants."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the program knows after the target has drawn."""
+
+    drawn: Buffer
+    """[W, 1] int32, the token drawn at each wanted row; -1: its logits were not numbers."""
+    tokens: Buffer
+    """[W, 1] int32, the tokens that a grant yields, from its first wanted row on."""
+    counts: Buffer
+    """[S, 1] int32, how many."""
+    nodes: Buffer
+    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on."""
+
+
 class Pass:
     """A forward pass of a model on a tape, in a scope of its own."""
 
-    __slots__ = ("_rotations", "choices", "cosines", "scope", "sines", "tokens", "wanted")
+    __slots__ = ("_rotations", "choices", "cosines", "parents", "scope", "sines", "tokens", "wanted")
 
     def __init__(
-        self, tape: Tape, rows: RowTables, attention: CPUAttention, rotations: Rotations, *, half: int, vocab_size: int
+        self,
+        tape: Tape,
+        rows: RowTables,
+        attention: CPUAttention,
+        rotations: Rotations,
+        *,
+        half: int,
+        vocab_size: int,
+        max_nodes: int = 0,
     ) -> None:
         """Add the scope and its inputs to `tape`.
 
@@ -99,6 +122,7 @@ class Pass:
             rotations: of the model.
             half: F.
             vocab_size: of the model.
+            max_nodes: most nodes of a tree that a grant computes; 0: there are no trees.
         """
         scope = tape.scope()
         self._rotations = rotations
@@ -113,7 +137,9 @@ class Pass:
         """[W, 1] int32, tokens whose logits are wanted."""
         self.choices: Buffer = tape.buffer(scope.wanted, NUM_CHOICE_COLUMNS)
         """[W, NUM_CHOICE_COLUMNS], how to draw the token after each."""
-        columns = {
+        self.parents: Buffer | None = tape.buffer(scope.tokens, 1) if max_nodes > 0 else None
+        """[T, 1] int32, the parent of each node of a tree, as an index in its grant; `plant` reads it."""
+        columns: dict[Column, Operand] = {
             Column.PAGE_TABLE: rows.pages,
             Column.PAGES_PER_ROW: rows.pages.shape[1],
             Column.TOKEN_TABLE: rows.tokens,
@@ -137,7 +163,44 @@ class Pass:
             Column.SAMPLED: tape.buffer(scope.wanted, 1),
             Column.FIRSTS: tape.buffer(scope.wanted, 2),
         }
+        if self.parents is not None:
+            path_size = max_nodes + 1
+            columns[Column.PARENTS] = self.parents
+            columns[Column.PATHS] = tape.buffer(scope.tokens, path_size)
+            columns[Column.PATH_SIZE] = path_size
         tape.fill(scope, columns)
+
+    def plant(self) -> None:
+        """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
+        self.tokens.tape.emit(Operation.PLANT, self.scope.sampled, self.scope.index)
+
+    def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
+        """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
+
+        Args:
+            accepted: what was accepted in this pass.
+            memory: `[pages, groups, page_size, ...]`, contiguous, in units of four bytes.
+            groups: groups of slots in a page.
+            page_size: slots of a page.
+        """
+        words = memory.nbytes // 4 // (len(memory) * groups * page_size)
+        self.tokens.tape.emit(
+            Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
+            accepted.counts,
+        )  # fmt: skip
+
+    def accept(self, drawn: Buffer, *, chance: float | None = None) -> Accepted:
+        """Write the instruction that accepts drafts.
+
+        Args:
+            drawn: `[W, 1] int32`, the token drawn at each wanted row.
+            chance: probability with which a draft is accepted, whatever its token, for measurements; None: compare.
+        """
+        tape, scope = drawn.tape, self.scope
+        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        number = -1.0 if chance is None else chance
+        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes, number=number)
+        return Accepted(drawn=drawn, tokens=found, counts=counts, nodes=nodes)
 
     def lay_out(
         self, scopes: Int64, counts: Int64, grants: Grants, *, ahead: int = 0, all_wanted: bool = False
@@ -149,7 +212,7 @@ class Pass:
             counts: of the run, written.
             grants: what to compute.
             ahead: added to all positions.
-            all_wanted: whether all tokens of sampled grants are wanted.
+            all_wanted: whether all tokens of sampled grants are wanted, and none is accepted.
         """
         index, rotations, sampling = self.scope.index, self._rotations, grants.sampling
         while True:

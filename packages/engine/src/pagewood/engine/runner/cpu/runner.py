@@ -11,9 +11,10 @@ Legend: G grants, S sampled grants, W wanted tokens, V vocab_size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,14 +22,16 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.layout import Outcome, collect
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect
 from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw
 from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
@@ -38,6 +41,7 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
+_TO_NANOSECONDS = np.array([1_000_000_000, 1], np.int64)
 
 
 class CPUStepHandle(Generic[Result]):
@@ -67,6 +71,8 @@ class _Step:
 
     batch: Batch
     grants: Grants
+    is_drafting: bool
+    """Whether a grant is to have drafts."""
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Future[Run]
@@ -83,7 +89,8 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_helpers", "_kernel", "_model", "_num_threads", "_pass", "_program", "_rotations", "_rows", "_worker",
+        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads", "_pass",
+        "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +102,9 @@ class CPURunner:
         max_rows: int,
         max_length: int,
         num_threads: int,
+        make_lookup: Callable[[Int32], LookupDrafter] | None = None,
+        drafter: ProgramDrafter | None = None,
+        simulated_acceptance: float | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -105,6 +115,12 @@ class CPURunner:
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
+            make_lookup: called with the table of tokens `[rows, positions]`; returns what drafts before the program
+                runs.
+            drafter: drafts in the program. Without one of both, the drafts of a grant are what the token table happens
+                to hold.
+            simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
+                the text is then meaningless.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
@@ -118,21 +134,28 @@ class CPURunner:
         )
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
+        self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
+        self._drafter = drafter
+        self._chance = simulated_acceptance
+        self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
+        self._clock: Int64 = np.zeros((3, 2), np.int64)  # written by: the program
+        """Seconds and nanoseconds at the start of a step, after its drafts, and at its end."""
         self._pass, self._program = self._write_down((1, 1, 1))  # written by: the worker
         self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
     def launch(self, batch: Batch) -> CPUStepHandle[StepResult]:
         """Queue a step and return at once."""
+        is_drafting = len(batch.num_promised) > 0 and int(batch.num_promised.max()) > 1
         grants = Grants(
             rows=_writable(batch.rows),
             starts=_writable(batch.starts),
-            counts=_writable(batch.counts),
+            counts=batch.counts.copy() if is_drafting else _writable(batch.counts),  # drafts may be fewer than granted
             sampled=_writable(batch.sampled),
             promised=_writable(batch.num_promised),
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
         )
-        step = _Step(batch=batch, grants=grants, samples=True, run=Future())
+        step = _Step(batch=batch, grants=grants, is_drafting=is_drafting, samples=True, run=Future())
         return self._handle(step, self._worker.submit(self._step, step))
 
     def forward(self, batch: Batch) -> Float32:
@@ -148,7 +171,7 @@ class CPURunner:
             promised=promised,
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
         )
-        step = _Step(batch=batch, grants=grants, samples=False, run=Future())
+        step = _Step(batch=batch, grants=grants, is_drafting=False, samples=False, run=Future())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
@@ -160,27 +183,41 @@ class CPURunner:
         return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
 
     def _step(self, step: _Step) -> StepResult:
-        scopes, counts = self._compute(step)
-        _, drawn, found, num_found = (output.view(np.int32) for output in self._program.outputs)
-        num_wanted, num_sampled = counts[self._pass.scope.wanted.index], counts[self._pass.scope.sampled.index]
-        if num_wanted == num_sampled:
-            return StepResult.of_one_each(drawn[:num_wanted, 0].copy())
+        scopes, counts, draft_s, verify_s = self._compute(step)
+        scope, grants = self._pass.scope, step.grants
+        found, num_found = (output.view(np.int32) for output in self._program.outputs[1:])
+        num_wanted, num_sampled = counts[scope.wanted.index], counts[scope.sampled.index]
         tokens, yielded = np.empty(num_wanted, np.int32), num_found[:num_sampled, 0].copy()
-        num_tokens = collect(scopes, self._pass.scope.index, found[:num_wanted, 0], yielded, tokens)
-        return StepResult(tokens=tokens[:num_tokens], counts=yielded)
+        num_tokens = collect(scopes, scope.index, found[:num_wanted, 0], yielded, tokens)
+        num_drafted = None
+        if step.is_drafting:
+            num_drafted = np.where(grants.promised > 1, grants.counts[grants.sampled] - 1, 0).astype(np.int32)
+        return StepResult(
+            tokens=tokens[:num_tokens],
+            counts=yielded,
+            num_drafted=num_drafted,
+            draft_s=draft_s,
+            verify_s=verify_s,
+        )
 
     def _all_logits(self, step: _Step) -> Float32:
-        _, counts = self._compute(step)
+        _, counts, *_ = self._compute(step)
         return self._program.outputs[0][: counts[self._pass.scope.wanted.index]].copy()
 
-    def _compute(self, step: _Step) -> tuple[Int64, Int64]:
-        """Compute a step; return its scopes and counts. The next step overwrites the outputs of the program.
+    def _compute(self, step: _Step) -> tuple[Int64, Int64, float, float]:
+        """Compute a step; return its scopes and counts, and the seconds for its drafts and for the rest.
+
+        The next step overwrites the outputs of the program.
 
         Raises:
             IndexError: a token is not in the vocabulary.
         """
+        began = perf_counter()
         try:
             self._update(step.batch)
+            if self._lookup is not None and step.samples:
+                self._look_up(self._lookup, step)
+            drafted = perf_counter()
             scopes, counts = self._lay_out(step)
             run = self._program.start(counts, scopes)
         except Exception as error:
@@ -190,16 +227,39 @@ class CPURunner:
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
         run.work()
-        return scopes, counts
+        ended = perf_counter()
+        self._sampled_rows = step.grants.rows[step.grants.sampled] if step.samples else self._sampled_rows
+        in_program_s = 0.0
+        if self._drafter is not None:
+            drafts_ns, rest_ns = np.diff(self._clock @ _TO_NANOSECONDS).tolist()
+            in_program_s = (ended - drafted) * drafts_ns / max(drafts_ns + rest_ns, 1)
+        return scopes, counts, drafted - began + in_program_s, ended - drafted - in_program_s
 
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""
         rows = self._rows
+        if self._lookup is not None and len(self._sampled_rows) > 0:  # before a row gets another request
+            self._lookup.advance(self._sampled_rows, rows.lengths[self._sampled_rows])
+            self._sampled_rows = self._sampled_rows[:0]
         if len(batch.page_ids) > 0:
             rows.pages[batch.page_rows, batch.page_columns] = batch.page_ids
         if len(batch.token_ids) > 0:
             rows.tokens[batch.token_rows, batch.token_positions] = batch.token_ids
             rows.lengths[batch.token_rows] = batch.token_positions + 1  # ascending: the last of a row counts
+
+    def _look_up(self, lookup: LookupDrafter, step: _Step) -> None:
+        """Draft for the grants that promise more than one token, and shrink them to the drafts that were found."""
+        batch, grants, lengths = step.batch, step.grants, self._rows.lengths
+        for grant, namespace in zip(batch.admitted.tolist(), batch.namespaces.tolist(), strict=True):
+            row = int(grants.rows[grant])
+            lookup.begin(row, namespace, int(lengths[row]))
+        if not step.is_drafting:
+            return
+        which = grants.sampled[grants.promised > 1]
+        rows = grants.rows[which]
+        most, counts = grants.counts[which] - 1, np.zeros(len(which), np.int32)
+        lookup.draft(rows, lengths[rows], most, counts)
+        grants.counts[which] = 1 + np.minimum(counts, most)
 
     def _lay_out(self, step: _Step) -> tuple[Int64, Int64]:
         """Fill in the inputs of the program, with memory for more tokens if needed; return its scopes and counts."""
@@ -207,6 +267,8 @@ class CPURunner:
             program = self._program
             scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
             outcome = self._pass.lay_out(scopes, counts, step.grants, all_wanted=not step.samples)
+            if self._drafter is not None and outcome != Outcome.BAD_TOKEN:
+                outcome = max(outcome, self._drafter.lay_out(scopes, counts, step.grants))
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)
@@ -215,22 +277,40 @@ class CPURunner:
         if outcome == Outcome.BAD_TOKEN:
             tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
-        if not step.samples:
-            counts[scope.sampled.index] = 0
         return scopes, counts
 
     def _write_down(self, sizes: Sequence[int]) -> tuple[Pass, Program]:
         """Return the model's pass, and a program for steps up to these sizes, rounded up to powers of two."""
-        tape, config = Tape(), self._model.config
+        tape, config, drafter = Tape(), self._model.config, self._drafter
         one = Pass(
-            tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2, vocab_size=config.vocab_size
-        )
-        logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
-        drawn = draw(logits, one.choices)
-        found, num_found = tape.buffer(one.scope.wanted, 1), tape.buffer(one.scope.sampled, 1)
-        tape.emit(Operation.ACCEPT, one.scope.sampled, one.scope.index, drawn, found, num_found)
+            tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
+            vocab_size=config.vocab_size, max_nodes=0 if drafter is None else drafter.max_nodes,
+        )  # fmt: skip
+
+        def mark(moment: int) -> None:
+            if drafter is not None:
+                tape.emit(Operation.CLOCK, one.scope.tokens, self._clock[moment])
+
+        mark(0)
+        if drafter is not None:
+            drafter.record_drafts(tape, one)
+        mark(1)
+        if one.parents is not None:
+            one.plant()
+        if drafter is not None:
+            logits = drafter.record_target(tape, one, self._attention)
+        else:
+            logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+        accepted = one.accept(draw(logits, one.choices), chance=self._chance)
+        if one.parents is not None:
+            self._attention.compact(one, accepted)
+        if drafter is not None:
+            drafter.record_rest(tape, one, accepted)
+        mark(2)
         capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
-        outputs = (logits, drawn, found, num_found)
+        capacity += [1] * (tape.num_row_kinds - len(capacity))
+        capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
+        outputs = (logits, accepted.tokens, accepted.counts)
         return one, tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
 
 

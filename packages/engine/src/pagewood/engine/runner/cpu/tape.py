@@ -95,6 +95,11 @@ class Tape:
         """Set what is in the scope's row of the table of scopes. Buffers keep their memory throughout the program."""
         self._scopes[scope.index].update(columns)
 
+    @property
+    def num_row_kinds(self) -> int:
+        """How many counts a run has."""
+        return NUM_KINDS * len(self._scopes)
+
     def buffer(self, rows: Rows, size: int) -> Buffer:
         """Return a new matrix of `size` columns."""
         return Buffer(self, rows, size)

@@ -75,6 +75,8 @@ class Column(IntEnum):
     PATHS = 30
     """`[T, PATH_SIZE] int32`, for each node of a tree: its depth, then the nodes from the root to itself."""
     PATH_SIZE = 31
+    SAMPLES = 32
+    """1 if tokens are accepted and written to the tables, 0 if only logits are wanted."""
 
 
 NUM_SCOPE_COLUMNS = len(Column)
@@ -143,7 +145,7 @@ def lay_out(
         min_ps: `[S]`.
         seeds: `[S]`.
         ahead: how many positions after the last known token a draft model computes; 0 for known tokens.
-        all_wanted: 1 if all tokens of sampled grants are wanted.
+        all_wanted: 1 if all tokens of sampled grants are wanted, and none is accepted.
     """
     scope = scopes[index]
     num_grants, num_sampled = rows.shape[0], sampled.shape[0]
@@ -202,7 +204,7 @@ def lay_out(
             )  # fmt: skip
             w += 1
     firsts[num_sampled] = w
-    scope[Column.NUM_GRANTS] = num_grants
+    scope[Column.NUM_GRANTS], scope[Column.SAMPLES] = num_grants, 1 - all_wanted
     scope[Column.NUM_ITEMS] = cut(
         nums, scope[Column.NUM_KV_HEADS], scope[Column.TILE], integer_rows(scope[Column.ITEMS], num_tokens, 4)
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,20 @@ if hasattr(os, "sched_yield"):
     _offer_core: Any = types.ExternalFunction("sched_yield", types.int32())
 else:
     _offer_core: Any = _relax
+
+if hasattr(time, "clock_gettime"):
+    _get_time: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+    _CLOCK = np.int32(time.CLOCK_MONOTONIC)
+
+    @inlined
+    def write_time(address: Any) -> None:
+        """Write the time of a clock to an address: seconds and nanoseconds, int64 each."""
+        _get_time(_CLOCK, address)
+else:
+
+    @inlined
+    def write_time(address: Any) -> None:
+        """Do nothing: there is no clock."""
 
 
 @inlined

@@ -18,11 +18,19 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled import matmul, rows
-from pagewood.engine.runner.cpu.compiled.accept import accept
+from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import Column
-from pagewood.engine.runner.cpu.compiled.memory import codes, fetch_add, floats, integers, vector, wait_for
+from pagewood.engine.runner.cpu.compiled.memory import (
+    codes,
+    fetch_add,
+    floats,
+    integers,
+    vector,
+    wait_for,
+    write_time,
+)
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 
@@ -60,8 +68,17 @@ class Operation(IntEnum):
     """gate and up, out, size."""
     DRAW = 11
     """logits, choices, tokens, size."""
-    ACCEPT = 12
-    """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`; the rows are sampled grants."""
+    SCATTER = 15
+    """x, places `[rows]` of its rows, out, size."""
+    ACCEPT = 16
+    """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`, their nodes `[W]`; see `accept`. The
+    rows of this instruction and the next two are sampled grants; its number is the probability of `accept` or -1."""
+    PLANT = 17
+    """scope."""
+    COMPACT = 18
+    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens `[rows]`."""
+    CLOCK = 19
+    """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
 
 
 @inlined
@@ -73,7 +90,9 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row needs no packing
     if op == Operation.ATTEND:
         return scopes[one[10], Column.NUM_ITEMS]
-    if op >= Operation.DRAW:
+    if op == Operation.CLOCK:
+        return 1
+    if op == Operation.DRAW or op >= Operation.ACCEPT:
         return num_rows
     return (num_rows + _ROWS - 1) // _ROWS
 
@@ -118,6 +137,19 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             rows.take(one[3], integers(one[2], last), one[4], one[5], first, last)
         else:
             rows.take_panels(one[3], integers(one[2], last), one[4], one[5], first, last)
+
+    @inlined
+    def settle(op: Any, one: Any, number: Any, scopes: Any, part: Any, first: Any, last: Any) -> None:
+        if op == Operation.ACCEPT:
+            accept(scopes[one[2]], part, one[3], one[4], one[5], one[6], number)
+        elif op == Operation.PLANT:
+            plant(scopes[one[2]], part)
+        elif op == Operation.COMPACT:
+            compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
+        elif op == Operation.CLOCK:
+            write_time(one[2])
+        else:
+            rows.scatter(one[2], integers(one[3], last), one[4], one[5], first, last)
 
     @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
@@ -176,8 +208,8 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                     at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                     draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
-                elif op == Operation.ACCEPT:
-                    accept(scopes[one[2]], part, one[3], one[4], one[5])
+                elif op >= Operation.SCATTER:
+                    settle(op, one, numbers[i], scopes, part, first, last)
                 elif op <= Operation.TAKE:
                     move(op, one, first, last)
                 else:
