@@ -25,6 +25,7 @@ _MARGIN = 1.02
 _FEW = 16
 _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
+_MIN_SAMPLE_INTERVAL = 4
 _MAX_SAMPLE_INTERVAL = 256
 _NUM_STEPS_KEPT = 400
 _SKIP_AFTER = 4
@@ -85,6 +86,7 @@ class DraftControl(Generic[D]):
         "_everyone",
         "_is_stopped",
         "_last_plain",
+        "_last_sample",
         "_last_size",
         "_max_slowdown",
         "_mode",
@@ -168,6 +170,8 @@ class DraftControl(Generic[D]):
         """Requests of the latest decision."""  # written by: DraftControl
         self._last_plain = 0
         """Tokens of its step without drafts."""  # written by: DraftControl
+        self._last_sample = 0
+        """Size of the latest step that was plain because the size was new."""  # written by: DraftControl
         self._num_kept = 0
         """Steps for which the lengths of the latest decision are kept, in large batches."""  # written by: DraftControl
         self._is_stopped = False
@@ -255,6 +259,8 @@ class DraftControl(Generic[D]):
             self.num_granted += num_granted
             self.num_drafted += num_drafted
             self._everyone.observe(granted, drafted, accepted)
+            if 2 * sum(accepted) > num_drafted:
+                self._probe_interval = _MIN_INTERVAL
             estimates, lengths = self._estimates, self._num_accepted_lengths
             for request, allowed, found, taken in zip(requests, granted, drafted, accepted, strict=True):
                 if allowed:
@@ -274,7 +280,7 @@ class DraftControl(Generic[D]):
             if requests and not num_granted:
                 is_near = abs(verify_s / cost.seconds(num_tokens) - 1) < 0.1
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
-                self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_INTERVAL, interval))
+                self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
             cost.observe(num_tokens, verify_s)
         if num_granted and draft_s > 0:
             self._draft_cost.observe(max(granted), num_granted, draft_s)
@@ -291,9 +297,8 @@ class DraftControl(Generic[D]):
         verify_s: float,
     ) -> None:
         """Enter a step into the account."""
-        plain_s, expected_s = cost.seconds(num_plain), cost.seconds(num_tokens)
-        # One slow step in a noisy machine says little of speculation.
-        taken_s = min(verify_s, 2 * expected_s) if verify_s > 0 else expected_s
+        plain_s = cost.seconds(num_plain)
+        taken_s = cost.credible(num_tokens, verify_s) if verify_s > 0 else cost.seconds(num_tokens)
         profit_s = 0.0
         num_granted = sum(granted)
         if num_granted:
@@ -303,7 +308,8 @@ class DraftControl(Generic[D]):
                 self._is_stopped = False
         limit_s = self._limit_s(plain_s)
         account_s = limit_s / 4 if self._account_s is None else self._account_s
-        self._account_s = min(limit_s, account_s + 0.75 * self._max_slowdown * taken_s + profit_s)
+        account_s += 0.75 * self._max_slowdown * taken_s + profit_s
+        self._account_s = min(limit_s, max(-limit_s / 4, account_s))
 
     def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
         size = len(requests)
@@ -319,7 +325,7 @@ class DraftControl(Generic[D]):
             self._num_skips -= 1
             self._num_zero += 1
             return self._zero_reason, [0] * size
-        if self._num_speculated >= self._sample_interval:
+        if self._num_speculated >= self._sample_interval or self._is_new_size(cost, num_plain):
             self._num_speculated = self._num_kept = 0
             return "sample", [0] * size
         if self._num_kept and (size, num_plain) == (self._last_size, self._last_plain):
@@ -352,7 +358,7 @@ class DraftControl(Generic[D]):
         if lengths is not None:
             for estimate, length in zip(estimates, lengths, strict=True):
                 estimate.length = length
-            self._num_kept = (size - 1) // _FEW
+            self._num_kept = self._steps_to_keep(cost, lengths, num_plain, plain_s)
             self._num_zero = self._num_undrafted = self._num_skips = 0
             self._num_speculated += 1
             self._probe_interval = _MIN_INTERVAL
@@ -370,6 +376,22 @@ class DraftControl(Generic[D]):
         if self._num_undrafted >= _SKIP_AFTER:
             self._num_skips = _NUM_SKIPPED
         return reason, [0] * size
+
+    def _is_new_size(self, cost: StepCost, num_plain: int) -> bool:
+        """Return whether a plain step of this size must be measured; False again after that, in case none is."""
+        if num_plain == self._last_sample or cost.is_observed(num_plain):
+            return False
+        self._last_sample = num_plain
+        return True
+
+    def _steps_to_keep(self, cost: StepCost, lengths: list[int], num_plain: int, plain_s: float) -> int:
+        """Return for how many steps more the lengths are kept: 1 for every 16 requests, as far as the account covers."""
+        num_steps, num = (len(lengths) - 1) // _FEW, sum(lengths)
+        if num_steps:
+            loss_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(max(lengths), num)
+            while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
+                num_steps -= 1
+        return num_steps
 
     def _limit_s(self, plain_s: float) -> float:
         """Return the most that the account may hold."""
@@ -428,6 +450,7 @@ class DraftControl(Generic[D]):
                 for index, (value, found) in enumerate(zip(full_s, accumulate(fills), strict=True))
             ]
         step_s = self._with_drafting(step_s, keys, ranked)
+        full_s = step_s if fills is None or self._computes_padding else self._with_drafting(full_s, keys, ranked)
         values = list(accumulate(shares, initial=plain_s / token_s))
         del values[0]
         rates = [value / cost_s for value, cost_s in zip(values, step_s, strict=True)]
@@ -494,7 +517,7 @@ class DraftControl(Generic[D]):
             step_s = plain_s + (full_s - plain_s) * chord + draft_s
             rate = value_s / step_s
             if rate > best:
-                if full_s > risk_s:
+                if full_s + draft_s > risk_s:
                     if rate >= _MARGIN:
                         reason = "account"
                     continue

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 _SLOW_RATE = 0.02
 _LAST_COUNT = 19
+_NUM_TRUSTED = 3
 
 
 class StepCost:
@@ -15,12 +16,12 @@ class StepCost:
     largest it continues with the slope of all of it. It need be neither convex nor continuous: a machine whose steps
     are padded to 16 and 32 tokens is measured at 1, 16, 17 and 32.
 
-    An observation corrects its own size, sizes near it in the same interval (the less, the more steps these have had),
-    and slowly a factor of all sizes, for changes that concern every step, such as longer contexts. Invariant: every
-    entry is positive and finite, and one observation changes none by more than a factor of two.
+    An observation corrects its own size; sizes near it, the less, the more steps these have had; and, if the size is
+    well known, slowly a factor of all sizes, for changes that concern every step, such as longer contexts. Invariant:
+    every entry is positive and finite, and no observation changes a size with three or more by over a factor of two.
     """
 
-    __slots__ = ("_bounds", "_counts", "_scale", "_slope", "_table")
+    __slots__ = ("_counts", "_scale", "_slope", "_table")
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         """Start from a measurement.
@@ -41,7 +42,6 @@ class StepCost:
         self._table = [float(seconds[0])] * (sizes[0] + 1)  # written by: StepCost
         for (a, b), (low, high) in zip(pairwise(sizes), pairwise(seconds), strict=True):
             self._table += [low + (high - low) * (size - a) / (b - a) for size in range(a + 1, b + 1)]
-        self._bounds = list(sizes)
         self._counts = [0] * len(self._table)
         """Observed steps of each size, at most `_LAST_COUNT`."""  # written by: StepCost
         self._scale = 1.0
@@ -64,27 +64,36 @@ class StepCost:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Correct the table by a measured step."""
-        ratio = min(2.0, max(0.5, seconds / self.seconds(num_tokens)))
-        self._scale *= 1 + _SLOW_RATE * (ratio - 1)
+        ratio = self.credible(num_tokens, seconds) / self.seconds(num_tokens)
         table, counts = self._table, self._counts
         count = counts[num_tokens]
-        change = (ratio - 1) / (count + 2)
+        # What an unknown size deviates by says nothing of the others.
+        self._scale *= 1 + _SLOW_RATE * (ratio - 1) * count / _LAST_COUNT
+        change = (ratio - 1) / (count + 1)
         counts[num_tokens] = min(count + 1, _LAST_COUNT)
         table[num_tokens] *= 1 + change
-        reach = min(num_tokens // 8, 64)
-        low, high = self._interval(num_tokens)
-        for size in range(max(low, num_tokens - reach), min(high, num_tokens + reach) + 1):
+        for size in self._near(num_tokens):
             if size != num_tokens:
-                table[size] *= 1 + change / (2 + 2 * counts[size])
+                table[size] *= 1 + change / (1 + 2 * counts[size])
 
-    def _interval(self, num_tokens: int) -> tuple[int, int]:
-        """Return the first and the last size of the measured interval (a, b] that `num_tokens` is in."""
-        low = 0
-        for bound in self._bounds:
-            if num_tokens <= bound:
-                return low + 1, bound
-            low = bound
-        return low + 1, len(self._table) - 1
+    def credible(self, num_tokens: int, seconds: float) -> float:
+        """Return a measured duration, limited to a factor of two if this size is known: a slow step may be an accident."""
+        expected_s = self.seconds(num_tokens)
+        if self._counts[num_tokens] < _NUM_TRUSTED:
+            return seconds
+        return min(2 * expected_s, max(0.5 * expected_s, seconds))
+
+    def is_observed(self, num_tokens: int) -> bool:
+        """Return whether a step of this size, or of one so near that it was corrected too, has been observed."""
+        if num_tokens >= len(self._table):
+            self._extend(num_tokens)
+        near = self._near(num_tokens)
+        return any(self._counts[near.start : near.stop])
+
+    def _near(self, num_tokens: int) -> range:
+        """Return the sizes that differ by at most an eighth."""
+        reach = min(num_tokens // 8, 64)
+        return range(num_tokens - reach, min(len(self._table) - 1, num_tokens + reach) + 1)
 
     def _extend(self, num_tokens: int) -> None:
         first, last = len(self._table), self._table[-1]
