@@ -57,9 +57,11 @@ class BruteForce:
     def check(self, namespace: int, text: list[int], most: int, draft: list[int]) -> None:
         """Assert that a draft is one of the most frequent continuations, where several may be equally frequent."""
         longest, followers = self.best(namespace, text, most)
-        if len(followers) > NUM_CANDIDATES:
-            return  # the latest ones vote, and they are of several sources
         limit = min(most, int(self.factor * longest + 1e-6))
+        if len(followers) > NUM_CANDIDATES:  # only some of them vote
+            assert len(draft) <= limit
+            assert any(follower[: len(draft)] == draft for follower in followers)
+            return
         path: list[int] = []
         alive = followers
         for token in draft:
@@ -261,8 +263,9 @@ def test_the_room_is_bounded(data: st.DataObject, max_tokens: int, num_namespace
         text = generator.integers(0, 50, generator.integers(1, 900)).tolist()
         namespace = int(generator.integers(0, num_namespaces))
         write(index, int(generator.integers(0, 3)), text, namespace=namespace, num_prompt=min(len(text), 20))
-        assert index.capacity <= max_tokens
-        assert index.num_bytes <= 28.25 * max_tokens + 100 * index.num_namespaces
+        arrays = [log.tokens for outputs in index._outputs.values() for log in (outputs.log, outputs.older)]
+        assert index.capacity == sum(map(len, arrays)) <= max_tokens
+        assert index.num_bytes <= 20.25 * max_tokens + 100 * index.num_namespaces
         if len(text) > 60:  # a draft from the older log may end where that log ended
             found = draft(index, text[-12:-4], namespace=namespace, most=4)
             assert found
@@ -317,6 +320,24 @@ def test_periodic_texts_are_continued(text: list[int]) -> None:
     assert draft(index, text[:30], most=40) == text[30:54]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.sampled_from([127, 128, 129, 255, 256, 257, 700]),
+    alphabet=st.sampled_from([3, 10, 40]),
+)
+def test_long_texts_are_searched_whole(seed: int, length: int, alphabet: int) -> None:
+    text = np.random.default_rng(seed).integers(0, alphabet, length).tolist()
+    index = index_of(max_steps=1 << 16)
+    BruteForce(24, 1.0, 0.1).check(1, text, 8, draft(index, text))
+    oracle = BruteForce(24, 1.0, 0.1)
+    oracle.begin(1, [])[0].extend(text)
+    write(index, 0, text)
+    for start in range(0, length - 20, 20):
+        part = text[start : start + 4]
+        oracle.check(1, part, 8, draft(index, part))
+
+
 @pytest.mark.parametrize("text", [[], [1]])
 def test_a_short_text_has_no_draft(text: list[int]) -> None:
     assert draft(index_of([1, 1, 1, 1]), text) == []
@@ -328,6 +349,13 @@ def test_a_draft_ends_with_the_row_and_with_most() -> None:
     assert draft(index, [1, 2, 3, 4, 5], most=2) == [6, 7]
     assert draft(index, [1, 2, 3, 4, 5], most=0) == []
     assert draft(index, [1, 2, 3, 4, 5, 6, 7, 8]) == []
+
+
+def test_a_row_has_no_namespace_before_it_begins() -> None:
+    index = index_of()
+    for use in (lambda: index.advance(ints(2), ints(4)), lambda: index.draft(ints(2), ints(4), ints(4), ints(0))):
+        with pytest.raises(ValueError, match="begin must be called for row 2 before it is used"):
+            use()
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ class SuffixIndex:
     """
 
     __slots__ = (
-        "_depth", "_factor", "_keys", "_largest", "_max_steps", "_max_tokens", "_min_share", "_none", "_outputs", "_pool",
-        "_serials", "_states", "_tokens",
+        "_capacity", "_depth", "_factor", "_keys", "_largest", "_max_steps", "_max_tokens", "_min_share", "_none",
+        "_outputs", "_pool", "_serials", "_states", "_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -85,7 +85,7 @@ class SuffixIndex:
 
         Args:
             tokens: `[R, W] int32`, the token table of the runner. It is read, and drafts are written to it.
-            max_tokens: room of all logs together. A token takes 28.25 bytes.
+            max_tokens: room of all logs together. A token takes 20.25 bytes.
             max_depth: longest suffix that is compared.
             max_spec_factor: a draft has at most this many tokens per token of its match.
             min_token_prob: a draft ends before its estimated probability falls below this.
@@ -107,6 +107,7 @@ class SuffixIndex:
             kernel.compile()
         self._tokens = tokens
         self._max_tokens = max_tokens
+        self._capacity = 0  # written by: _renew
         self._largest = 1 << ((max_tokens // 2).bit_length() - 1)
         self._depth = max_depth
         self._factor = max_spec_factor
@@ -114,7 +115,7 @@ class SuffixIndex:
         self._min_share = min_token_prob
         longest = max(int(max_depth * max_spec_factor + 1e-6), 1)
         self._pool: Int32 = np.empty((NUM_CANDIDATES, longest), np.int32)  # written by: draft
-        self._keys: list[int] = [0] * len(tokens)  # written by: begin
+        self._keys: list[int | None] = [None] * len(tokens)  # written by: begin
         self._states: Int32 = np.zeros((len(tokens), 4), np.int32)  # written by: begin, advance
         self._serials = count(1)  # written by: _renew
         nothing = _Log.of(0, next(self._serials))
@@ -129,7 +130,7 @@ class SuffixIndex:
     @property
     def capacity(self) -> int:
         """Tokens for which the logs have room, at most `max_tokens`."""
-        return sum(len(log.tokens) for outputs in self._outputs.values() for log in (outputs.log, outputs.older))
+        return self._capacity
 
     @property
     def num_bytes(self) -> int:
@@ -181,19 +182,26 @@ class SuffixIndex:
     def _by_namespace(self, rows: Int32) -> list[tuple[int, Int32]]:
         """Return each namespace of rows `[S]`, and which of the S rows are in it."""
         groups: dict[int, list[int]] = {}
-        for i, row in enumerate(rows.tolist()):
-            groups.setdefault(self._keys[row], []).append(i)
+        numbers: list[int] = rows.tolist()
+        for i, row in enumerate(numbers):
+            key = self._keys[row]
+            if key is None:
+                raise ValueError(f"begin must be called for row {row} before it is used")
+            groups.setdefault(key, []).append(i)
         return [(key, np.array(which, np.int32)) for key, which in groups.items()]
 
     def _renew(self, key: int) -> _Outputs:
         """Start a new log for a namespace, drop its older one, and make room for it."""
-        old = self._outputs.pop(key, self._none).log
-        size = min(max(2 * len(old.tokens), _SMALLEST), self._largest)
-        while self.capacity + len(old.tokens) + size > self._max_tokens:
-            self._outputs.popitem(last=False)
-        outputs = _Outputs(_Log.of(size, next(self._serials)), old)
-        self._outputs[key] = outputs
-        return outputs
+        outputs = self._outputs.pop(key, self._none)
+        self._capacity -= len(outputs.older.tokens)
+        size = min(max(2 * len(outputs.log.tokens), _SMALLEST), self._largest)
+        while self._capacity + size > self._max_tokens:
+            _, dropped = self._outputs.popitem(last=False)
+            self._capacity -= len(dropped.log.tokens) + len(dropped.older.tokens)
+        self._capacity += size
+        renewed = _Outputs(_Log.of(size, next(self._serials)), outputs.log)
+        self._outputs[key] = renewed
+        return renewed
 
 
 def _power_of_two(least: int) -> int:

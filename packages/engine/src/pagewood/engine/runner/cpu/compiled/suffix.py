@@ -1,7 +1,7 @@
 """Drafts from many earlier texts: the most frequent continuation of the longest suffix that occurs in them.
 
 A log holds outputs in blocks of 32 tokens, so that outputs which grow side by side each stay in one piece. Places in
-it are found by the hash of the 2, 4 or 8 tokens before them: places with the same hash form a chain, the latest first.
+it are found by the hash of the 2 or 4 tokens before them: places with the same hash form a chain, the latest first.
 Nothing is ever removed from a log; its owner replaces the whole log.
 
 Legend: R rows of the token table, W its width, S rows of a step, C capacity of a log in tokens, a power of two, B
@@ -24,9 +24,9 @@ from pagewood.engine.runner.cpu.compiled.lookup import common_suffix, may_end
 
 BLOCK = 32
 """Tokens of a block of a log."""
-ORDERS = 3
-"""Chains that a place is in: by the hash of the 2, 4 and 8 tokens before it."""
-NUM_CANDIDATES = 32
+ORDERS = 2
+"""Chains that a place is in: by the hash of the 2 and of the 4 tokens before it."""
+NUM_CANDIDATES = 16
 """Most occurrences of a suffix that vote on its continuation: the latest ones."""
 _SHORTEST = 2  # suffix that counts as a match
 _CHUNK = 128  # positions compared at once, as vectors
