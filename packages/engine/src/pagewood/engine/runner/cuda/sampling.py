@@ -1,8 +1,9 @@
-"""Samples the next token of every sampled grant on a CUDA device: FlashInfer's filters, and a draw of our own.
+"""Samples the next token of every sampled grant on a CUDA device: FlashInfer's filters, and a race of our own.
 
-FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So tokens are drawn here, by the hash
-of seed and position that sampling on a CPU uses (`splitmix.uniform`). The probabilities are added as integers, whose
-sum does not depend on the order of addition. In batch-invariant mode the filters use integers too, because FlashInfer's
+FlashInfer's own draws depend, for one seed, on the place of a row in the batch. So tokens are drawn here, by the race
+and the noise of `splitmix`, as on a CPU: for the same probabilities it is the same token, unless two tokens are tied to
+within the rounding of float32. A race compares numbers and adds none, so it does not depend on the batch. In
+batch-invariant mode the filters add integers, whose sum does not depend on the order of addition, because FlashInfer's
 filters choose their order of summation by the number of rows.
 
 Legend: S sampled grants, V vocab_size.
@@ -13,12 +14,15 @@ Legend: S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.runner.cuda import race
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
@@ -42,8 +46,10 @@ class Sampler:
     """[S] float32, 1 is off."""
     min_ps: Tensor
     """[S] float32, 0 is off."""
-    uniforms: Tensor
-    """[S] float64 in [0, 1), the number that each token is drawn by."""
+    seeds: Tensor
+    """[S] int64."""
+    positions: Tensor
+    """[S] int32, position of each token that is drawn."""
 
     @classmethod
     def of(cls, sampling: SamplingArrays, step: StepArrays[Tensor]) -> Sampler:
@@ -57,7 +63,8 @@ class Sampler:
             top_ks=step.sampling["top_ks"],
             top_ps=step.sampling["top_ps"].view(torch.float32),
             min_ps=step.sampling["min_ps"].view(torch.float32),
-            uniforms=step.uniforms.view(torch.float64),
+            seeds=step.sampling["seeds"].view(torch.int64),
+            positions=step.drawn_positions,
         )
 
     def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,16 +78,16 @@ class Sampler:
         if self.draws:
             scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
             if filters is None:
-                masses = self._masses((scaled / temperatures[:, None]).softmax(-1))
+                weights = self._kept((scaled / temperatures[:, None]).softmax(-1))
             else:
-                masses = _whole(self._probabilities(filters, scaled, temperatures))
-            drawn = _draw(masses, self.uniforms)
+                weights = self._probabilities(filters, scaled, temperatures)
+            drawn = _first_to_arrive(logits.is_cuda)(weights, self.seeds, self.positions)
             best = torch.where(self.temperatures > 0, drawn, best)
         return best, largest.isnan()
 
-    def _masses(self, probs: Tensor) -> Tensor:
-        """Return `[S, V] int64`: `probs` `[S, V] float32` as integers, 0 where a filter drops a token."""
-        masses = _whole(probs)
+    def _kept(self, probs: Tensor) -> Tensor:
+        """Return `probs` `[S, V] float32` with 0 where a filter drops a token, the same in every batch."""
+        masses = (probs.double() * _MASS).long()
         if self.filters_top_k or self.filters_top_p:
             ordered = masses.sort(-1, descending=True).values
             if self.filters_top_k:
@@ -99,7 +106,7 @@ class Sampler:
         if self.filters_min_p:
             limits = self.min_ps.double() * masses.amax(-1).double()
             masses = torch.where(masses.double() >= limits[:, None], masses, 0)
-        return masses
+        return torch.where(masses > 0, probs, 0.0)
 
     def _probabilities(self, flashinfer: FlashInfer, logits: Tensor, temperatures: Tensor) -> Tensor:
         """Return the filtered probabilities, `[S, V] float32`; a filter that is off for a row does not change it."""
@@ -117,13 +124,8 @@ class Sampler:
         return probs
 
 
-def _whole(probs: Tensor) -> Tensor:
-    """Return `[S, V] int64`: `probs` `[S, V] float32` as integers, in units of 1 / `_MASS`."""
-    return (probs.double() * _MASS).long()
-
-
-def _draw(masses: Tensor, uniform: Tensor) -> Tensor:
-    """Return `[S] int64`: the token of each row of `masses` `[S, V] int64` at the fraction `uniform` `[S] float64`."""
-    ends = masses.cumsum(-1)
-    wanted = (uniform * ends[:, -1].double()).long()
-    return torch.searchsorted(ends, wanted[:, None], right=True)[:, 0].clamp(max=masses.shape[1] - 1)
+def _first_to_arrive(on_cuda: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the race for a device: one kernel of Triton's on CUDA, elsewhere plain torch."""
+    if on_cuda:
+        return importlib.import_module("pagewood.engine.runner.cuda.race_triton").first_to_arrive
+    return race.first_to_arrive

@@ -14,7 +14,6 @@ import numpy as np
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
-from pagewood.engine.runner.splitmix import uniform
 
 X = TypeVar("X")
 """An array type: numpy's on the host, torch's in pinned memory or on the device."""
@@ -66,9 +65,9 @@ class StepArrays(Generic[X]):
     targets: X
     """[2S] int64 viewed as int32, place in the token table for each sampled token."""
     sampling: Mapping[str, X]
-    """[S] each, viewed as int32: the fields of `SamplingArrays` except the seeds, which `uniforms` are made from."""
-    uniforms: X
-    """[2S] float64 viewed as int32, see `splitmix.uniform`."""
+    """The fields of `SamplingArrays`, viewed as int32: [S] each, and [2S] for the seeds."""
+    drawn_positions: X
+    """[S] position of the token that each sampled grant draws."""
 
     def words(self) -> dict[str, X]:
         """Return all arrays by name; names of those in `sampling` have a prefix."""
@@ -109,8 +108,6 @@ def step_arrays(
     kv_lens = starts + counts
     pages = PageArrays.of(kv_lens, page_size=tables.page_size)
     ends = (batch.starts + batch.counts)[batch.sampled]
-    sampling = batch.sampling
-    draws = bool((sampling.temperatures > 0).any())
     last = offsets[1:][batch.sampled] - 1
     wanted = np.arange(offsets[-1], dtype=np.int32) if all_wanted else last
     return StepArrays(
@@ -128,8 +125,8 @@ def step_arrays(
         kv_lens=_extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
-        sampling={name: array.view(np.int32) for name, array in sampling.fields().items() if name != "seeds"},
-        uniforms=(uniform(sampling.seeds, ends) if draws else np.zeros(len(ends))).view(np.int32),
+        sampling={name: array.view(np.int32) for name, array in batch.sampling.fields().items()},
+        drawn_positions=ends,
     )
 
 

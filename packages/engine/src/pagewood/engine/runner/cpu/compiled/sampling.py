@@ -1,11 +1,12 @@
-"""Drawing a token from a row of logits: temperature, top-k, top-p and min-p, and one hashed number per token.
+"""Drawing a token from a row of logits: temperature, top-k, top-p and min-p, and a race of the tokens that are left.
 
-The token is a function of (row, parameters, seed, position) only: the random number is a hash of seed and position,
-and the distribution is summed in the order of the vocabulary. No row is sorted. Its probabilities are put into a
-histogram over the distance from the largest logit, and only the bin that contains a filter's limit is searched exactly.
+The token is a function of (row, parameters, seed, position) only. The noise of the race is that of `splitmix`, a hash
+of seed, position and token.
+
+No row is sorted for the filters. Its probabilities are put into a histogram over the distance from the largest logit,
+and only the bin that contains a filter's limit is searched exactly.
 
 Legend: S rows, V vocab_size.
-Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014 (the mixing function).
 """
 
 # pyright: basic
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
+from pagewood.engine.runner.cpu.compiled.noise import row_key
 from pagewood.engine.runner.cpu.compiled.numeric import exp
-from pagewood.engine.runner.splitmix import mix
+from pagewood.engine.runner.cpu.compiled.race import first_to_arrive
 
 _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
@@ -32,16 +34,7 @@ They are temperature (float32; 0 takes the largest logit, the first of equal one
 (float32; 1 is off), min_p (float32; 0 is off), the token's position (int32), and the lower and the upper half of the
 seed.
 """
-_mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
 _BINS_PER_UNIT = _F(32.0)  # of the logit, after temperature: the last bin holds what is 32 or more below the largest
-
-
-@exact
-def uniform(seed: Any, position: Any) -> Any:
-    """Return a number in [0, 1) for a seed and a position: 53 bits of a hash of both."""
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    bits = _mix(_mix(np.uint64(seed) + golden) + np.uint64(position) * golden)
-    return np.float64(bits >> np.uint64(11)) * 2.0**-53
 
 
 @exact
@@ -114,6 +107,17 @@ def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
 
 
 @exact
+def limit_of(logits: Any, best: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
+    """Return how far below the largest logit, that of `best`, a logit may lie; both are divided by the temperature."""
+    if not (0 < top_k < logits.shape[0] or top_p < _F(1.0)):
+        return _F(-np.log(min_p)) if min_p > _F(0.0) else _F(np.inf)
+    row = np.empty(logits.shape[0], np.float32)
+    for i in range(row.shape[0]):
+        row[i] = logits[i] / temperature
+    return _limit(row, logits[best] / temperature, top_k, top_p, min_p)
+
+
+@exact
 def _best(logits: Any) -> Any:
     """Return the index of the largest number, the first of equal ones, or -1 if any is not a number.
 
@@ -142,29 +146,13 @@ def _best(logits: Any) -> Any:
 
 
 @exact
-def _draw(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, number: Any, row: Any) -> Any:
-    """Return a token of `logits` `[V]`, or -1 if one of them is not a number; `row` `[V]` is scratch."""
-    size = logits.shape[0]
+def choose(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, key: Any) -> Any:
+    """Return a token of `logits` `[V]`, or -1 if one of them is not a number; `key` is that of the row's noise."""
     best = _best(logits)
     if best < 0 or temperature == _F(0.0):
         return best
-    largest = logits[best] / temperature
-    for i in range(size):
-        row[i] = logits[i] / temperature
-    limit = _limit(row, largest, top_k, top_p, min_p)
-    total = 0.0
-    for i in range(size):
-        distance = largest - row[i]
-        row[i] = exp(-distance) if distance <= limit else _F(0.0)
-        total += row[i]
-    target, reached, last = number * total, 0.0, best
-    for i in range(size):
-        if row[i] > _F(0.0):
-            reached += row[i]
-            last = i
-            if reached > target:
-                break
-    return last
+    limit = limit_of(logits, best, temperature, top_k, top_p, min_p)
+    return first_to_arrive(logits, best, temperature, limit, key)
 
 
 @exact
@@ -177,11 +165,14 @@ def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
         exact_choice: the same memory as int32.
         token: `[1] int32`, written; -1 if a logit is not a number.
     """
-    temperature = choice[0]
-    seed = np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))
-    number = uniform(seed, exact_choice[4])
-    row = np.empty(logits.shape[0] if temperature != _F(0.0) else 0, np.float32)
-    token[0] = _draw(logits, temperature, exact_choice[1], choice[2], choice[3], number, row)
+    key = row_key(seed_of(exact_choice), exact_choice[4])
+    token[0] = choose(logits, choice[0], exact_choice[1], choice[2], choice[3], key)
+
+
+@exact
+def seed_of(exact_choice: Any) -> Any:
+    """Return the seed in a row of `choices` that is viewed as int32."""
+    return np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))
 
 
 @inlined
