@@ -399,7 +399,7 @@ def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Pat
 
 
 def test_speculation_changes_no_answer(server: Server, tmp_path: Path) -> None:
-    """The counts of draft tokens are in the usage, in /ready and in the log, and nowhere if the engine has no drafter."""
+    """The counts of draft tokens are in the usage, in /ready and in the log, only if the engine speculates."""
     questions = ["Say it twice: stone river cloud moon", "Count from 1 to 20.", QUESTION]
     options: dict[str, Any] = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
     plain = [ask(server, question, **options) for question in questions]
@@ -409,14 +409,16 @@ def test_speculation_changes_no_answer(server: Server, tmp_path: Path) -> None:
     with closing(Server(tmp_path, *fixed)) as drafting:
         if "speculation" not in drafting.ready():
             pytest.skip("the CPU runner does not speculate yet")
+        num_drafted = 0
         for question, expected in zip(questions, plain, strict=True):
             answer = ask(drafting, question, **options)
             assert answer.choices[0].message.content == expected.choices[0].message.content
             assert answer.usage.completion_tokens == expected.usage.completion_tokens
-            assert answer.usage.completion_tokens_details.accepted_prediction_tokens >= 0
+            assert answer.usage.completion_tokens_details.rejected_prediction_tokens >= 0
             *_, last = ask(drafting, question, stream=True, stream_options={"include_usage": True}, **options)
             drafts = last.usage.completion_tokens_details
-            assert drafts.accepted_prediction_tokens + drafts.rejected_prediction_tokens > 0
+            num_drafted += drafts.accepted_prediction_tokens + drafts.rejected_prediction_tokens
+        assert num_drafted > 0
         until(lambda: drafting.ready()["speculation"]["num_accepted"] > 0)
         drafting.until_idle()
         drafting.process.terminate()
