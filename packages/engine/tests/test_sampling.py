@@ -74,7 +74,7 @@ def plain_draw(probabilities: NDArray[np.float64], seed: int, position: int) -> 
     """Return the token that wins the race: the smallest noise divided by probability."""
     key = row_keys(np.array([seed], np.int64), np.array([position], np.int32))
     noise = exponentials(key, np.arange(len(probabilities), dtype=np.uint32))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         return int(np.argmin(noise / probabilities))
 
 
@@ -144,7 +144,10 @@ def assert_fits(tokens: Int32, probabilities: NDArray[np.float64]) -> None:
     assert counts[probabilities == 0].sum() == 0
     rare = expected < 10
     if expected[rare].sum() >= 10:
-        counts, expected = np.append(counts[~rare], counts[rare].sum()), np.append(expected[~rare], expected[rare].sum())
+        counts, expected = (
+            np.append(counts[~rare], counts[rare].sum()),
+            np.append(expected[~rare], expected[rare].sum()),
+        )
     else:
         counts, expected = counts[~rare], expected[~rare]
     degrees = len(expected) - 1

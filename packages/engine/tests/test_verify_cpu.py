@@ -210,7 +210,9 @@ def test_drafts_beside_prompts_and_plain_grants() -> None:
     sequences = [first, second, third, fourth]
     while min(len(one.output) for one in sequences) < 30:
         live = [one for one in sequences if len(one.output) < 30]
-        batch = bench.driver.batch([(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live])
+        batch = bench.driver.batch(
+            [(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live]
+        )
         result = bench.runner.launch(batch).wait()
         sampled = [live[i] for i in batch.sampled.tolist()]
         for one, tokens in zip(sampled, result.by_grant(), strict=True):
@@ -408,7 +410,9 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int
             take(one, tokens)
             assert one.tokens == text[: len(one.tokens)]
             node, expected = 0, 1
-            while children := [i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]]:
+            while children := [
+                i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]
+            ]:
                 node, expected = children[0], expected + 1
             assert len(tokens) == expected
         assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]

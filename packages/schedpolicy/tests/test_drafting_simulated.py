@@ -13,7 +13,9 @@ from pagewood.schedpolicy.acceptance import Acceptance
 from pagewood.schedpolicy.testing import FakeRequest, SpeculativeMachine, check_drafting
 
 Control = DraftControl[FakeRequest]
-SIZES = sorted({1, 2, 4} | {n for k in range(8, 65, 8) for n in (k, k + 1)} | {n for k in range(128, 577, 64) for n in (k, k + 1)})
+SIZES = sorted(
+    {1, 2, 4} | {n for k in range(8, 65, 8) for n in (k, k + 1)} | {n for k in range(128, 577, 64) for n in (k, k + 1)}
+)
 
 
 def padded_to_graphs(num_tokens: int) -> float:
