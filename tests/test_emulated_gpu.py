@@ -87,6 +87,22 @@ TURN = (
 }
 """
 )
+REDUCE = (
+    HEAD
+    + """
+.visible .entry reduce(.param .u64 values) {
+  .reg .b32 %r<4>; .reg .b64 %rd<4>;
+  ld.param.u64 %rd1, [values];
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  ld.global.b32 %r2, [%rd3];
+  redux.sync.KIND %r3, %r2, -1;
+  st.global.b32 [%rd3], %r3;
+  ret;
+}
+"""
+)
 MEET = (
     HEAD
     + """
@@ -211,6 +227,16 @@ def test_lanes_read_before_any_of_them_writes(runner: Path, tmp_path: Path) -> N
     values = np.arange(32, dtype=np.uint32)
     run(runner, TURN, tmp_path, values, threads=32)
     assert values.tolist() == [i ^ 1 for i in range(32)]
+
+
+@pytest.mark.parametrize("kind", ["min.s32", "max.s32", "min.u32", "max.u32"])
+def test_a_warp_reduces(runner: Path, tmp_path: Path, kind: str) -> None:
+    name, dtype = kind.split(".")
+    values = np.random.default_rng(0).integers(-(2**31), 2**31, 32).astype(np.int32)
+    typed = values.view(np.int32 if dtype == "s32" else np.uint32)
+    expected = getattr(typed, name)()
+    run(runner, REDUCE.replace("KIND", kind), tmp_path, values, threads=32)
+    assert (typed == expected).all()
 
 
 def test_blocks_may_wait_for_each_other(runner: Path, tmp_path: Path) -> None:

@@ -304,9 +304,10 @@ def _shfl(t: Translator, op: list[str], args: list[str]) -> None:
 
 @_instruction("redux")
 def _redux(t: Translator, op: list[str], args: list[str]) -> None:
-    if op[2:] != ["max", "s32"]:
+    if op[2] not in ("max", "min") or op[3] not in ("s32", "u32"):
         raise Unknown("form")
-    t.set(args[0], "s32", f"T.redux_max({t.value(args[1], 's32')}, {t.value(args[2], 'u32')})")
+    value = t.value(args[1], op[3])
+    t.set(args[0], op[3], f"T.redux_{op[2]}<{c_type(op[3])}>({value}, {t.value(args[2], 'u32')})")
 
 
 @_instruction("elect")

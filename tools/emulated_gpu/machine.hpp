@@ -246,11 +246,22 @@ struct Thread {
     return shuffle(value, by, range, mask, is_inside, source);
   }
 
-  int32_t redux_max(int32_t value, uint32_t mask) {
-    together(mask, value, [](int32_t** all, uint32_t which) {
-      int32_t most = std::numeric_limits<int32_t>::min();
-      for (uint32_t left = which; left; left &= left - 1) most = std::max(most, *all[std::countr_zero(left)]);
-      for (uint32_t left = which; left; left &= left - 1) *all[std::countr_zero(left)] = most;
+  template <class T>
+  T redux_max(T value, uint32_t mask) {
+    return redux(value, mask, [](T a, T b) { return std::max(a, b); });
+  }
+
+  template <class T>
+  T redux_min(T value, uint32_t mask) {
+    return redux(value, mask, [](T a, T b) { return std::min(a, b); });
+  }
+
+  template <class T, class F>
+  T redux(T value, uint32_t mask, F combine) {
+    together(mask, value, [&](T** all, uint32_t which) {
+      T result = *all[std::countr_zero(which)];
+      for (uint32_t left = which; left; left &= left - 1) result = combine(result, *all[std::countr_zero(left)]);
+      for (uint32_t left = which; left; left &= left - 1) *all[std::countr_zero(left)] = result;
     });
     return value;
   }

@@ -21,7 +21,7 @@ from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
-from stand_ins.tapes import write_down
+from stand_ins.tapes import GrantedAttention, write_down
 
 NUM_THREADS = 2
 HEADS, KV_HEADS, DIM, PAGE_SIZE = 12, 4, 64, 16
@@ -51,13 +51,19 @@ class Setting:
         self.page_table = order.reshape(len(grants), pages_per_row)
 
     def compiled(self, q: Tensor, k: Tensor, v: Tensor) -> Run:
-        attention = CPUAttention(self.storage, self.page_table, num_heads=HEADS, windows=[None])
+        attention = CPUAttention(self.storage, num_heads=HEADS, windows=[None])
         run = write_down(
             lambda q, k, v: attention.run(q, k, v, 0),
             *(x.numpy() for x in (q, k, v)),
             kernel=warm_up(DIM),
             num_threads=NUM_THREADS,
-            tables=attention.plan(self.rows, self.starts, self.counts),
+            attention=GrantedAttention(
+                attention=attention,
+                page_table=self.page_table,
+                rows=self.rows,
+                starts=self.starts,
+                counts=self.counts,
+            ),
         )
         return lambda: torch.from_numpy(run())
 

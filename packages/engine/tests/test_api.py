@@ -1,3 +1,6 @@
+import re
+from dataclasses import replace
+
 import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams
@@ -39,6 +42,83 @@ def test_sampling_out_of_range_names_argument_rule_and_value(field: str, value: 
 def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         EngineConfig(**options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (
+            {"speculative": "magic"},
+            "speculative must be one of off, ngram, suffix, draft, eagle, auto, got 'magic'",
+        ),
+        (
+            {"speculative_control": "none"},
+            "speculative_control must be one of adaptive, fixed, got 'none'",
+        ),
+        (
+            {"speculative_verify": "tree"},
+            "speculative_verify must be one of exact, rejection, got 'tree'",
+        ),
+        (
+            {"speculative": "ngram", "speculative_model": "head"},
+            "speculative_model must come with speculative draft or eagle, got 'head' with ngram",
+        ),
+        (
+            {"speculative_model": "head"},
+            "speculative_model must come with speculative draft or eagle, got 'head' with off",
+        ),
+        (
+            {"speculative": "suffix", "speculative_topk": 2},
+            "speculative_topk must be 1 unless speculative is draft or eagle, got 2 with suffix",
+        ),
+        (
+            {"speculative": "auto", "speculative_verify": "rejection"},
+            "speculative_verify must be exact unless speculative is draft or eagle with chains, "
+            "got rejection with auto and speculative_topk 1",
+        ),
+        (
+            {"speculative": "eagle", "speculative_verify": "rejection", "speculative_topk": 3},
+            "speculative_verify must be exact unless speculative is draft or eagle with chains, "
+            "got rejection with eagle and speculative_topk 3",
+        ),
+        ({"speculative_num_tokens": 0}, "speculative_num_tokens must be >= 1, got 0"),
+        ({"speculative_num_tokens": 65}, "speculative_num_tokens must be <= 64, got 65"),
+        ({"speculative_num_tokens": 2.0}, "speculative_num_tokens must be an int, got 2.0"),
+        ({"speculative_num_tokens": None}, "speculative_num_tokens must be an int, got None"),
+        ({"speculative_topk": 0}, "speculative_topk must be >= 1, got 0"),
+        ({"speculative_topk": "2"}, "speculative_topk must be an int, got '2'"),
+        ({"speculative_acceptance": -0.1}, "speculative_acceptance must be in [0, 1], got -0.1"),
+        ({"speculative_acceptance": 1.5}, "speculative_acceptance must be in [0, 1], got 1.5"),
+        ({"speculative_acceptance": float("nan")}, "speculative_acceptance must be in [0, 1], got nan"),
+    ],
+)
+def test_a_wrong_option_of_speculation_names_argument_rule_and_value(options: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(rule)}$"):
+        EngineConfig(**options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative": "ngram", "speculative_num_tokens": 64, "speculative_control": "fixed"},
+        {"speculative": "suffix", "speculative_acceptance": 0.0},
+        {"speculative": "auto", "speculative_acceptance": 1.0},
+        {"speculative": "draft", "speculative_model": "small", "speculative_verify": "rejection"},
+        {"speculative": "draft", "speculative_topk": 2},
+        {"speculative": "eagle", "speculative_model": "head", "speculative_topk": 4, "speculative_num_tokens": 16},
+    ],
+)
+def test_options_of_speculation_that_go_together(options: dict[str, object]) -> None:
+    config = EngineConfig(**options)  # pyright: ignore[reportArgumentType]
+    assert config.resolved().resolved() == config.resolved()
+    for device in ("cpu", "cuda"):  # speculation has no default that depends on the device
+        resolved = replace(config, device=device).resolved()
+        assert {name: getattr(resolved, name) for name in options} == options
+
+
+def test_no_speculation_is_the_default() -> None:
+    config = EngineConfig()
+    assert (config.speculative, config.speculative_model, config.speculative_acceptance) == ("off", None, None)
 
 
 def test_a_resolved_configuration_has_the_defaults_of_its_device() -> None:

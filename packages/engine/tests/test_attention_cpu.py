@@ -22,7 +22,7 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import dequantise, quantise
 from pagewood.kvpool.storage import KVStorage
-from stand_ins.tapes import write_down
+from stand_ins.tapes import GrantedAttention, write_down
 
 DIM = 16
 MAX_LENGTH = 320
@@ -128,24 +128,25 @@ class Bench:
             storage.write(1, k, v, torch.from_numpy(slots))
         attention = CPUAttention(
             storage,
-            page_table,
             num_heads=problem.num_heads,
             windows=[None, problem.window],
         )
         if in_steps_of is None:
-            return self._step(attention, [(row, *grant) for row, grant in enumerate(problem.grants)])
+            return self._step(attention, page_table, [(row, *grant) for row, grant in enumerate(problem.grants)])
         parts = [
-            self._step(attention, [(row, first, min(in_steps_of, start + count - first))])
+            self._step(attention, page_table, [(row, first, min(in_steps_of, start + count - first))])
             for row, (start, count) in enumerate(problem.grants)
             for first in range(start, start + count, in_steps_of)
         ]
         return torch.cat(parts)
 
-    def _step(self, attention: CPUAttention, grants: list[tuple[int, int, int]]) -> Tensor:
+    def _step(self, attention: CPUAttention, page_table: Int32, grants: list[tuple[int, int, int]]) -> Tensor:
         def column(i: int) -> Int32:
             return np.array([grant[i] for grant in grants], np.int32)
 
-        tables = attention.plan(column(0), column(1), column(2))
+        granted = GrantedAttention(
+            attention=attention, page_table=page_table, rows=column(0), starts=column(1), counts=column(2)
+        )
         q = torch.cat(
             [self.queries[row][start - self.problem.grants[row][0] :][:count] for row, start, count in grants]
         )
@@ -156,7 +157,7 @@ class Bench:
             *(x.numpy() for x in (q, k, v)),
             kernel=kernel(int8=self.problem.int8),
             num_threads=self.problem.num_threads,
-            tables=tables,
+            attention=granted,
         )
         return torch.from_numpy(run().copy())
 
@@ -222,6 +223,5 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_storage_of_another_order_is_refused() -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, page_size=4, order="NHD")
-    table = np.zeros((1, 1), np.int32)
     with pytest.raises(ValueError, match="HND"):
-        CPUAttention(KVStorage(layout, 2), table, num_heads=1, windows=[None])
+        CPUAttention(KVStorage(layout, 2), num_heads=1, windows=[None])

@@ -181,7 +181,25 @@ for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130,
 """
 
 
+INTERPRETED_RACE = """
+import torch
+from pagewood.engine.runner.cuda import race, race_triton
+
+for num_tokens in (5, 300, 5000):
+    weights = (torch.randn(16, num_tokens) * 3).softmax(-1)
+    weights[:4] = 1 / num_tokens
+    weights[4:8, 1::2] = 0
+    seeds, positions = torch.randint(-2**62, 2**62, (16,)), torch.randint(0, 2**31 - 1, (16,)).int()
+    tokens = race_triton.first_to_arrive(weights, seeds, positions)
+    assert torch.equal(tokens, race.first_to_arrive(weights, seeds, positions))
+    assert (weights.gather(1, tokens[:, None]) > 0).all()
+weights[3] = torch.nan
+assert 0 <= race_triton.first_to_arrive(weights, seeds, positions)[3] < 5000
+"""
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA only")
-def test_the_kernel_in_its_interpreter() -> None:
+@pytest.mark.parametrize("program", [INTERPRETED, INTERPRETED_RACE], ids=["projection", "race"])
+def test_kernels_in_their_interpreter(program: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}  # read when Triton is imported, so in a process of its own
-    subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)

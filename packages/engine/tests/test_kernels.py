@@ -17,12 +17,14 @@ from pagewood.engine.runner.cpu.kernels import warm_up
 
 COMPILE_ONE = """
 import numpy as np
-from pagewood.engine.runner.cpu.compiled.attention import cut
-cut.compile()
-items = np.zeros((4, 4), np.int32)
-assert cut(np.zeros(1, np.int32), np.full(1, 5, np.int32), 1, 3, items) == 2
-assert items[1].tolist() == [0, 0, 3, 2]
-print(cut.loaded)
+from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column, collect
+collect.compile()
+scopes, firsts = np.zeros((1, NUM_SCOPE_COLUMNS), np.int64), np.array([0, 3, 4], np.int32)
+scopes[0, Column.FIRSTS] = firsts.ctypes.data
+tokens = np.zeros(4, np.int32)
+assert collect(scopes, 0, np.array([5, 6, 7, 8], np.int32), np.array([2, 1], np.int32), tokens) == 3
+assert tokens[:3].tolist() == [5, 6, 8]
+print(collect.loaded)
 """
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -228,6 +229,27 @@ def test_a_completion_has_a_short_repr(llm: LLM) -> None:
     (completion,) = llm.generate("Count from 1 to 20", LONG)
     assert len(repr(completion)) < 150
     assert "500 tokens, finish=length" in repr(completion)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_speculation_changes_no_token(llm: LLM, overlap: bool) -> None:
+    prompts = ["Count from 1 to 20", "Repeat after me: tree tree tree tree", "one two three one two three one"]
+    sampled = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=40, ignore_eos=True)
+    options: dict[str, Any] = {"speculative_num_tokens": 3, "speculative_control": "fixed", "overlap": overlap}
+    with LLM(max_total_tokens=4096, max_running=8, speculative="ngram", **options) as drafting:
+        if drafting.counters().speculation is None:
+            pytest.skip("the CPU runner does not speculate yet")
+        for sampling in (LONG, sampled):
+            plain, drafted = llm.generate(prompts, sampling), drafting.generate(prompts, sampling)
+            assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+            assert [one.num_drafted_tokens for one in plain] == [0, 0, 0]
+            assert all(one.num_accepted_tokens <= one.num_drafted_tokens for one in drafted)
+        counts = drafting.counters().speculation
+        assert counts is not None
+        assert 0 < counts.num_accepted < counts.num_drafted
+        assert counts.num_drafted >= sum(one.num_drafted_tokens for one in drafted) > 0
+        assert_at_rest(drafting)
+    assert llm.counters().speculation is None
 
 
 def test_an_error_in_a_call_ends_its_requests_and_not_those_of_others(

@@ -11,6 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from pagewood.engine.runner.cpu.compiled.noise import row_key
 from pagewood.engine.runner.cpu.compiled.sampling import choose
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.sampling import choices_of, draw
+from pagewood.engine.runner.cuda import race
 from pagewood.engine.runner.splitmix import exponentials, row_keys
 from stand_ins.tapes import write_down
 
@@ -72,7 +74,7 @@ def plain_draw(probabilities: NDArray[np.float64], seed: int, position: int) -> 
     """Return the token that wins the race: the smallest noise divided by probability."""
     key = row_keys(np.array([seed], np.int64), np.array([position], np.int32))
     noise = exponentials(key, np.arange(len(probabilities), dtype=np.uint32))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         return int(np.argmin(noise / probabilities))
 
 
@@ -142,7 +144,10 @@ def assert_fits(tokens: Int32, probabilities: NDArray[np.float64]) -> None:
     assert counts[probabilities == 0].sum() == 0
     rare = expected < 10
     if expected[rare].sum() >= 10:
-        counts, expected = np.append(counts[~rare], counts[rare].sum()), np.append(expected[~rare], expected[rare].sum())
+        counts, expected = (
+            np.append(counts[~rare], counts[rare].sum()),
+            np.append(expected[~rare], expected[rare].sum()),
+        )
     else:
         counts, expected = counts[~rare], expected[~rare]
     degrees = len(expected) - 1
@@ -223,3 +228,26 @@ def test_a_row_with_a_nan_has_no_token() -> None:
         tokens = sample(logits, arrays_of(3, SamplingParams(temperature=temperature)), positions_of(3))
         assert tokens[0] >= 0
         assert tokens[1:].tolist() == [-1, -1]
+
+
+def test_noise_is_the_same_in_torch() -> None:
+    rng = np.random.default_rng(0)
+    seeds = rng.integers(-(2**63), 2**63 - 1, 50)
+    positions = rng.integers(0, 2**31 - 1, 50).astype(np.int32)
+    keys = row_keys(seeds, positions)
+    on_device = race.row_keys(torch.from_numpy(seeds), torch.from_numpy(positions))
+    assert on_device.numpy().view(np.uint64).tolist() == keys.tolist()
+    noise = race.exponentials(on_device, torch.arange(20_000, dtype=torch.int32))
+    exact = exponentials(keys[:, None], np.arange(20_000, dtype=np.uint32)).astype(np.float32)
+    np.testing.assert_allclose(noise.numpy(), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_devices_draw_the_same_tokens(spread: float) -> None:
+    rng = np.random.default_rng(2)
+    logits = (rng.standard_normal((500, 3000)) * spread).astype(np.float32)
+    sampling = arrays_of(500, SamplingParams(temperature=1.3))
+    positions = np.arange(500, dtype=np.int32)
+    probabilities = torch.from_numpy(logits / np.float32(1.3)).softmax(-1)
+    drawn = race.first_to_arrive(probabilities, torch.from_numpy(sampling.seeds), torch.from_numpy(positions))
+    assert drawn.tolist() == sample(logits, sampling, positions).tolist()

@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from pagewood.engine.api import EngineConfig
+from pagewood.server.cli import main
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 
 
@@ -41,6 +42,47 @@ def test_options_of_cuda() -> None:
         cuda_graph_max_batch=8,
         batch_invariant=True,
     )
+
+
+def test_options_of_speculation() -> None:
+    options = [
+        "--speculative",
+        "eagle",
+        "--speculative-model",
+        "head",
+        "--speculative-num-tokens",
+        "8",
+        "--speculative-topk",
+        "2",
+        "--speculative-control",
+        "fixed",
+        "--speculative-acceptance",
+        "0.75",
+    ]
+    assert parse(*options) == EngineConfig(
+        speculative="eagle",
+        speculative_model="head",
+        speculative_num_tokens=8,
+        speculative_topk=2,
+        speculative_control="fixed",
+        speculative_acceptance=0.75,
+    )
+    rejection = ["--speculative", "draft", "--speculative-verify", "rejection"]
+    assert parse(*rejection) == EngineConfig(speculative="draft", speculative_verify="rejection")
+    with pytest.raises(ValueError, match="speculative_model must come with speculative draft or eagle"):
+        parse("--speculative", "ngram", "--speculative-model", "head")
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_wrong_option_of_speculation_is_a_usage_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [command] if command == "serve" else [command, "Hello"]
+    assert main([*words, "--speculative", "ngram", "--speculative-topk", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "pagewood: error: speculative_topk must be 1 unless speculative is draft or eagle, got 2 with ngram\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--speculative", "magic"])
+    assert "invalid choice: 'magic'" in capsys.readouterr().err
 
 
 def test_an_option_out_of_range_names_itself() -> None:

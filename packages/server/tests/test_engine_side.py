@@ -28,7 +28,11 @@ def test_pulses() -> None:
     sent = Recorder()
     now_s = 0.0
     counters = {"num_running": 1}
-    heartbeat = Heartbeat(sent, incarnation=3, model=MODEL, counters=lambda: dict(counters), clock=lambda: now_s)
+    heartbeat = Heartbeat(
+        sent,
+        pulse=lambda: wire.Pulse(incarnation=3, model=MODEL, counters=dict(counters)),
+        clock=lambda: now_s,
+    )
     heartbeat.busy()
     heartbeat.busy()
     assert sent.messages == [wire.Pulse(incarnation=3, model=MODEL, counters={"num_running": 1})]
@@ -48,7 +52,8 @@ def test_pulses() -> None:
 def test_a_long_step_repeats_the_last_pulse_with_its_length() -> None:
     sent = Recorder()
     now_s = 100.0
-    heartbeat = Heartbeat(sent, incarnation=0, model=MODEL, counters=lambda: {"num_steps": 7}, clock=lambda: now_s)
+    pulse = wire.Pulse(incarnation=0, model=MODEL, counters={"num_steps": 7})
+    heartbeat = Heartbeat(sent, pulse=lambda: pulse, clock=lambda: now_s)
     heartbeat.repeat()  # nothing was sent yet
     assert sent.messages == []
     heartbeat.busy()

@@ -398,6 +398,36 @@ def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Pat
     assert resumed.choices[0].message.content == say(server).choices[0].message.content
 
 
+def test_speculation_changes_no_answer(server: Server, tmp_path: Path) -> None:
+    """The counts of draft tokens are in the usage, in /ready and in the log, only if the engine speculates."""
+    questions = ["Say it twice: stone river cloud moon", "Count from 1 to 20.", QUESTION]
+    options: dict[str, Any] = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    plain = [ask(server, question, **options) for question in questions]
+    assert all(answer.usage.completion_tokens_details is None for answer in plain)
+    assert "speculation" not in server.ready()
+    fixed = ["--speculative", "ngram", "--speculative-num-tokens", "3", "--speculative-control", "fixed"]
+    with closing(Server(tmp_path, *fixed)) as drafting:
+        if "speculation" not in drafting.ready():
+            pytest.skip("the CPU runner does not speculate yet")
+        num_drafted = 0
+        for question, expected in zip(questions, plain, strict=True):
+            answer = ask(drafting, question, **options)
+            assert answer.choices[0].message.content == expected.choices[0].message.content
+            assert answer.usage.completion_tokens == expected.usage.completion_tokens
+            assert answer.usage.completion_tokens_details.rejected_prediction_tokens >= 0
+            *_, last = ask(drafting, question, stream=True, stream_options={"include_usage": True}, **options)
+            drafts = last.usage.completion_tokens_details
+            num_drafted += drafts.accepted_prediction_tokens + drafts.rejected_prediction_tokens
+        assert num_drafted > 0
+        until(lambda: drafting.ready()["speculation"]["num_accepted"] > 0)
+        drafting.until_idle()
+        drafting.process.terminate()
+        assert drafting.process.wait(LIMIT_S) == 0
+        lines = [line for line in drafting.stderr().splitlines() if " speculation: " in line]
+        assert len(lines) == 1, drafting.stderr()
+        assert " INFO    engine pagewood.server.engine_side: " in lines[0]
+
+
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pagewood.server", *arguments],

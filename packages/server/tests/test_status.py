@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pagewood.server import wire
@@ -19,6 +20,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+SPECULATION = wire.Speculation(
+    num_drafted=3,
+    num_accepted=1,
+    drafted_by_position=(2, 1),
+    accepted_by_position=(1, 0),
+    draft_s=0.5,
+    verify_s=1.5,
+    reason="few requests",
+)
 
 
 def pulse(incarnation: int, *, relay: int = 0, step_s: float = 0.0) -> wire.Pulse:
@@ -51,6 +63,17 @@ def test_states_of_an_engine() -> None:
     assert (status.state, status.detail) == (EngineState.STARTING, "importing torch")
     status.take(pulse(1))
     assert status.state is EngineState.READY
+
+
+def test_counts_of_speculation_are_those_of_the_last_pulse() -> None:
+    status = EngineStatus()
+    assert status.speculation is None
+    status.take(msgspec.structs.replace(pulse(0), speculation=SPECULATION))
+    assert status.speculation == SPECULATION
+    status.lost(next_incarnation=1)
+    assert status.speculation is None
+    status.take(pulse(1))
+    assert status.speculation is None
 
 
 def test_the_engine_is_not_ready_until_it_is_heard_through_the_new_detokenizer() -> None:

@@ -92,6 +92,31 @@ def test_text_stop_and_end(tokenizer: Tokenizer) -> None:
     assert streams.num_open == 0
 
 
+@pytest.mark.parametrize("finish", [None, FinishReason.LENGTH, FinishReason.STOP])
+def test_tokens_after_a_stop_string_in_the_same_step_do_not_count(
+    tokenizer: Tokenizer, finish: FinishReason | None
+) -> None:
+    """A step yields several tokens if the engine speculates; the usage must be that of one token per step."""
+    streams = TextStreams(tokenizer)
+    carry = wire.encode(wire.TextOptions(stop=("STOP",)))
+    ids = tuple(tokenizer.encode("one STOP two").tolist())
+    num_output = len(ids) + (finish is FinishReason.STOP)  # the token that ended the request is not in `tokens`
+    delta = Delta("a", ids, finish, first=True, carry=carry, num_output_tokens=num_output)
+    (answer,) = answers(streams.take(step(delta)))
+    assert (answer.text, answer.finish, answer.ended) == ("one ", FinishReason.STOP, finish is not None)
+    assert answer.num_output_tokens == len(tokenizer.encode("one STOP"))
+    whole = delta._replace(request_id="b", carry=wire.encode(wire.TextOptions(stop=("three",))))
+    (answer,) = answers(streams.take(step(whole)))
+    assert answer.num_output_tokens == num_output
+
+
+def test_draft_tokens_are_passed_on(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer)
+    delta = Delta("a", (1, 2), first=True, num_drafted_tokens=9, num_accepted_tokens=4)
+    (answer,) = answers(streams.take(step(delta)))
+    assert (answer.num_drafted_tokens, answer.num_accepted_tokens) == (9, 4)
+
+
 def test_held_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     carry = wire.encode(wire.TextOptions(stop=("STOP",)))

@@ -27,6 +27,7 @@ from pagewood.engine.api import (
 from pagewood.server import wire
 
 TEXT = st.text(max_size=10)
+COUNT = st.integers(0, 10**6)
 SAMPLING = st.builds(
     SamplingParams,
     max_tokens=st.none() | st.integers(1, 2**31),
@@ -53,9 +54,11 @@ DELTA = st.builds(
     refusal=st.none() | REFUSAL,
     first=st.booleans(),
     carry=st.binary(),
-    num_prompt_tokens=st.integers(0, 10**6),
-    num_cached_tokens=st.integers(0, 10**6),
-    num_output_tokens=st.integers(0, 10**6),
+    num_prompt_tokens=COUNT,
+    num_cached_tokens=COUNT,
+    num_output_tokens=COUNT,
+    num_drafted_tokens=COUNT,
+    num_accepted_tokens=COUNT,
 )
 PROMPT = (
     st.builds(wire.TextPrompt, text=TEXT)
@@ -75,6 +78,27 @@ def test_commands(command: Command) -> None:
 def test_steps(deltas: list[Delta]) -> None:
     step = wire.Step(tuple(deltas))
     assert list(wire.read(wire.from_engine, [wire.encode(step)])) == [step]
+
+
+@given(
+    counters=st.dictionaries(TEXT, COUNT),
+    speculation=st.none()
+    | st.builds(
+        wire.Speculation,
+        num_drafted=COUNT,
+        num_accepted=COUNT,
+        drafted_by_position=st.lists(COUNT).map(tuple),
+        accepted_by_position=st.lists(COUNT).map(tuple),
+        draft_s=st.floats(0, 1e6),
+        verify_s=st.floats(0, 1e6),
+        reason=TEXT,
+    ),
+)
+def test_pulses(counters: dict[str, int], speculation: wire.Speculation | None) -> None:
+    model = wire.Model(max_length=10, vocab_size=5)
+    pulse = wire.Pulse(incarnation=1, model=model, counters=counters, speculation=speculation)
+    for decoder in (wire.from_engine, wire.to_http):
+        assert decoder.decode(wire.encode(pulse)) == pulse
 
 
 @given(prompt=PROMPT, sampling=SAMPLING, stop=st.lists(TEXT).map(tuple), echo=st.booleans())

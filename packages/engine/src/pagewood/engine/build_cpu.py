@@ -12,13 +12,16 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.draft_control import draft_control, measure_cost
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ngram import NgramLookup
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.suffix import SuffixIndex
 from pagewood.engine.tiers import tiered_cache
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -79,6 +82,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads,
     )
 
+    control = draft_control(config)
     storage = KVStorage(layout, num_pages)
     populator = Populator(storage.memory)
     make_cache = tiered_cache(config, folder, storage.memory)
@@ -91,13 +95,26 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             max_rows=config.num_rows,
             max_length=max_length,
             num_threads=num_threads,
+            make_lookup={"ngram": NgramLookup, "suffix": SuffixIndex}.get(config.speculative),
+            simulated_acceptance=config.speculative_acceptance,
         )
-        return PopulatingRunner(runner, populator)
+        populating = PopulatingRunner(runner, populator)
+        if control is not None:
+            measure_cost(control, config, info, populating)
+        return populating
 
     config = replace(
         config, max_total_tokens=num_pages * config.page_size, max_length=max_length, num_threads=num_threads
     )
-    return assemble(config, info=info, make_runner=make_runner, make_cache=make_cache, inbox=inbox, outbox=outbox)
+    return assemble(
+        config,
+        info=info,
+        make_runner=make_runner,
+        make_cache=make_cache,
+        drafting=control,
+        inbox=inbox,
+        outbox=outbox,
+    )
 
 
 def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -> tuple[int, int]:

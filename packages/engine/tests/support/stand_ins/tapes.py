@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.rope_config import RopeConfig
+from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.tape import Buffer, Rows, StepTables, Tape
+from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.tape import Buffer, Tape
 
 Float32 = NDArray[np.float32]
 
@@ -22,7 +30,7 @@ def write_down(
     *arrays: NDArray[np.generic],
     kernel: Kernel,
     num_threads: int,
-    tables: StepTables | None = None,
+    attention: GrantedAttention | None = None,
 ) -> Callable[[], Float32]:
     """Write an operation to a tape; return a function that runs it and returns its result, a view of the tape's memory.
 
@@ -31,21 +39,22 @@ def write_down(
         arrays: `[rows, size]` of four-byte elements, all with the same number of rows.
         kernel: a compiled kernel.
         num_threads: threads that share the work.
-        tables: positions and pages of the rows, for attention.
+        attention: positions and pages of the rows, if the operation attends.
     """
     tape, num_rows = Tape(), len(arrays[0])
-    buffers = [tape.buffer(Rows.TOKENS, array.shape[1]) for array in arrays]
-    program = tape.program(kernel, (num_rows, 1), inputs=buffers, outputs=[operation(*buffers)])
+    one = attention.scope(tape) if attention else None
+    scope = one.scope if one else tape.scope()
+    buffers = [tape.buffer(scope.tokens, array.shape[1]) for array in arrays]
+    program = tape.program(kernel, (num_rows, num_rows, num_rows), inputs=buffers, outputs=[operation(*buffers)])
     crew = ThreadPoolExecutor(max(1, num_threads - 1))
-    empty = np.zeros(1, np.int32)
-    tables = tables or StepTables(
-        page_table=empty[None], rows=empty, starts=empty, offsets=empty, items=np.zeros((0, 4), np.int32), memory_size=0
-    )
 
     def run() -> Float32:
         for target, array in zip(program.inputs, arrays, strict=True):
             target.view(array.dtype)[:] = array
-        started = program.start((num_rows, 0), tables)
+        scopes, counts = program.scopes.copy(), np.array([num_rows, 0, 0], np.int64)
+        if attention and one:
+            one.lay_out(scopes, counts, attention.grants())
+        started = program.start(counts, scopes)
         helpers = [crew.submit(started.work) for _ in range(num_threads - 1)]
         started.work()
         for helper in helpers:
@@ -53,3 +62,33 @@ def write_down(
         return program.outputs[0][:num_rows]
 
     return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedAttention:
+    """Attention, and the grants that attend: grant g computes `counts[g]` tokens of a row from `starts[g]` on."""
+
+    attention: CPUAttention
+    page_table: Int32
+    rows: Int32
+    starts: Int32
+    counts: Int32
+
+    def scope(self, tape: Tape) -> Pass:
+        """Return a new pass on a tape, for rows whose tokens are all 0."""
+        num_rows, length = len(self.page_table), int((self.starts + self.counts).max())
+        tables = RowTables(
+            tokens=np.zeros((num_rows, length), np.int32),
+            lengths=np.full(num_rows, length, np.int32),
+            pages=self.page_table,
+        )
+        rope = Rope(RopeConfig(head_dim=2, theta=10000.0, scaling=None), device=torch.device("cpu"))
+        return Pass(tape, tables, self.attention, Rotations(rope), half=1, vocab_size=1)
+
+    def grants(self) -> Grants:
+        """Return the grants, none of which is sampled."""
+        empty = np.empty(0, np.int32)
+        return Grants(
+            rows=self.rows, starts=self.starts, counts=self.counts, sampled=empty, promised=empty,
+            sampling=SamplingArrays.of([], []),
+        )  # fmt: skip

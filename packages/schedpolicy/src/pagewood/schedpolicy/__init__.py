@@ -8,6 +8,7 @@ from pagewood.schedpolicy.chunking import DynamicChunk
 from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
+from pagewood.schedpolicy.drafting import Decoding, DraftControl, weight_by_priority
 from pagewood.schedpolicy.fallback import FallbackAbove
 from pagewood.schedpolicy.latency import StepModel, StepSample
 from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
@@ -40,6 +41,7 @@ from pagewood.schedpolicy.response_ratio import HighestResponseRatio
 from pagewood.schedpolicy.shares import ShareOrder, fair_share, weighted_round_robin
 from pagewood.schedpolicy.shuffled import ShuffledOrder
 from pagewood.schedpolicy.skip_ahead import SkipAhead
+from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
 from pagewood.schedpolicy.verdict import Outcome, Verdict
@@ -58,13 +60,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MATCH_ORDERS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits",
-    "Ageing", "Budget", "ByLongestMatch", "ByShortest", "Chunk", "DepthFirstWeight", "DynamicChunk", "FallbackAbove",
-    "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt", "HasTag", "HasTenant",
-    "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order", "Outcome", "Quota",
-    "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead", "StepBudget", "StepModel",
-    "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers", "TooLate", "Usage", "Verdict", "Waiting",
-    "__version__", "by_arrival", "by_deadline", "by_least_lost", "by_least_output", "by_longest_output",
-    "by_lowest_priority", "by_most_slack", "by_priority", "by_priority_low_first", "choose_victim", "choose_victims",
-    "decode_first", "deserving", "fair_share", "fits_until_all_end", "order_named", "prefill_first",
-    "weighted_round_robin", "worth_preempting",
+    "Ageing", "Budget", "ByLongestMatch", "ByShortest", "Chunk", "Decoding", "DepthFirstWeight", "DraftControl",
+    "DraftCost", "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline",
+    "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load",
+    "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder",
+    "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers",
+    "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline", "by_least_lost",
+    "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack", "by_priority",
+    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share",
+    "fits_until_all_end", "order_named", "prefill_first", "weight_by_priority", "weighted_round_robin",
+    "worth_preempting",
 ]  # fmt: skip

@@ -140,7 +140,7 @@ class Frontend:
         return json_response(b'{"status":"ok"}')
 
     async def ready(self, request: Request) -> Response:
-        """Readiness and progress: whether the engine serves, and the counters of its last pulse."""
+        """Readiness and progress: whether the engine serves, and the counts of its last pulse."""
         silent_s = self.status.seconds_since_pulse
         state = self.status.state
         body = {
@@ -149,6 +149,7 @@ class Frontend:
             "model": self.model_name,
             "requests": {"live": self.live.num_live, "ending": self.live.num_ending},
             "engine": self.status.counters,
+            **({} if self.status.speculation is None else {"speculation": self.status.speculation}),
             "seconds_since_pulse": None if silent_s is None else round(silent_s, 3),
             "seconds_in_step": round(self.status.step_s, 3),
         }
@@ -193,6 +194,7 @@ class Frontend:
             format=format,
             stream=bool(fields.stream),
             options=options,
+            is_speculating=self.status.speculation is not None,
         )
 
     def _model(self, name: str) -> wire.Model:

@@ -74,7 +74,7 @@ class TextStreams:
     def _answer(self, delta: Delta) -> wire.Answer | None:
         """Return the answer to send for `delta`; None if there is nothing new for its client."""
         error: Refusal | None = None
-        text = ""
+        text, num_unused = "", 0
         is_known = delta.first or delta.request_id in self._streams
         stream = self._streams.get(delta.request_id)
         is_over = is_known and not delta.first and (stream is None or stream.stopped_by is not None)
@@ -82,7 +82,7 @@ class TextStreams:
             error = LOST
         elif not is_over:
             try:
-                stream, text = self._text(delta)
+                stream, text, num_unused = self._text(delta)
             except Exception as exception:  # a tokenizer comes with its model: any error is this request's alone
                 logger.exception("request %s: its tokens cannot be decoded", delta.request_id)
                 error = Refusal(message=f"The tokens of the answer cannot be decoded: {exception}")
@@ -96,22 +96,44 @@ class TextStreams:
         if error is not None and delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH):
             return _answer_to(delta, text="", finish=FinishReason.ERROR, ended=ended, refusal=error)
         is_stopped = stream is not None and stream.stopped_by is not None
-        return _answer_to(delta, text=text, finish=FinishReason.STOP if is_stopped else delta.finish, ended=ended)
+        finish = FinishReason.STOP if is_stopped else delta.finish
+        return _answer_to(delta, text=text, finish=finish, ended=ended, num_unused=num_unused)
 
-    def _text(self, delta: Delta) -> tuple[TextStream, str]:
-        """Return the stream of a request and its new text."""
+    def _text(self, delta: Delta) -> tuple[TextStream, str, int]:
+        """Return the stream of a request, its new text, and how many of its new tokens come after a stop string."""
         prefix = ""
         stream = self._streams.get(delta.request_id)
         if delta.first or stream is None:
             options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
             stream = TextStream(self._tokenizer, stop=options.stop)
             prefix = options.prefix
-        text = prefix + stream.push(delta.tokens)
-        return stream, text + stream.finish() if delta.finish is not None else text
+        text, num_unused = _push(stream, delta)
+        if delta.finish is not None:
+            text += stream.finish()
+        return stream, prefix + text, num_unused
+
+
+def _push(stream: TextStream, delta: Delta) -> tuple[str, int]:
+    """Return the new text of a stream, and the number of tokens that come after a stop string in the same step."""
+    if len(delta.tokens) < 2:
+        return stream.push(delta.tokens), 0
+    text = ""
+    for index, token in enumerate(delta.tokens):
+        text += stream.push((token,))
+        if stream.stopped_by is not None:
+            # `tokens` does not hold the token that ended the request, but `num_output_tokens` counts it.
+            return text, len(delta.tokens) - 1 - index + (delta.finish is FinishReason.STOP)
+    return text, 0
 
 
 def _answer_to(
-    delta: Delta, *, text: str, finish: FinishReason | None, ended: bool, refusal: Refusal | None = None
+    delta: Delta,
+    *,
+    text: str,
+    finish: FinishReason | None,
+    ended: bool,
+    refusal: Refusal | None = None,
+    num_unused: int = 0,
 ) -> wire.Answer:
     return wire.Answer(
         request_id=delta.request_id,
@@ -121,5 +143,7 @@ def _answer_to(
         refusal=refusal or delta.refusal,
         num_prompt_tokens=delta.num_prompt_tokens,
         num_cached_tokens=delta.num_cached_tokens,
-        num_output_tokens=delta.num_output_tokens,
+        num_output_tokens=delta.num_output_tokens - num_unused,
+        num_drafted_tokens=delta.num_drafted_tokens,
+        num_accepted_tokens=delta.num_accepted_tokens,
     )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict
 
 from pagewood.server import wire
 from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
-from pagewood.server.engine_side import EngineInbox, EngineOutbox, Heartbeat, SharedSender
+from pagewood.server.engine_side import (
+    EngineInbox,
+    EngineOutbox,
+    Heartbeat,
+    SharedSender,
+    log_speculation,
+    pulse_of,
+)
 from pagewood.server.links import ZmqReceiver, ZmqSender
 
 
@@ -28,12 +34,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     answers = EngineOutbox(shared, incarnation=settings.incarnation)
     with errors_in_one_line():
         engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
-    heartbeat = Heartbeat(
-        shared,
-        incarnation=settings.incarnation,
-        model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
-        counters=lambda: asdict(engine.counters()),
-    )
+    heartbeat = Heartbeat(shared, pulse=lambda: pulse_of(engine, incarnation=settings.incarnation))
     commands.attach(heartbeat)
     heartbeat.start()
     # What is built lives as long as the process. A full garbage collection that visits it took 18 to 30 ms, every
@@ -42,6 +43,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     gc.freeze()
     try:
         engine.run(stopped)
+        log_speculation(pulse_of(engine).speculation)
     finally:
         engine.close()
         heartbeat.stop()

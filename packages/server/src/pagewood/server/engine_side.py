@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from pagewood.engine.api import Command, Delta
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 
+if TYPE_CHECKING:
+    from pagewood.engine.core.loop import Engine
+
 PULSE_BUSY_S = 0.05
 PULSE_IDLE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
+    """Return the pulse of an engine at this moment; call it in the engine's thread."""
+    info, counters = engine.info, engine.counters()
+    counts = counters.speculation
+    return wire.Pulse(
+        incarnation=incarnation,
+        model=wire.Model(max_length=info.max_length, vocab_size=info.vocab_size),
+        counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name != "speculation"},
+        speculation=None if counts is None else msgspec.convert(counts, wire.Speculation, from_attributes=True),
+    )
+
+
+def log_speculation(counts: wire.Speculation | None) -> None:
+    """Log what came of drafts, in one line; nothing if the engine does not speculate."""
+    if counts is None:
+        return
+    positions = zip(counts.accepted_by_position, counts.drafted_by_position, strict=True)
+    shares = [f"{num_accepted / num:.0%}" for num_accepted, num in positions if num]
+    _log.info(
+        "speculation: %d draft tokens, %d accepted%s; %.2f s for drafts, %.2f s for the rest of the steps; "
+        "draft lengths: %s",
+        counts.num_drafted,
+        counts.num_accepted,
+        f" (by position: {' '.join(shares)})" if shares else "",
+        counts.draft_s,
+        counts.verify_s,
+        counts.reason or "no reason given",
+    )
 
 
 class SharedSender:
@@ -39,37 +79,31 @@ class Heartbeat:
 
     Args:
         outbox: may be used by several threads.
-        incarnation: number of engine processes of this server before this one.
-        model: what the HTTP process has to know of the model.
-        counters: returns the engine's counters; called in the engine's thread only.
+        pulse: returns the engine's pulse of this moment; called in the engine's thread only.
         interval_s: longest time between two pulses.
         clock: seconds.
     """
 
     __slots__ = (
-        *("_clock", "_counters", "_incarnation", "_interval_s", "_last", "_last_s", "_lock", "_model", "_outbox"),
-        *("_seen_s", "_stopping", "_thread"),
+        *("_clock", "_interval_s", "_last", "_last_s", "_lock", "_outbox", "_pulse", "_seen_s", "_stopping"),
+        "_thread",
     )
 
     def __init__(
         self,
         outbox: Sender,
         *,
-        incarnation: int,
-        model: wire.Model,
-        counters: Callable[[], dict[str, int]],
+        pulse: Callable[[], wire.Pulse],
         interval_s: float = PULSE_IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._outbox = outbox
-        self._incarnation = incarnation
-        self._model = model
-        self._counters = counters
+        self._pulse = pulse
         self._interval_s = interval_s
         self._clock = clock
         self._lock = threading.Lock()
         """Held while a pulse is sent: pulses keep their order."""
-        self._last: dict[str, int] | None = None  # written by: _send
+        self._last: wire.Pulse | None = None  # written by: _send
         self._last_s = float("-inf")  # written by: _send_pulse. When `_last` was last sent
         self._seen_s = clock()  # written by: busy, idle. When the engine's thread last looked for commands
         self._stopping = threading.Event()
@@ -88,34 +122,34 @@ class Heartbeat:
         """Send a pulse if the last one is old; the engine calls this between two steps."""
         self._seen_s = self._clock()
         if self._seen_s - self._last_s >= PULSE_BUSY_S:
-            self._send(self._counters())
+            self._send(self._pulse())
 
     def idle(self) -> None:
         """Send a pulse if the last one is old or its counters have changed; the engine calls this before it waits."""
         self._seen_s = self._clock()
-        counters = self._counters()
-        if counters != self._last or self._seen_s - self._last_s >= self._interval_s:
-            self._send(counters)
+        pulse = self._pulse()
+        if pulse != self._last or self._seen_s - self._last_s >= self._interval_s:
+            self._send(pulse)
 
     def repeat(self) -> None:
         """Send the last pulse again if it is old; called from the thread of the heartbeat."""
         with self._lock:
             now_s = self._clock()
             if self._last is not None and now_s - self._last_s >= self._interval_s:
-                self._send_pulse(self._last, now_s, step_s=max(0.0, now_s - self._seen_s))
+                step_s = max(0.0, now_s - self._seen_s)
+                self._send_pulse(msgspec.structs.replace(self._last, step_s=step_s), now_s)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             self.repeat()
 
-    def _send(self, counters: dict[str, int]) -> None:
+    def _send(self, pulse: wire.Pulse) -> None:
         with self._lock:
-            self._last = counters
-            self._send_pulse(counters, self._clock(), step_s=0.0)
+            self._last = pulse
+            self._send_pulse(pulse, self._clock())
 
-    def _send_pulse(self, counters: dict[str, int], now_s: float, *, step_s: float) -> None:
+    def _send_pulse(self, pulse: wire.Pulse, now_s: float) -> None:
         self._last_s = now_s
-        pulse = wire.Pulse(incarnation=self._incarnation, model=self._model, counters=counters, step_s=step_s)
         self._outbox.send(wire.encode(pulse))
 
 

@@ -53,6 +53,9 @@ class Exchange:
         if self.usage is not None:
             cached = self.usage.prompt_tokens_details.cached_tokens
             tokens = f" tokens_in={self.usage.prompt_tokens} cached={cached} tokens_out={self.usage.completion_tokens}"
+            drafts = self.usage.completion_tokens_details
+            if drafts:
+                tokens += f" accepted={drafts.accepted_prediction_tokens} rejected={drafts.rejected_prediction_tokens}"
         code = f" error={self.error_code}" if self.error_code else ""
         left = "" if self.is_complete or self.status == CLIENT_LEFT else " incomplete"
         _log.log(

@@ -17,6 +17,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Draft tokens, by what the model made of them. Rejected ones are not in `completion_tokens`."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a request."""
 
@@ -24,6 +31,8 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    """UNSET: the engine does not speculate."""
 
 
 ChunkUsage = Usage | msgspec.UnsetType | None
@@ -37,20 +46,30 @@ class Tally:
     num_prompt_tokens: int = 0  # written by: add
     num_cached_tokens: int = 0  # written by: add
     num_output_tokens: int = 0  # written by: add
+    num_drafted_tokens: int = 0  # written by: add
+    num_accepted_tokens: int = 0  # written by: add
 
     def add(self, answer: wire.Answer) -> None:
         """Note the counts of the latest answer; they only grow."""
         self.num_prompt_tokens = max(self.num_prompt_tokens, answer.num_prompt_tokens)
         self.num_cached_tokens = max(self.num_cached_tokens, answer.num_cached_tokens)
         self.num_output_tokens = max(self.num_output_tokens, answer.num_output_tokens)
+        if answer.num_drafted_tokens:
+            self.num_drafted_tokens = answer.num_drafted_tokens
+            self.num_accepted_tokens = answer.num_accepted_tokens
 
 
-def usage(tallies: Sequence[Tally]) -> Usage:
-    """Return the tokens of all prompts of a request together."""
+def usage(tallies: Sequence[Tally], *, is_speculating: bool) -> Usage:
+    """Return the tokens of all prompts of a request together, with draft tokens if the engine speculates."""
     num_prompt = sum(tally.num_prompt_tokens for tally in tallies)
     num_output = sum(tally.num_output_tokens for tally in tallies)
     cached = PromptTokensDetails(sum(tally.num_cached_tokens for tally in tallies))
-    return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+    if not is_speculating:
+        return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+    num_drafted = sum(tally.num_drafted_tokens for tally in tallies)
+    num_accepted = sum(tally.num_accepted_tokens for tally in tallies)
+    drafts = CompletionTokensDetails(num_accepted, num_drafted - num_accepted)
+    return Usage(num_prompt, num_output, num_prompt + num_output, cached, drafts)
 
 
 class Format(Protocol):

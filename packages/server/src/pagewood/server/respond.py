@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
-from pagewood.server.formats import ChunkUsage, Format, Tally, usage
+from pagewood.server.formats import ChunkUsage, Format, Tally, Usage, usage
 from pagewood.server.live import LiveGroup, LiveRequests
 from pagewood.server.openai_fields import StreamOptions
 
@@ -46,6 +46,8 @@ class GroupResponse:
     format: Format
     stream: bool
     options: StreamOptions
+    is_speculating: bool
+    """Whether the usage has draft tokens."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answers until they end or the client is gone."""
@@ -54,7 +56,7 @@ class GroupResponse:
         try:
             await _until_disconnect(receive, work)
         finally:
-            exchange_of(scope).usage = usage(tallies)
+            exchange_of(scope).usage = self._usage(tallies)
             self.live.close(self.group)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send, tallies: list[Tally]) -> None:
@@ -65,7 +67,7 @@ class GroupResponse:
                 texts[index].append(answer.text)
                 if answer.finish is not None:
                     reasons[index] = answer.finish.value
-            body = self.format.whole(["".join(parts) for parts in texts], reasons, usage(tallies))
+            body = self.format.whole(["".join(parts) for parts in texts], reasons, self._usage(tallies))
             response = json_response(body)
         except ApiError as error:
             response = error_response(scope, error)
@@ -92,13 +94,16 @@ class GroupResponse:
                 await send(start)
                 await _send(send, bytes(response.body), more=False)
             return
-        last = self.format.usage(usage(tallies)) if self.options.include_usage else None
+        last = self.format.usage(self._usage(tallies)) if self.options.include_usage else None
         await _send(send, _events(last) + b"data: [DONE]\n\n", more=False)
+
+    def _usage(self, tallies: list[Tally]) -> Usage:
+        return usage(tallies, is_speculating=self.is_speculating)
 
     def _chunk_usage(self, tallies: list[Tally]) -> ChunkUsage:
         """Return the `usage` of the next chunk: counts so far, null if only the last chunk has counts, or nothing."""
         if self.options.continuous_usage_stats:
-            return usage(tallies)
+            return self._usage(tallies)
         return None if self.options.include_usage else msgspec.UNSET
 
     def _chunks(self, index: int, answer: wire.Answer, chunk_usage: ChunkUsage) -> list[bytes | None]:

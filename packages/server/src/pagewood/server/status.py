@@ -41,6 +41,8 @@ class EngineStatus:
     """The engine process that counts; messages of earlier ones are dropped."""
     model: wire.Model | None = None  # written by: take
     counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
+    speculation: wire.Speculation | None = None  # written by: take, lost
+    """Counts of speculation; None: the engine does not speculate, or has sent no pulse."""
     loading: wire.Loading | None = None  # written by: take, lost
     pulse_s: float | None = None  # written by: take, lost, relay_lost
     """When the last pulse of this incarnation came; None before the first."""
@@ -63,6 +65,7 @@ class EngineStatus:
                 self.loading = None
                 self.model = message.model
                 self.counters = message.counters
+                self.speculation = message.speculation
                 self.pulse_s = self.clock()
                 self.step_s = message.step_s
 
@@ -70,6 +73,7 @@ class EngineStatus:
         """Note that the engine process died, and expect the next one."""
         self.incarnation = next_incarnation
         self.counters = {}
+        self.speculation = None
         self.loading = None
         self.pulse_s = None
         self.step_s = 0.0

@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo, StepHandle
+from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.folder import default_sampling
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.text import Tokenizer
@@ -27,7 +27,7 @@ from pagewood.server.app import Frontend
 from pagewood.server.bodies import Bodies
 from pagewood.server.connections import Connections
 from pagewood.server.detokenizing import run_detokenizer
-from pagewood.server.engine_side import PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat
+from pagewood.server.engine_side import PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat, log_speculation, pulse_of
 from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
@@ -117,7 +117,10 @@ class GatedRunner:
 
 
 class MemoryServer:
-    """The whole server, from ASGI to the engine and back; `start` before use, `stop` afterwards."""
+    """The whole server, from ASGI to the engine and back; `start` before use, `stop` afterwards.
+
+    With `drafting` the engine speculates, on drafts that the echo model makes up.
+    """
 
     def __init__(
         self,
@@ -129,10 +132,12 @@ class MemoryServer:
         origins: frozenset[str] = frozenset(),
         status: EngineStatus | None = None,
         pulse_interval_s: float = PULSE_IDLE_S,
+        drafting: Drafting | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
+        self._drafting = drafting
         self._stopped = threading.Event()
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
@@ -255,19 +260,15 @@ class MemoryServer:
                 ),
                 self.gate,
             ),
+            drafting=self._drafting,
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),
         )
-        heartbeat = Heartbeat(
-            self._to_detokenizer,
-            incarnation=0,
-            model=wire.Model(max_length=engine.info.max_length, vocab_size=engine.info.vocab_size),
-            counters=lambda: asdict(engine.counters()),
-            interval_s=self._pulse_interval_s,
-        )
+        heartbeat = Heartbeat(self._to_detokenizer, pulse=lambda: pulse_of(engine), interval_s=self._pulse_interval_s)
         inbox.attach(heartbeat)
         heartbeat.start()
         engine.run(self._stopped.is_set)
+        log_speculation(pulse_of(engine).speculation)
         engine.close()
         heartbeat.stop()
 

@@ -155,12 +155,26 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """What has come of drafts since the engine was built; the fields of the engine's `SpeculationCounts`."""
+
+    num_drafted: int
+    num_accepted: int
+    drafted_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    draft_s: float
+    verify_s: float
+    reason: str
+
+
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     """Sign of life of an engine that is ready; sent while it works, while it waits, and during a long step."""
 
     incarnation: int
     model: Model
     counters: dict[str, int]
+    speculation: Speculation | None = None
+    """None: the engine does not speculate."""
     step_s: float = 0.0
     """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
     relay: int = 0
@@ -185,6 +199,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

@@ -15,9 +15,12 @@ from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 
+_FORGET_EVERY = 256
+"""Steps after which ended requests are forgotten."""
+
 
 class Drafting(Protocol):
-    """Decides how many tokens are drafted for each request. It is not notified when a request ends."""
+    """Decides how many tokens are drafted for each request."""
 
     @property
     def max_tokens(self) -> int:
@@ -62,6 +65,10 @@ class Drafting(Protocol):
         """
         ...
 
+    def forget(self, request: Request) -> None:
+        """Drop what is known of a request that has ended; called some time after its end."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationCounts:
@@ -92,13 +99,19 @@ class Speculation:
         kv: gives pages for them.
     """
 
-    __slots__ = ("_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_verify_s")
+    __slots__ = (
+        "_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_settled", "_seen",
+        "_verify_s",
+    )  # fmt: skip
 
     def __init__(self, *, drafting: Drafting, kv: KVSpace) -> None:
         self._drafting = drafting
         self._kv = kv
         self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
+        self._seen: set[Request] = set()
+        """Requests that `drafting` may know."""  # contents written by: extend, _forget_ended
+        self._num_settled = 0  # written by: speculation
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
 
@@ -109,7 +122,9 @@ class Speculation:
         if not decoding:
             return tuple(extended)
         num_other_tokens = sum(grant.num_tokens for grant in grants) - len(decoding)
-        wanted = self._drafting.lengths([grants[index].request for index in decoding], num_other_tokens)
+        requests = [grants[index].request for index in decoding]
+        self._seen.update(requests)
+        wanted = self._drafting.lengths(requests, num_other_tokens)
         for index, num_wanted in zip(decoding, wanted, strict=True):
             if num_wanted:
                 grant = grants[index]
@@ -158,6 +173,9 @@ class Speculation:
             draft_s=result.draft_s,
             verify_s=result.verify_s,
         )
+        self._num_settled += 1
+        if self._num_settled % _FORGET_EVERY == 0:
+            self._forget_ended()
 
     def counts(self) -> SpeculationCounts:
         """Return what has come of drafts so far."""
@@ -170,6 +188,12 @@ class Speculation:
             verify_s=self._verify_s,
             reason=self._drafting.reason,
         )
+
+    def _forget_ended(self) -> None:
+        ended = [request for request in self._seen if request.finish is not None]
+        self._seen.difference_update(ended)
+        for request in ended:
+            self._drafting.forget(request)
 
     def _room(self, grant: Grant, num_wanted: int, *, num_reserved: int) -> int:
         """Return how many drafts a grant may have, and give its request the pages for them.

@@ -30,6 +30,9 @@ class Completion:
     `tokens` are the tokens that the model generated, without the end-of-sequence or stop token that ended them, and
     `text` is their text. After a stop string they differ: `text` ends before the stop string, `tokens` ends with the
     token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
+
+    `num_drafted_tokens` counts the draft tokens that were verified for this prompt, `num_accepted_tokens` those of them
+    that were accepted. Both are 0 if the engine does not speculate.
     """
 
     text: str
@@ -37,14 +40,19 @@ class Completion:
     finish: FinishReason
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     refusal: Refusal | None = None
 
     def __repr__(self) -> str:
         """Return the beginning of the text, the number of tokens, and how it ended."""
         refusal = "" if self.refusal is None else f", refusal={self.refusal.message!r}"
+        drafts = ""
+        if self.num_drafted_tokens:
+            drafts = f", {self.num_accepted_tokens} of {self.num_drafted_tokens} draft tokens accepted"
         return (
             f"Completion({reprlib.repr(self.text)}, {len(self.tokens)} tokens, finish={self.finish.value}"
-            f", {self.num_prompt_tokens} prompt tokens, {self.num_cached_tokens} of them cached{refusal})"
+            f", {self.num_prompt_tokens} prompt tokens, {self.num_cached_tokens} of them cached{drafts}{refusal})"
         )
 
 
@@ -200,5 +208,7 @@ class _Answer:
             finish=FinishReason.STOP if stopped or self.last.finish is None else self.last.finish,
             num_prompt_tokens=self.last.num_prompt_tokens,
             num_cached_tokens=self.last.num_cached_tokens,
+            num_drafted_tokens=self.last.num_drafted_tokens,
+            num_accepted_tokens=self.last.num_accepted_tokens,
             refusal=self.last.refusal,
         )

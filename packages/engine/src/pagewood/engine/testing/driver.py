@@ -75,19 +75,29 @@ class RowDriver:
             seed=seed,
         )
 
-    def batch(self, work: Sequence[tuple[DrivenSequence, int]]) -> Batch:
+    def batch(
+        self, work: Sequence[tuple[DrivenSequence, int]], *, drafts: Sequence[tuple[int, int]] | None = None
+    ) -> Batch:
         """Build the step that computes the next positions of each sequence, at most the given number.
 
         A sequence samples when the step computes its last token, whose id may still be unknown to the host.
+
+        Args:
+            work: sequences and numbers of positions.
+            drafts: for each sequence, the nodes and the depth of the drafts that it computes behind its last token, if
+                that is the only other token it computes; None: no drafts.
         """
         pages: list[tuple[int, int, int]] = []
         tokens: list[tuple[int, int, int]] = []
         grants: list[tuple[int, int, int]] = []
         sampled: list[int] = []
-        for sequence, most in work:
+        promised: list[int] = []
+        for (sequence, most), (num_nodes, depth) in zip(work, drafts or [(0, 0)] * len(work), strict=True):
             start = sequence.num_computed
             count = min(most, len(sequence.tokens) - start)
-            while len(sequence.pages) * self._page_size < start + count:
+            is_sampled = start + count == len(sequence.tokens)
+            num_drafts = num_nodes if is_sampled and count == 1 else 0
+            while len(sequence.pages) * self._page_size < start + count + num_drafts:
                 sequence.pages.append(self._free.pop())
             pages += [(sequence.row, i, sequence.pages[i]) for i in range(sequence.num_sent_pages, len(sequence.pages))]
             sequence.num_sent_pages = len(sequence.pages)
@@ -95,9 +105,10 @@ class RowDriver:
             tokens += [(sequence.row, i, sequence.tokens[i]) for i in known]
             sequence.num_sent_tokens = max(sequence.num_sent_tokens, sequence.num_prompt)
             sequence.num_computed += count
-            if sequence.num_computed == len(sequence.tokens):
+            if is_sampled:
                 sampled.append(len(grants))
-            grants.append((sequence.row, start, count))
+                promised.append(1 + depth if num_drafts else 1)
+            grants.append((sequence.row, start, count + num_drafts))
         chosen = [work[i][0] for i in sampled]
         page_rows, page_columns, page_ids = _columns(pages)
         token_rows, token_positions, token_ids = _columns(tokens)
@@ -113,7 +124,7 @@ class RowDriver:
             starts=starts,
             counts=counts,
             sampled=np.array(sampled, np.int32),
-            num_promised=np.ones(len(sampled), np.int32),
+            num_promised=np.array(promised, np.int32),
             sampling=SamplingArrays.of([s.sampling for s in chosen], [s.seed for s in chosen]),
         )
 

@@ -125,6 +125,10 @@ class RandomDrafting:
             assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
         assert num_tokens >= len(requests)
 
+    def forget(self, request: Request) -> None:
+        """Check that the request has ended."""
+        assert request.finish is not None
+
 
 def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
     """Draw a scenario: shared prefixes, bursts that repeat one, tiny pools, chunks, priorities that change, namespaces,

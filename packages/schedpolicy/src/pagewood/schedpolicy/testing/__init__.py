@@ -1,4 +1,4 @@
-"""Conformance checks and oracles for your own orders; they need no test framework.
+"""Conformance checks and oracles for your own orders and draft lengths; they need no test framework.
 
 A test passes a function that makes empty orders, and a random generator; every seed gives different traffic:
 
@@ -19,16 +19,21 @@ from pagewood.schedpolicy.testing.oracles import (
     response_ratio,
 )
 from pagewood.schedpolicy.testing.requests import FakeRequest, random_request
+from pagewood.schedpolicy.testing.speculation import Drafting, SpeculativeMachine, SpeculativeRun, check_drafting
 from pagewood.schedpolicy.testing.traffic import Traffic, check_order, check_same_order, longest_wait
 
 __all__ = [
+    "Drafting",
     "FakeRequest",
     "Naive",
     "NaiveDeferral",
     "NaiveShares",
     "NaiveTags",
+    "SpeculativeMachine",
+    "SpeculativeRun",
     "Traffic",
     "by",
+    "check_drafting",
     "check_order",
     "check_same_order",
     "depth_first",

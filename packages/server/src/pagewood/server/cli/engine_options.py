@@ -11,7 +11,7 @@ ON_CUDA = EngineConfig(device="cuda")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the groups `model`, `memory`, `CUDA graphs` and `scheduling`."""
+    """Add the groups `model`, `memory`, `CUDA graphs`, `scheduling` and `speculative decoding`."""
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -155,6 +155,59 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     scheduling.add_argument(
         "--disable-overlap", action="store_true", help="plan a step only after the previous step has been computed"
     )
+    speculation = parser.add_argument_group(
+        "speculative decoding",
+        "A drafter proposes the next tokens, and the model verifies all of them in one step. Drafts change the speed, "
+        "not the text.",
+    )
+    speculation.add_argument(
+        "--speculative",
+        choices=("off", "ngram", "suffix", "draft", "eagle", "auto"),
+        default=DEFAULTS.speculative,
+        help="where drafts come from: ngram (earlier text of the request), suffix (that and earlier answers), draft (a "
+        "small model), eagle (an EAGLE-3 or MTP head), auto (the head or the draft model in the model's folder, "
+        "otherwise ngram) (default: %(default)s)",
+    )
+    speculation.add_argument(
+        "--speculative-model",
+        metavar="PATH",
+        help="folder of the draft model or the head (default: `draft` or `eagle` in the model's folder)",
+    )
+    speculation.add_argument(
+        "--speculative-num-tokens",
+        type=int,
+        default=DEFAULTS.speculative_num_tokens,
+        metavar="N",
+        help="most draft tokens of a request in one step (default: %(default)s)",
+    )
+    speculation.add_argument(
+        "--speculative-topk",
+        type=int,
+        default=DEFAULTS.speculative_topk,
+        metavar="K",
+        help="alternatives for each draft token; more than 1 makes trees, for draft and eagle (default: %(default)s)",
+    )
+    speculation.add_argument(
+        "--speculative-control",
+        choices=("adaptive", "fixed"),
+        default=DEFAULTS.speculative_control,
+        help="adaptive: as many draft tokens as save time by measured acceptance and cost, down to none; fixed: always "
+        "--speculative-num-tokens (default: %(default)s)",
+    )
+    speculation.add_argument(
+        "--speculative-verify",
+        choices=("exact", "rejection"),
+        default=DEFAULTS.speculative_verify,
+        help="exact: keep the text; rejection: accept more drafts and keep the distribution of sampled text, but not "
+        "the text itself (default: %(default)s)",
+    )
+    speculation.add_argument(
+        "--speculative-acceptance",
+        type=float,
+        metavar="P",
+        help="accept each draft token with probability P, whatever it is; for measurements, because the text is then "
+        "meaningless (default: drafts are verified)",
+    )
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -187,5 +240,12 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         disk_cache_path=options.disk_cache_path,
         disk_cache_gb=options.disk_cache_gb,
         cache_write_policy=options.cache_write_policy,
+        speculative=options.speculative,
+        speculative_model=options.speculative_model,
+        speculative_num_tokens=options.speculative_num_tokens,
+        speculative_topk=options.speculative_topk,
+        speculative_control=options.speculative_control,
+        speculative_verify=options.speculative_verify,
+        speculative_acceptance=options.speculative_acceptance,
         seed=options.random_seed,
     )

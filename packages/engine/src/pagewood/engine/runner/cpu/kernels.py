@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pagewood.engine.api import Progress
-from pagewood.engine.runner.cpu.compiled import attention
+from pagewood.engine.runner.cpu.compiled import layout
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.step import step_kernel
 
 
-def warm_up(head_dim: int, *, int8: bool = False, progress: Progress | None = None) -> Kernel:
+def warm_up(
+    head_dim: int, *, int8: bool = False, draft_head_dim: int | None = None, progress: Progress | None = None
+) -> Kernel:
     """Load every kernel from the cache on disk, or compile it and store it there; return the step's.
 
     Args:
         head_dim: elements of a head.
+        draft_head_dim: elements of a head of the draft model; None: as many, or there is no draft model.
         int8: whether the KV memory is int8 with scales, or float32.
         progress: called with what is being loaded or compiled.
     """
-    step = step_kernel(head_dim, int8=int8)
-    kernels = (attention.cut, step)
+    step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
+    kernels = (layout.lay_out, layout.collect, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -124,8 +124,9 @@ class CPUOps:
         q, k, v = (tape.buffer(rows, size) for size in (split.q_size, split.kv_size, split.kv_size))
         norms = [0 if norm is None else _array(norm) for norm in (split.q_norm, split.k_norm)]
         tape.emit(
-            Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, number=split.epsilon
-        )
+            Operation.SPLIT, rows, qkv, *rotation, *norms, q, k, v, split.q_size, split.kv_size, 2 * rotation[0].size,
+            number=split.epsilon,
+        )  # fmt: skip
         return q, k, v
 
     def silu_mul(self, gate_up: Buffer) -> Buffer:

@@ -3,7 +3,7 @@
 A thread that waits for a step helps to compute it. So the engine's thread is one of the compute threads; while it
 plans, the others continue without it.
 
-Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
+Legend: G grants, S sampled grants, W wanted tokens, V vocab_size.
 """
 
 # pyright: basic
@@ -11,27 +11,37 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from time import perf_counter
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
-from pagewood.engine.runner.cpu.sampling import choices_of, draw
-from pagewood.engine.runner.cpu.tape import Buffer, Program, Rows, Run, StepTables, Tape
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.sampling import draw
+from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
+_TO_NANOSECONDS = np.array([1_000_000_000, 1], np.int64)
 
 
 class CPUStepHandle(Generic[Result]):
@@ -60,19 +70,17 @@ class _Step:
     """A batch that is ready for the worker."""
 
     batch: Batch
-    token_rows: Int32
-    """[T] row of each token."""
-    positions: Int32
-    """[T] its position in the row."""
-    inputs: tuple[NDArray[np.generic], ...]
-    """Inputs of the program besides the tokens: cosines, sines, wanted tokens, choices."""
-    tables: StepTables
+    grants: Grants
+    is_drafting: bool
+    """Whether a grant is to have drafts."""
+    samples: bool
+    """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Future[Run]
     """The instructions to compute, once their inputs are in place."""
 
 
 class CPURunner:
-    """Computes batches on a worker thread, and owns the KV memory, the token table and the page table.
+    """Computes batches on a worker thread, and owns the KV memory and the tables of tokens, lengths and pages.
 
     The model is recorded on a tape once, for steps up to some number of tokens; a step only fills in its numbers.
 
@@ -81,8 +89,8 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_cosines", "_helpers", "_kernel", "_model", "_num_threads", "_page_table", "_program", "_sines",
-        "_tokens", "_worker",
+        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads", "_pass",
+        "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +102,9 @@ class CPURunner:
         max_rows: int,
         max_length: int,
         num_threads: int,
+        make_lookup: Callable[[Int32], LookupDrafter] | None = None,
+        drafter: ProgramDrafter | None = None,
+        simulated_acceptance: float | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -104,32 +115,63 @@ class CPURunner:
             max_rows: requests that can hold a row at the same time.
             max_length: longest sequence of a row.
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
+            make_lookup: called with the table of tokens `[rows, positions]`; returns what drafts before the program
+                runs.
+            drafter: drafts in the program. Without one of both, the drafts of a grant are what the token table happens
+                to hold.
+            simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
+                the text is then meaningless.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
         self._kernel = kernel
         self._num_threads = num_threads
-        self._tokens: Int32 = np.zeros((max_rows, max_length + 1), np.int32)  # written by: the worker
         num_pages = -(-(max_length + 1) // page_size)
-        self._page_table: Int32 = np.zeros((max_rows, num_pages), np.int32)  # written by: the worker
-        self._attention = CPUAttention(storage, self._page_table, num_heads=config.num_heads, windows=config.windows)
-        self._cosines: Float32 = np.empty((0, config.head_dim // 2), np.float32)  # written by: the caller
-        self._sines: Float32 = self._cosines  # written by: the caller
-        self._program = self._write_down(1, 1)  # written by: the worker
+        self._rows = RowTables(  # contents written by: the worker
+            tokens=np.zeros((max_rows, max_length + 1), np.int32),
+            lengths=np.zeros(max_rows, np.int32),
+            pages=np.zeros((max_rows, num_pages), np.int32),
+        )
+        self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
+        self._rotations = Rotations(model.rope)  # contents written by: the worker
+        self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
+        self._drafter = drafter
+        self._chance = simulated_acceptance
+        self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
+        self._clock: Int64 = np.zeros((3, 2), np.int64)  # written by: the program
+        """Seconds and nanoseconds at the start of a step, after its drafts, and at its end."""
+        self._pass, self._program = self._write_down((1, 1, 1))  # written by: the worker
         self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
     def launch(self, batch: Batch) -> CPUStepHandle[StepResult]:
-        """Queue a step and return at once; each of its sampled grants yields one token."""
-        ends = batch.starts[batch.sampled] + batch.counts[batch.sampled]
-        last = np.cumsum(batch.counts, dtype=np.int32)[batch.sampled] - 1
-        step = self._prepare(batch, last, choices_of(batch.sampling, ends))
-        return self._handle(step, self._worker.submit(self._step, step, ends))
+        """Queue a step and return at once."""
+        is_drafting = len(batch.num_promised) > 0 and int(batch.num_promised.max()) > 1
+        grants = Grants(
+            rows=_writable(batch.rows),
+            starts=_writable(batch.starts),
+            counts=batch.counts.copy() if is_drafting else _writable(batch.counts),  # drafts may be fewer than granted
+            sampled=_writable(batch.sampled),
+            promised=_writable(batch.num_promised),
+            sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
+        )
+        step = _Step(batch=batch, grants=grants, is_drafting=is_drafting, samples=True, run=Future())
+        return self._handle(step, self._worker.submit(self._step, step))
 
     def forward(self, batch: Batch) -> Float32:
-        """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its tokens."""
-        wanted = np.arange(batch.num_tokens, dtype=np.int32)
-        step = self._prepare(batch, wanted, np.zeros((len(wanted), NUM_CHOICE_COLUMNS), np.float32))
+        """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its T tokens."""
+        num_grants = len(batch.rows)
+        promised = np.ones(num_grants, np.int32)
+        promised[batch.sampled] = batch.num_promised
+        grants = Grants(
+            rows=batch.rows.copy(),
+            starts=batch.starts.copy(),
+            counts=batch.counts.copy(),
+            sampled=np.arange(num_grants, dtype=np.int32),
+            promised=promised,
+            sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
+        )
+        step = _Step(batch=batch, grants=grants, is_drafting=False, samples=False, run=Future())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
@@ -140,45 +182,44 @@ class CPURunner:
     def _handle(self, step: _Step, result: Future[Result]) -> CPUStepHandle[Result]:
         return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
 
-    def _prepare(self, batch: Batch, wanted: Int32, choices: Float32) -> _Step:
-        """Prepare all that does not depend on earlier steps in the calling thread, not between two steps on the worker.
-
-        Args:
-            batch: to compute.
-            wanted: `[W]` tokens of the step whose logits are needed.
-            choices: `[W, NUM_CHOICE_COLUMNS]`, how to draw the token after each.
-        """
-        # copied, because a batch may be read-only, and kernels are compiled for writable arrays
-        rows, starts, counts = (array.copy() for array in (batch.rows, batch.starts, batch.counts))
-        positions = np.arange(counts.sum(), dtype=np.int32)
-        positions += np.repeat(starts - (np.cumsum(counts) - counts).astype(np.int32), counts)
-        return _Step(
-            batch=batch,
-            token_rows=np.repeat(rows, counts),
-            positions=positions,
-            inputs=(*self._rotations(positions), wanted[:, None], choices),
-            tables=self._attention.plan(rows, starts, counts),
-            run=Future(),
+    def _step(self, step: _Step) -> StepResult:
+        scopes, counts, draft_s, verify_s = self._compute(step)
+        scope, grants = self._pass.scope, step.grants
+        found, num_found = (output.view(np.int32) for output in self._program.outputs[1:])
+        num_wanted, num_sampled = counts[scope.wanted.index], counts[scope.sampled.index]
+        tokens, yielded = np.empty(num_wanted, np.int32), num_found[:num_sampled, 0].copy()
+        num_tokens = collect(scopes, scope.index, found[:num_wanted, 0], yielded, tokens)
+        num_drafted = None
+        if step.is_drafting:
+            num_drafted = np.where(grants.promised > 1, grants.counts[grants.sampled] - 1, 0).astype(np.int32)
+        return StepResult(
+            tokens=tokens[:num_tokens],
+            counts=yielded,
+            num_drafted=num_drafted,
+            draft_s=draft_s,
+            verify_s=verify_s,
         )
 
-    def _step(self, step: _Step, ends: Int32) -> StepResult:
-        _, drawn = self._compute(step)
-        batch = step.batch
-        # A row without a token gets 0: the next step may have been launched already, and reads it.
-        self._tokens[batch.rows[batch.sampled], ends] = np.maximum(drawn, 0)
-        return StepResult.of_one_each(drawn.copy())
-
     def _all_logits(self, step: _Step) -> Float32:
-        return self._compute(step)[0].copy()
+        _, counts, *_ = self._compute(step)
+        return self._program.outputs[0][: counts[self._pass.scope.wanted.index]].copy()
 
-    def _compute(self, step: _Step) -> tuple[Float32, Int32]:
-        """Return logits `[W, V]` and tokens `[W]`; the next step overwrites them.
+    def _compute(self, step: _Step) -> tuple[Int64, Int64, float, float]:
+        """Compute a step; return its scopes and counts, and the seconds for its drafts and for the rest.
+
+        The next step overwrites the outputs of the program.
 
         Raises:
             IndexError: a token is not in the vocabulary.
         """
+        began = perf_counter()
         try:
-            run = self._start(step)
+            self._update(step.batch)
+            if self._lookup is not None and step.samples:
+                self._look_up(self._lookup, step)
+            drafted = perf_counter()
+            scopes, counts = self._lay_out(step)
+            run = self._program.start(counts, scopes)
         except Exception as error:
             step.run.set_exception(error)
             raise
@@ -186,43 +227,93 @@ class CPURunner:
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
         run.work()
-        logits, drawn = self._program.outputs
-        num_wanted = len(step.inputs[-1])
-        return logits[:num_wanted], drawn.view(np.int32)[:num_wanted, 0]
+        ended = perf_counter()
+        self._sampled_rows = step.grants.rows[step.grants.sampled] if step.samples else self._sampled_rows
+        in_program_s = 0.0
+        if self._drafter is not None:
+            drafts_ns, rest_ns = np.diff(self._clock @ _TO_NANOSECONDS).tolist()
+            in_program_s = (ended - drafted) * drafts_ns / max(drafts_ns + rest_ns, 1)
+        return scopes, counts, drafted - began + in_program_s, ended - drafted - in_program_s
 
-    def _start(self, step: _Step) -> Run:
-        """Apply the updates of the batch and fill in the inputs of the program."""
-        batch = step.batch
-        self._page_table[batch.page_rows, batch.page_columns] = batch.page_ids
-        self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-        tokens = self._tokens[step.token_rows, step.positions]
-        vocab_size = self._model.config.vocab_size
-        if not 0 <= tokens.min() <= tokens.max() < vocab_size:
-            raise IndexError(f"tokens must be in [0, {vocab_size}), got {tokens.tolist()}")
-        sizes = (len(tokens), len(step.inputs[-1]))
-        if any(size > most for size, most in zip(sizes, self._program.capacity, strict=True)):
-            self._program = self._write_down(*(max(pair) for pair in zip(sizes, self._program.capacity, strict=True)))
-        for target, source in zip(self._program.inputs, (tokens[:, None], *step.inputs), strict=True):
-            target.view(source.dtype)[: len(source)] = source
-        return self._program.start(sizes, step.tables)
+    def _update(self, batch: Batch) -> None:
+        """Apply what the batch says about rows."""
+        rows = self._rows
+        if self._lookup is not None and len(self._sampled_rows) > 0:  # before a row gets another request
+            self._lookup.advance(self._sampled_rows, rows.lengths[self._sampled_rows])
+            self._sampled_rows = self._sampled_rows[:0]
+        if len(batch.page_ids) > 0:
+            rows.pages[batch.page_rows, batch.page_columns] = batch.page_ids
+        if len(batch.token_ids) > 0:
+            rows.tokens[batch.token_rows, batch.token_positions] = batch.token_ids
+            rows.lengths[batch.token_rows] = batch.token_positions + 1  # ascending: the last of a row counts
 
-    def _write_down(self, num_tokens: int, num_wanted: int) -> Program:
-        """Return a program that computes the model for steps up to these sizes, rounded up to powers of two."""
-        tape, half = Tape(), self._model.config.head_dim // 2
-        tokens, wanted = tape.buffer(Rows.TOKENS, 1), tape.buffer(Rows.WANTED, 1)
-        cosines, sines = tape.buffer(Rows.TOKENS, half), tape.buffer(Rows.TOKENS, half)
-        choices = tape.buffer(Rows.WANTED, NUM_CHOICE_COLUMNS)
-        logits = self._model(tokens, (cosines, sines), self._attention, wanted)
-        drawn = draw(logits, choices)
-        capacity = tuple(1 << (size - 1).bit_length() for size in (max(num_tokens, 1), max(num_wanted, 1)))
-        inputs = (tokens, cosines, sines, wanted, choices)
-        return tape.program(self._kernel, capacity, inputs=inputs, outputs=(logits, drawn))
+    def _look_up(self, lookup: LookupDrafter, step: _Step) -> None:
+        """Draft for the grants that promise more than one token, and shrink them to the drafts that were found."""
+        batch, grants, lengths = step.batch, step.grants, self._rows.lengths
+        for grant, namespace in zip(batch.admitted.tolist(), batch.namespaces.tolist(), strict=True):
+            row = int(grants.rows[grant])
+            lookup.begin(row, namespace, int(lengths[row]))
+        if not step.is_drafting:
+            return
+        which = grants.sampled[grants.promised > 1]
+        rows = grants.rows[which]
+        most, counts = grants.counts[which] - 1, np.zeros(len(which), np.int32)
+        lookup.draft(rows, lengths[rows], most, counts)
+        grants.counts[which] = 1 + np.minimum(counts, most)
 
-    def _rotations(self, positions: Int32) -> tuple[Float32, Float32]:
-        """Return the cosines and sines of positions, from a table that grows to the furthest position seen."""
-        end = int(positions.max()) + 1
-        if end > len(self._cosines):
-            with torch.inference_mode():
-                cosines, sines = self._model.rope(torch.arange(1 << (end - 1).bit_length()))
-            self._cosines, self._sines = cosines.numpy(), sines.numpy()
-        return self._cosines[positions], self._sines[positions]
+    def _lay_out(self, step: _Step) -> tuple[Int64, Int64]:
+        """Fill in the inputs of the program, with memory for more tokens if needed; return its scopes and counts."""
+        while True:
+            program = self._program
+            scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
+            outcome = self._pass.lay_out(scopes, counts, step.grants, all_wanted=not step.samples)
+            if self._drafter is not None and outcome != Outcome.BAD_TOKEN:
+                outcome = max(outcome, self._drafter.lay_out(scopes, counts, step.grants))
+            if outcome != Outcome.TOO_LARGE:
+                break
+            needed = zip(counts.tolist(), program.capacity, strict=True)
+            self._pass, self._program = self._write_down([max(pair) for pair in needed])
+        scope = self._pass.scope
+        if outcome == Outcome.BAD_TOKEN:
+            tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
+            raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
+        return scopes, counts
+
+    def _write_down(self, sizes: Sequence[int]) -> tuple[Pass, Program]:
+        """Return the model's pass, and a program for steps up to these sizes, rounded up to powers of two."""
+        tape, config, drafter = Tape(), self._model.config, self._drafter
+        one = Pass(
+            tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
+            vocab_size=config.vocab_size, max_nodes=0 if drafter is None else drafter.max_nodes,
+        )  # fmt: skip
+
+        def mark(moment: int) -> None:
+            if drafter is not None:
+                tape.emit(Operation.CLOCK, one.scope.tokens, self._clock[moment])
+
+        mark(0)
+        if drafter is not None:
+            drafter.record_drafts(tape, one)
+        mark(1)
+        if one.parents is not None:
+            one.plant()
+        if drafter is not None:
+            logits = drafter.record_target(tape, one, self._attention)
+        else:
+            logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+        accepted = one.accept(draw(logits, one.choices), chance=self._chance)
+        if one.parents is not None:
+            self._attention.compact(one, accepted)
+        if drafter is not None:
+            drafter.record_rest(tape, one, accepted)
+        mark(2)
+        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
+        capacity += [1] * (tape.num_row_kinds - len(capacity))
+        capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
+        outputs = (logits, accepted.tokens, accepted.counts)
+        return one, tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
+
+
+def _writable(array: Array) -> Array:
+    """Return `array`, or a copy if it is read-only; kernels are compiled for writable arrays."""
+    return array if array.flags.writeable else array.copy()

@@ -1,6 +1,6 @@
 """A step that is written once and run many times: its instructions, and the memory of their intermediate results.
 
-Legend: T tokens of a step, W tokens whose logits are wanted, N instructions.
+Legend: T tokens of a scope, W tokens whose logits are wanted, S sampled grants, N instructions.
 """
 
 # pyright: basic
@@ -8,15 +8,14 @@ Legend: T tokens of a step, W tokens whose logits are wanted, N instructions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, NUM_SCOPE_COLUMNS, Column
 from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, NUM_COLUMNS, Operation
 
 Float32 = NDArray[np.float32]
@@ -25,11 +24,36 @@ Int64 = NDArray[np.int64]
 _LINE = 16  # elements of a cache line, on which every matrix starts
 
 
-class Rows(IntEnum):
-    """Which of a step's two sizes is a matrix's number of rows; the sizes are known when a step is run."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a matrix has rows for. How many there are is known when a program is run."""
 
-    TOKENS = 0
-    WANTED = 1
+    index: int
+    """In the counts of a run."""
+    scope: int
+    """Scope whose tokens, wanted tokens or sampled grants they are, in the order of its creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A group of tokens that go through a model together, with their own numbers of rows, positions and pages."""
+
+    index: int
+
+    @property
+    def tokens(self) -> Rows:
+        """[T]."""
+        return Rows(NUM_KINDS * self.index, self.index)
+
+    @property
+    def wanted(self) -> Rows:
+        """[W], tokens whose logits are wanted."""
+        return Rows(NUM_KINDS * self.index + 1, self.index)
+
+    @property
+    def sampled(self) -> Rows:
+        """[S], grants that yield tokens."""
+        return Rows(NUM_KINDS * self.index + 2, self.index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,10 +80,25 @@ class _Line:
 class Tape:
     """A list of instructions, in the order in which they run."""
 
-    __slots__ = ("_lines",)
+    __slots__ = ("_lines", "_scopes")
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []  # written by: emit
+        self._scopes: list[dict[Column, Operand]] = []  # written by: scope, fill
+
+    def scope(self) -> Scope:
+        """Return a new scope; `fill` gives it tables."""
+        self._scopes.append({})
+        return Scope(len(self._scopes) - 1)
+
+    def fill(self, scope: Scope, columns: Mapping[Column, Operand]) -> None:
+        """Set what is in the scope's row of the table of scopes. Buffers keep their memory throughout the program."""
+        self._scopes[scope.index].update(columns)
+
+    @property
+    def num_row_kinds(self) -> int:
+        """How many counts a run has."""
+        return NUM_KINDS * len(self._scopes)
 
     def buffer(self, rows: Rows, size: int) -> Buffer:
         """Return a new matrix of `size` columns."""
@@ -76,12 +115,12 @@ class Tape:
 
         Args:
             kernel: runs the instructions.
-            capacity: the largest number of rows, by `Rows`.
+            capacity: the largest number of rows, by `Rows.index`.
             inputs: the caller fills them before every run.
             outputs: the caller reads them after every run.
         """
         spans = self._spans(inputs, outputs)
-        sizes = {buffer: -(-capacity[buffer.rows] * buffer.size // _LINE) * _LINE for buffer in spans}
+        sizes = {buffer: -(-capacity[buffer.rows.index] * buffer.size // _LINE) * _LINE for buffer in spans}
         places, total = _place(spans, sizes)
         memory = np.empty(total + _LINE, np.float32)
         memory = memory[-memory.ctypes.data // 4 % _LINE :]
@@ -93,15 +132,27 @@ class Tape:
 
         instructions = np.zeros((len(self._lines), NUM_COLUMNS), np.int64)
         for row, line in zip(instructions, self._lines, strict=True):
-            row[: 2 + len(line.operands)] = [line.operation, line.rows, *map(value, line.operands)]
+            row[: 2 + len(line.operands)] = [line.operation, line.rows.index, *map(value, line.operands)]
+        scopes = np.zeros((len(self._scopes), NUM_SCOPE_COLUMNS), np.int64)
+        for index, columns in enumerate(self._scopes):
+            scopes[index, Column.MOST_TOKENS], scopes[index, Column.MOST_WANTED] = capacity[NUM_KINDS * index :][:2]
+            for column, operand in columns.items():
+                scopes[index, column] = value(operand)
         return Program(
             kernel=kernel,
             capacity=tuple(capacity),
             instructions=instructions,
+            scopes=scopes,
             numbers=np.array([line.number for line in self._lines]),
             inputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in inputs),
             outputs=tuple(_view(memory, places[buffer], capacity, buffer) for buffer in outputs),
-            kept=[x for line in self._lines for x in line.operands if isinstance(x, np.ndarray)],
+            kept=[
+                x
+                for operands in (*(line.operands for line in self._lines), *(one.values() for one in self._scopes))
+                for x in operands
+                if isinstance(x, np.ndarray)
+            ],
+            memory=memory,
         )
 
     def _spans(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[Buffer, tuple[int, int]]:
@@ -113,25 +164,11 @@ class Tape:
                     spans[operand] = (spans.get(operand, (index, index))[0], index)
         for buffer in outputs:
             spans[buffer] = (spans[buffer][0], len(self._lines))
+        for columns in self._scopes:
+            for operand in columns.values():
+                if isinstance(operand, Buffer):
+                    spans[operand] = (0, len(self._lines))
         return spans
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTables:
-    """The positions and pages of a step's tokens, for the instructions that use them."""
-
-    page_table: Int32
-    """[rows, pages of a row]"""
-    rows: Int32
-    """[G] row of each grant in the page table."""
-    starts: Int32
-    """[G] first position of each grant."""
-    offsets: Int32
-    """[G + 1] first token of each grant in the step."""
-    items: Int32
-    """[items, 4], see `compiled.attention.cut`."""
-    memory_size: int
-    """Elements of a layer's KV memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,33 +177,33 @@ class Program:
 
     kernel: Kernel
     capacity: tuple[int, ...]
-    """The largest number of rows, by `Rows`."""
+    """The largest number of rows, by `Rows.index`."""
     instructions: Int64
     """[N, NUM_COLUMNS]"""
     numbers: NDArray[np.float64]
     """[N], the floating point operand of each."""
+    scopes: Int64
+    """[scopes, NUM_SCOPE_COLUMNS], what is the same in every run; a run completes a copy."""
     inputs: tuple[Float32, ...]
     """[capacity, size] of each, to be filled."""
     outputs: tuple[Float32, ...]
     """[capacity, size] of each."""
     kept: Sequence[NDArray[np.generic]]
-    """Arrays that the instructions refer to by address."""
+    """Arrays that the instructions and the scopes refer to by address."""
+    memory: Float32
+    """All matrices."""
 
-    def start(self, counts: Sequence[int], tables: StepTables) -> Run:
+    def start(self, counts: Int64, scopes: Int64) -> Run:
         """Return a run; nothing is computed before `Run.work`.
 
+        A thread may join a run late, when the next one has begun. So both arrays belong to this run.
+
         Args:
-            counts: numbers of rows, by `Rows`, each at most `capacity`.
-            tables: the positions and pages of the tokens.
+            counts: `[scopes * NUM_KINDS]`, numbers of rows, by `Rows.index`, each at most `capacity`.
+            scopes: a completed copy of `scopes`.
         """
-        return Run(
-            kernel=self.kernel,
-            arguments=(
-                self.instructions, self.numbers, np.array(counts, np.int64),
-                np.zeros(len(self.instructions) * COUNTER_STRIDE, np.int64),
-                tables.page_table, tables.rows, tables.starts, tables.offsets, tables.items, tables.memory_size,
-            ),
-        )  # fmt: skip
+        counters = np.zeros(len(self.instructions) * COUNTER_STRIDE, np.int64)
+        return Run(kernel=self.kernel, arguments=(self.instructions, self.numbers, counts, counters, scopes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,5 +238,5 @@ def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tu
 
 
 def _view(memory: Float32, place: int, capacity: Sequence[int], buffer: Buffer) -> Float32:
-    rows = capacity[buffer.rows]
+    rows = capacity[buffer.rows.index]
     return memory[place : place + rows * buffer.size].reshape(rows, buffer.size)

@@ -1,4 +1,4 @@
-"""The race by which a token is drawn, in plain torch: about 55 kernels on a device, so `race_triton` is used there.
+"""The race by which a token is drawn, in plain torch: about 60 kernels on a device, so `race_triton` is used there.
 
 Half of the operations hash one number of each row, the other half all tokens. torch has no unsigned arithmetic, so
 shifts are masked.
@@ -16,9 +16,6 @@ from torch import Tensor
 
 from pagewood.engine.runner.splitmix import GOLDEN, TOKEN_FACTORS
 
-LARGEST = 1 - 2.0**-24
-"""The largest hash of a token as a number in (0, 1), as float32; the noise of a larger one would be infinite."""
-
 
 def first_to_arrive(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Return `[S] int64`: the token of each row that wins the race, the first of equal ones.
@@ -29,7 +26,7 @@ def first_to_arrive(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor
         positions: `[S] int32`, position of the token that is drawn.
     """
     tokens = torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device)
-    return (weights / exponentials(row_keys(seeds, positions), tokens)).argmax(-1)
+    return (exponentials(row_keys(seeds, positions), tokens) / weights).argmin(-1)
 
 
 def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -47,8 +44,9 @@ def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
     bits = _folded(bits, 13, 32) + high
     bits = _folded(bits, 16, 32) * factors[2]
     bits = _folded(bits, 15, 32)
-    numbers = (bits.long() & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=LARGEST)
-    return numbers.neg_().log1p_().neg_()
+    hashes = bits.long() & 0xFFFFFFFF
+    below, above = ((number.float() + 0.5) * 2.0**-32 for number in (hashes, 0xFFFFFFFF - hashes))  # x and 1 - x
+    return -torch.where(below < 0.5, torch.log1p(-below), above.log())  # float32 has few digits near 1
 
 
 def _mix(bits: Tensor) -> Tensor:

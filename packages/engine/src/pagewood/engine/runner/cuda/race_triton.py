@@ -1,8 +1,8 @@
 """The race by which a token is drawn, as one kernel: hashes, logarithms and comparison in one pass over the weights.
 
 Blocks of a row are computed in any order. Each offers its first token to one 64-bit number of the row, by an atomic
-maximum: the weight divided by the noise, whose bits are ordered like the number itself as it is not negative, and below
-it the bits of the token, inverted so that the first of equal tokens wins. A maximum does not depend on the order.
+minimum: the bits of its time of arrival, which are ordered like the time because it is not negative, and below them the
+token, so that the first of equal tokens wins. A minimum does not depend on the order.
 
 Legend: S rows, V vocab_size.
 """
@@ -17,23 +17,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewood.engine.runner.cuda.race import LARGEST
 from pagewood.engine.runner.splitmix import GOLDEN, TOKEN_FACTORS
 
 _BLOCK = 2048  # tokens of a program
 _GOLDEN = tl.constexpr(GOLDEN)
 _F0, _F1, _F2 = (tl.constexpr(factor) for factor in TOKEN_FACTORS)
-_LARGEST = tl.constexpr(LARGEST)
+_UNIT = tl.constexpr(2.0**-32)
 
 
 def first_to_arrive(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Return `[S] int64`: the token of each row that wins the race, as `race.first_to_arrive` does."""
     num_rows, num_tokens = weights.shape
-    best = torch.zeros(num_rows, dtype=torch.int64, device=weights.device)
+    first = torch.full((num_rows,), 2**63 - 1, dtype=torch.int64, device=weights.device)
     _race[(triton.cdiv(num_tokens, _BLOCK), num_rows)](
-        weights.contiguous(), seeds, positions, best, num_tokens, BLOCK=_BLOCK, num_warps=4
+        weights.contiguous(), seeds, positions, first, num_tokens, BLOCK=_BLOCK, num_warps=4
     )
-    return 0xFFFFFFFF - (best & 0xFFFFFFFF)
+    return first & 0xFFFFFFFF
 
 
 @triton.jit
@@ -44,7 +43,7 @@ def _mix(bits):  # noqa: ANN202
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _race(weights, seeds, positions, best, num_tokens, BLOCK: tl.constexpr) -> None:
+def _race(weights, seeds, positions, first, num_tokens, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(1).to(tl.int64)
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed = tl.load(seeds + row).to(tl.uint64, bitcast=True)
@@ -56,12 +55,13 @@ def _race(weights, seeds, positions, best, num_tokens, BLOCK: tl.constexpr) -> N
     bits = (bits ^ (bits >> 13)) + high
     bits = (bits ^ (bits >> 16)) * tl.full([], _F2, tl.uint32)
     bits = bits ^ (bits >> 15)
-    number = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, _LARGEST)  # times 2**-32
-    # -log(1 - x): a logarithm near 1 loses digits, so below 1/16 it is the series, whose next term is 3e-11 of it.
-    tail = 1 / 5 + number * (1 / 6 + number * (1 / 7 + number * (1 / 8)))
-    series = number * (1 + number * (1 / 2 + number * (1 / 3 + number * (1 / 4 + number * tail))))
-    noise = tl.where(number < 0.0625, series, -tl.log(1 - number))
-    score = tl.load(weights + row * num_tokens + tokens, mask=tokens < num_tokens, other=0.0) / noise
-    score = tl.where(score >= 0, score, 0.0)  # NaN: the row has no token, but its index must be valid
-    offer = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0xFFFFFFFF - tokens.to(tl.int64))
-    tl.atomic_max(best + row, tl.max(offer, axis=0), sem="relaxed")
+    # -log(1 - x). A logarithm near 1 loses digits, so for x below 1/16 it is the series; the next term is 3e-11 of it.
+    x = (bits.to(tl.float32) + 0.5) * _UNIT
+    tail = 1 / 5 + x * (1 / 6 + x * (1 / 7 + x * (1 / 8)))
+    series = x * (1 + x * (1 / 2 + x * (1 / 3 + x * (1 / 4 + x * tail))))
+    rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * _UNIT  # 1 - x with all digits, also near 0
+    noise = tl.where(x < 0.0625, series, -tl.log(rest))
+    time = noise / tl.load(weights + row * num_tokens + tokens, mask=tokens < num_tokens, other=0.0)
+    time = tl.where(time >= 0, time, float("inf"))  # NaN: the row has no token, but the index must be valid
+    arrival = (time.to(tl.int32, bitcast=True).to(tl.int64) << 32) | tokens.to(tl.int64)
+    tl.atomic_min(first + row, tl.min(arrival, axis=0), sem="relaxed")

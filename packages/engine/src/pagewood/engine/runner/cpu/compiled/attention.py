@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.head import head_loops
-from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined, kernel, strict
+from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined, strict
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers
 from pagewood.engine.runner.cpu.compiled.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_tall
 
@@ -35,31 +37,37 @@ _UNSEEN = _F(-np.inf)  # the score of a key that a row does not see
 _LOWEST = _F(-1e30)  # below every score, and finite, so that differences of maxima are numbers
 
 
-@kernel("i8(i4[::1], i4[::1], i8, i8, i4[:,::1])")
-def cut(starts: Any, counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> Any:
-    """Cut grants into items of at most `tile` tokens, heads of one tile side by side; return how many there are.
-
-    Args:
-        starts: `[grants] int32`, first position of each.
-        counts: `[grants] int32`, number of positions of each.
-        num_kv_heads: G.
-        tile: query tokens of an item.
-        items: `[>= N, 4] int32`, written: grant, key head, first token of the grant, number of tokens.
-    """
-    n = 0
-    for grant in range(starts.shape[0]):
-        for first in range(0, counts[grant], tile):
-            for head in range(num_kv_heads):
-                items[n, 0], items[n, 1] = grant, head
-                items[n, 2], items[n, 3] = first, min(tile, counts[grant] - first)
-                n += 1
-    return n
+@inlined
+def _places(scope: Any) -> Any:
+    """Return the page table, and the row, the first position and the first token of every grant."""
+    num_grants = scope[Column.NUM_GRANTS]
+    return (
+        integer_rows(scope[Column.PAGE_TABLE], 0, scope[Column.PAGES_PER_ROW]),
+        integers(scope[Column.ROWS], num_grants),
+        integers(scope[Column.STARTS], num_grants),
+        integers(scope[Column.OFFSETS], num_grants + 1),
+    )
 
 
 @inlined
-def store(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
-          kv_heads: Any, page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
-    """Write the keys and values of tokens [first, last) of the step to their pages; `scales` is empty."""
+def slot_of(key: Any, tree_start: Any, path: Any) -> Any:
+    """Return the slot of a row that holds the key of a position.
+
+    It is the position itself, except in a tree, whose node i lies in slot tree_start + i.
+
+    Args:
+        key: the position.
+        tree_start: position of the root, after all positions if there is no tree.
+        path: `[>= 1 + key - tree_start] int32`, nodes from the root to the query.
+    """
+    return key if key < tree_start else tree_start + path[key - tree_start]
+
+
+@inlined
+def store(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
+          last: Any) -> None:  # fmt: skip
+    """Write the keys and values of tokens [first, last) of the scope to their pages; `scales` is empty."""
+    page_table, rows, starts, offsets = _places(scope)
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * k.shape[1])  # elements of the keys of a page
     stride = _U(page_size) * dim
@@ -91,9 +99,10 @@ def _store_code(memory: Any, scales: Any, to: Any, x: Any, token: Any, start: An
 
 
 @inlined
-def store_codes(memory: Any, scales: Any, k: Any, v: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
-                kv_heads: Any, page_size: Any, first: Any, last: Any) -> None:  # fmt: skip
+def store_codes(memory: Any, scales: Any, k: Any, v: Any, scope: Any, kv_heads: Any, page_size: Any, first: Any,
+                last: Any) -> None:  # fmt: skip
     """Like `store`, in int8: `memory` holds codes, `scales` the value of code 1, one for each token and head."""
+    page_table, rows, starts, offsets = _places(scope)
     dim = _U(k.shape[1] // kv_heads)
     half = _U(page_size * kv_heads)  # tokens and heads of the keys of a page
     for grant in range(rows.shape[0]):
@@ -151,11 +160,13 @@ def _load_code_block(memory: Any, scales: Any, page_table: Any, row: Any, head: 
 
 @inlined
 def _load_code_rows(memory: Any, scales: Any, page_table: Any, row: Any, head: Any, kv_heads: Any, page_size: Any,
-                    dim: Any, first: Any, last: Any, keys: Any, values: Any) -> None:  # fmt: skip
-    """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`."""
+                    dim: Any, first: Any, last: Any, keys: Any, values: Any, tree_start: Any,
+                    path: Any) -> None:  # fmt: skip
+    """Copy keys and values [first, last) from codes to `keys` and `values`, each `[64, dim]`; see `slot_of`."""
     half = _U(kv_heads * page_size)
     for key in range(first, last):
-        at = _U(page_table[row, key // page_size]) * _U(2) * half + _U(head * page_size + key % page_size)
+        slot = slot_of(key, tree_start, path)
+        at = _U(page_table[row, slot // page_size]) * _U(2) * half + _U(head * page_size + slot % page_size)
         k_scale, v_scale, to = scales[at], scales[at + half], _U(key - first) * _U(dim)
         for d in range(_U(dim)):
             keys[to + d] = _F(memory[at * _U(dim) + d]) * k_scale
@@ -200,12 +211,20 @@ def _blend_some(scores: Any, scores_at: Any, first: Any, last: Any, values: Any,
 
 
 @inlined
-def _first_keys(page_table: Any, rows: Any, starts: Any, items: Any, item: Any, kv_heads: Any, page_size: Any,
-                dim: Any, window: Any) -> Any:  # fmt: skip
+def _begin(scope: Any, grant: Any) -> Any:
+    """Return the first position that a grant attends to."""
+    at = scope[Column.BEGINS]
+    return np.int64(integers(at, 0)[grant]) if at != 0 else np.int64(0)
+
+
+@inlined
+def _first_keys(scope: Any, items: Any, item: Any, kv_heads: Any, page_size: Any, dim: Any,
+                window: Any) -> Any:  # fmt: skip
     """Return where in the memory an item's first page begins; an item out of range is clamped to the last."""
+    page_table, rows, starts, _ = _places(scope)
     item = min(item, items.shape[0] - 1)
     grant, head, skipped = items[item, 0], items[item, 1], items[item, 2]
-    first_page = max(0, starts[grant] + skipped + 1 - window) // page_size
+    first_page = max(_begin(scope, grant), starts[grant] + skipped + 1 - window) // page_size
     return (page_table[rows[grant], first_page] * 2 * kv_heads + head) * page_size * dim
 
 
@@ -222,10 +241,12 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
-            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any, after: Any) -> None:  # fmt: skip
+            kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, tree_start: Any, path: Any, scale: Any,
+            after: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
 
-        `after` is where the keys are that are read next. They are prefetched, as all other keys are a page ahead.
+        `slot_of` says where. `after` is where the keys are that are read next. They are prefetched, as all other keys
+        are a page ahead.
         """
         half = kv_heads * page_size * dim
         head_at = head * page_size * dim
@@ -242,9 +263,10 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 scores[:] = _UNSEEN
             key = first
             while key < last:
-                offset = key % page_size
-                size = min(page_size - offset, last - key)
-                at = page_table[row, key // page_size] * 2 * half + head_at + offset * dim
+                slot = slot_of(key, tree_start, path)
+                offset = slot % page_size
+                size = min(page_size - offset, last - key, tree_start - key) if key < tree_start else 1
+                at = page_table[row, slot // page_size] * 2 * half + head_at + offset * dim
                 ahead = after
                 if key + size < last_key:
                     ahead = page_table[row, (key + size) // page_size] * 2 * half + head_at
@@ -256,9 +278,10 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 weigh_few(scores, r * BLOCK, maxima, totals, sums, r)
             key = first
             while key < last:
-                offset = key % page_size
-                size = min(page_size - offset, last - key)
-                at = page_table[row, key // page_size] * 2 * half + half + head_at + offset * dim
+                slot = slot_of(key, tree_start, path)
+                offset = slot % page_size
+                size = min(page_size - offset, last - key, tree_start - key) if key < tree_start else 1
+                at = page_table[row, slot // page_size] * 2 * half + half + head_at + offset * dim
                 for r in range(0, group, most_rows):
                     blend(min(most_rows, group - r), scores, r * BLOCK + key - block, BLOCK, memory, at, size, sums,
                           r * dim)  # fmt: skip
@@ -269,8 +292,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
-                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, scale: Any,
-                  after: Any) -> None:  # fmt: skip
+                  group: Any, kv_heads: Any, page_size: Any, first_key: Any, last_key: Any, tree_start: Any,
+                  path: Any, scale: Any, after: Any) -> None:  # fmt: skip
         """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
@@ -285,7 +308,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             size, at = last - first, first - block
             if size < BLOCK:
                 scores[:] = _UNSEEN
-            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
+            _load_code_rows(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values,
+                            tree_start, path)  # fmt: skip
             for r in range(0, group, most_rows):
                 score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
                       BLOCK)  # fmt: skip
@@ -301,9 +325,12 @@ def attend_item(dim: int, *, codes: bool) -> Any:
 
     @strict
     def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
-             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, window: Any,
+             size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, begin: Any, window: Any,
              scale: Any) -> None:  # fmt: skip
-        """Attend from `size` tokens at positions [position, position + size), all query heads of one key head."""
+        """Attend from `size` tokens at positions [position, position + size), all query heads of one key head.
+
+        A token sees at most `window` positions, up to its own, and none before `begin`.
+        """
         num_rows, width = size * group, _wide(dim)
         padded = (num_rows + TALL - 1) // TALL * TALL
         queries = np.zeros(padded * dim, np.float32)
@@ -316,7 +343,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         partial = np.empty(4 * TALL // 3 * WIDTH, np.float32)
         _load_queries(q, queries, token, head * group, group, num_rows, dim, scale)
         end = position + size
-        for first in range(max(0, position + 1 - window) // BLOCK * BLOCK, end, BLOCK):
+        for first in range(max(begin, position + 1 - window) // BLOCK * BLOCK, end, BLOCK):
             last = min(first + BLOCK, end)
             load(memory, scales, page_table, row, head, kv_heads, page_size, dim, first, last, keys, values)
             is_finite = _are_finite(values)
@@ -326,12 +353,12 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                     continue  # no row sees a key of this block
                 for column in range(0, BLOCK, WIDTH):
                     score_tall(queries, r * dim, keys, column, partial, scores, column)
-                all_seen = last <= low + 1 and last == first + BLOCK and first > high - window
+                all_seen = last <= low + 1 and last == first + BLOCK and first > high - window and first >= begin
                 if not all_seen:
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
                         for j in range(BLOCK):
-                            seen = first + j <= own and first + j > own - window
+                            seen = first + j <= own and first + j > own - window and first + j >= begin
                             scores[i * BLOCK + j] = scores[i * BLOCK + j] if seen else _UNSEEN
                 for i in range(TALL):
                     weigh_many(scores, i * BLOCK, maxima, totals, sums, r + i)
@@ -344,7 +371,7 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 else:  # the weight of an unseen value is 0, but 0 times infinity or NaN is NaN
                     for i in range(TALL):
                         own = position + min(r + i, num_rows - 1) // group
-                        seen_from, seen_to = max(first, own - window + 1), min(last, own + 1)
+                        seen_from, seen_to = max(first, begin, own - window + 1), min(last, own + 1)
                         _blend_some(scores, i * BLOCK, seen_from - first, seen_to - first, values, sums,
                                     (r + i) * width, width)  # fmt: skip
         for r in range(num_rows):
@@ -353,19 +380,26 @@ def attend_item(dim: int, *, codes: bool) -> Any:
                 out[to, start + d] = sums[_U(r * width) + d] / totals[r]
 
     @inlined
-    def attend(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, rows: Any, starts: Any, offsets: Any,
-               items: Any, item: Any, following: Any, kv_heads: Any, page_size: Any, window: Any,
-               scale: Any) -> None:  # fmt: skip
+    def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, item: Any, following: Any, kv_heads: Any,
+               page_size: Any, window: Any, scale: Any) -> None:  # fmt: skip
+        page_table, rows, starts, offsets = _places(scope)
+        items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
-        row, position, token = rows[grant], starts[grant] + skipped, offsets[grant] + skipped
-        if size * group >= _MANY:
-            many(memory, scales, q, out, page_table, row, token, position, size, head, group, kv_heads, page_size,
-                 window, _F(scale))  # fmt: skip
+        row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
+        is_tree = integers(scope[Column.TREES], 0)[grant] != 0
+        if size * group >= _MANY and not is_tree:
+            many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
+                 page_size, begin, window, _F(scale))  # fmt: skip
         else:
-            after = _first_keys(page_table, rows, starts, items, following, kv_heads, page_size, dim, window)
+            after = _first_keys(scope, items, following, kv_heads, page_size, dim, window)
+            path_size = scope[Column.PATH_SIZE]
             for i in range(size):
+                at = scope[Column.PATHS] + 4 * (token + i) * path_size
+                depth = np.int64(integers(at, 1)[0]) if is_tree else np.int64(skipped + i)
+                end = start + depth + 1
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                           max(0, position + i + 1 - window), position + i + 1, _F(scale), after)  # fmt: skip
+                           max(begin, end - window), end, start if is_tree else end, integers(at + 4, path_size),
+                           _F(scale), after)  # fmt: skip
 
     return attend

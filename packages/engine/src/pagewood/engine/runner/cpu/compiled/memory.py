@@ -1,6 +1,7 @@
 """Memory by address, and counters that threads share.
 
-One compiled function runs a program of many matrices. It gets their addresses as integers.
+One compiled function runs a program of many matrices. It gets their addresses as integers. Indices are not checked, so
+where the size of an array is not at hand, it may be given as 0.
 """
 
 # pyright: basic
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,12 @@ def vector(address: Any, size: Any) -> Any:
 def integers(address: Any, size: Any) -> Any:
     """Return the int32 vector `[size]` that starts at an address."""
     return carray(_pointer_to(address), size, np.int32)
+
+
+@inlined
+def integer_rows(address: Any, rows: Any, columns: Any) -> Any:
+    """Return the int32 matrix `[rows, columns]` that starts at an address."""
+    return carray(_pointer_to(address), (rows, columns), np.int32)
 
 
 @inlined
@@ -97,6 +105,20 @@ if hasattr(os, "sched_yield"):
     _offer_core: Any = types.ExternalFunction("sched_yield", types.int32())
 else:
     _offer_core: Any = _relax
+
+if hasattr(time, "clock_gettime"):
+    _get_time: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+    _CLOCK = np.int32(time.CLOCK_MONOTONIC)
+
+    @inlined
+    def write_time(address: Any) -> None:
+        """Write the time of a clock to an address: seconds and nanoseconds, int64 each."""
+        _get_time(_CLOCK, address)
+else:
+
+    @inlined
+    def write_time(address: Any) -> None:
+        """Do nothing: there is no clock."""
 
 
 @inlined

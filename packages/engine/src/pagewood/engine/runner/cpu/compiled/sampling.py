@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.kernel import exact
+from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.noise import row_key
 from pagewood.engine.runner.cpu.compiled.numeric import exp
 from pagewood.engine.runner.cpu.compiled.race import first_to_arrive
@@ -173,3 +173,23 @@ def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
 def seed_of(exact_choice: Any) -> Any:
     """Return the seed in a row of `choices` that is viewed as int32."""
     return np.int64(np.uint64(np.uint32(exact_choice[5])) | (np.uint64(np.uint32(exact_choice[6])) << np.uint64(32)))
+
+
+@inlined
+def fill_choice(choice: Any, whole: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any,
+                position: Any) -> None:  # fmt: skip
+    """Write a row of `choices`.
+
+    Args:
+        choice: `[NUM_CHOICE_COLUMNS] float32`, written.
+        whole: the same memory as int32.
+        temperature: this and the following are the sampling parameters.
+        top_k: int32.
+        top_p: float32.
+        min_p: float32.
+        seed: int64.
+        position: of the token that is drawn.
+    """
+    choice[0], choice[2], choice[3] = temperature, top_p, min_p
+    whole[1], whole[4] = top_k, position
+    whole[5], whole[6] = np.int32(np.uint32(seed & 0xFFFFFFFF)), np.int32(seed >> 32)

@@ -18,13 +18,23 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled import matmul, rows
+from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
-from pagewood.engine.runner.cpu.compiled.memory import codes, fetch_add, floats, integers, vector, wait_for
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.memory import (
+    codes,
+    fetch_add,
+    floats,
+    integers,
+    vector,
+    wait_for,
+    write_time,
+)
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 
-NUM_COLUMNS = 12
+NUM_COLUMNS = 13
 """Columns of an instruction: the operation, which of the counts is its number of rows, and its operands."""
 COUNTER_STRIDE = 8
 """int64 of a cache line: each instruction's counters have a line of their own."""
@@ -49,35 +59,75 @@ class Operation(IntEnum):
     MULTIPLY = 6
     """x, packed, panels, bias, out, depth, size."""
     SPLIT = 7
-    """qkv, cosines, sines, q norm or 0, k norm or 0, q, k, v, size of q, size of k."""
+    """qkv, cosines, sines, q norm or 0, k norm or 0, q, k, v, size of q, size of k, head_dim."""
     STORE = 8
-    """k, v, memory, size of k, key heads, page size, scales or 0."""
+    """k, v, memory, size of k, key heads, page size, scales or 0, scope, size of the memory."""
     ATTEND = 9
-    """q, memory, out, size of q, key heads, page size, window, scales or 0."""
+    """q, memory, out, size of q, key heads, page size, window, scales or 0, scope, size of the memory, head_dim."""
     SILU_MUL = 10
     """gate and up, out, size."""
     DRAW = 11
     """logits, choices, tokens, size."""
+    SCATTER = 15
+    """x, places `[rows]` of its rows, out, size."""
+    ACCEPT = 16
+    """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`, their nodes `[W]`; see `accept`. The
+    rows of this instruction and the next two are sampled grants; its number is the probability of `accept` or -1."""
+    PLANT = 17
+    """scope."""
+    COMPACT = 18
+    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens `[rows]`."""
+    CLOCK = 19
+    """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
 
 
 @inlined
-def _num_parts(op: Any, one: Any, num_rows: Any, items: Any) -> Any:
+def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
     """Return how many parts an instruction has."""
     if op == Operation.MULTIPLY:
         return matmul.num_products(num_rows, one[8])
     if op == Operation.PACK:
         return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row needs no packing
     if op == Operation.ATTEND:
-        return items.shape[0]
-    if op == Operation.DRAW:
+        return scopes[one[10], Column.NUM_ITEMS]
+    if op == Operation.CLOCK:
+        return 1
+    if op == Operation.DRAW or op >= Operation.ACCEPT:
         return num_rows
     return (num_rows + _ROWS - 1) // _ROWS
 
 
-def step_kernel(dim: int, *, int8: bool) -> Kernel:
-    """Return the kernel for heads of `dim` elements, whose KV memory is int8 with scales, or float32."""
-    attend = attend_item(dim, codes=int8)
+def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel:
+    """Return the kernel that runs programs.
+
+    Args:
+        dim: elements of a head.
+        int8: whether the KV memory is int8 with scales, or float32.
+        other_dim: elements of a head in other models of the program; None: in all models as many.
+    """
+    other = other_dim or dim
+    attend, attend_other = attend_item(dim, codes=int8), attend_item(other, codes=int8)
     put, numbers_at = (store_codes, codes) if int8 else (store, vector)
+
+    @inlined
+    def split(one: Any, number: Any, num_rows: Any, size: Any, first: Any, last: Any) -> None:
+        q_size, k_size = one[10], one[11]
+        rows.split_heads(
+            floats(one[2], num_rows, q_size + 2 * k_size), floats(one[3], num_rows, size // 2),
+            floats(one[4], num_rows, size // 2), vector(one[5], size if one[5] != 0 else 0),
+            vector(one[6], size if one[6] != 0 else 0), number, floats(one[7], num_rows, q_size),
+            floats(one[8], num_rows, k_size), floats(one[9], num_rows, k_size), first, last,
+        )  # fmt: skip
+
+    @inlined
+    def attend_with(function: Any, size: Any, one: Any, number: Any, num_rows: Any, scope: Any, part: Any,
+                    following: Any) -> None:  # fmt: skip
+        q_size, memory_size = one[5], one[11]
+        function(
+            numbers_at(one[3], memory_size), vector(one[9], memory_size // size if one[9] != 0 else 0),
+            floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size), scope, part, following, one[6], one[7],
+            one[8], number,
+        )  # fmt: skip
 
     @inlined
     def move(op: Any, one: Any, first: Any, last: Any) -> None:
@@ -87,6 +137,19 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
             rows.take(one[3], integers(one[2], last), one[4], one[5], first, last)
         else:
             rows.take_panels(one[3], integers(one[2], last), one[4], one[5], first, last)
+
+    @inlined
+    def settle(op: Any, one: Any, number: Any, scopes: Any, part: Any, first: Any, last: Any) -> None:
+        if op == Operation.ACCEPT:
+            accept(scopes[one[2]], part, one[3], one[4], one[5], one[6], number)
+        elif op == Operation.PLANT:
+            plant(scopes[one[2]], part)
+        elif op == Operation.COMPACT:
+            compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
+        elif op == Operation.CLOCK:
+            write_time(one[2])
+        else:
+            rows.scatter(one[2], integers(one[3], last), one[4], one[5], first, last)
 
     @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
@@ -101,22 +164,17 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
         elif op == Operation.SILU_MUL:
             size = one[4]
             rows.silu_mul(floats(one[2], num_rows, 2 * size), floats(one[3], num_rows, size), first, last)
+        elif dim == other or one[12] == dim:
+            split(one, number, num_rows, dim, first, last)
         else:
-            q_size, k_size = one[10], one[11]
-            rows.split_heads(
-                floats(one[2], num_rows, q_size + 2 * k_size), floats(one[3], num_rows, dim // 2),
-                floats(one[4], num_rows, dim // 2), vector(one[5], dim if one[5] != 0 else 0),
-                vector(one[6], dim if one[6] != 0 else 0), number, floats(one[7], num_rows, q_size),
-                floats(one[8], num_rows, k_size), floats(one[9], num_rows, k_size), first, last,
-            )  # fmt: skip
+            split(one, number, num_rows, other, first, last)
 
-    def step(instructions: Any, numbers: Any, counts: Any, counters: Any, page_table: Any, grant_rows: Any,
-             starts: Any, offsets: Any, items: Any, memory_size: Any) -> None:  # fmt: skip
+    def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: Any) -> None:
         margin = np.empty(TALL * WIDTH, np.float32)
         for i in range(instructions.shape[0]):
             one = instructions[i]
             op, num_rows = one[0], counts[one[1]]
-            num_parts = _num_parts(op, one, num_rows, items)
+            num_parts = _num_parts(op, one, num_rows, scopes)
             num_done = 0
             part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
             while part < num_parts:
@@ -137,21 +195,21 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                 elif op == Operation.PACK:
                     matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
                 elif op == Operation.ATTEND:
-                    q_size = one[5]
-                    attend(
-                        numbers_at(one[3], memory_size), vector(one[9], memory_size // dim if one[9] != 0 else 0),
-                        floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size), page_table, grant_rows,
-                        starts, offsets, items, part, following, one[6], one[7], one[8], numbers[i],
-                    )  # fmt: skip
+                    if dim == other or one[12] == dim:
+                        attend_with(attend, dim, one, numbers[i], num_rows, scopes[one[10]], part, following)
+                    else:
+                        attend_with(attend_other, other, one, numbers[i], num_rows, scopes[one[10]], part, following)
                 elif op == Operation.STORE:
-                    k_size = one[5]
-                    put(numbers_at(one[4], memory_size), vector(one[8], memory_size // dim if one[8] != 0 else 0),
-                        floats(one[2], num_rows, k_size), floats(one[3], num_rows, k_size), page_table, grant_rows,
-                        starts, offsets, one[6], one[7], first, last)  # fmt: skip
+                    k_size, memory_size = one[5], one[10]
+                    num_scales = memory_size * one[6] // k_size if one[8] != 0 else 0
+                    put(numbers_at(one[4], memory_size), vector(one[8], num_scales), floats(one[2], num_rows, k_size),
+                        floats(one[3], num_rows, k_size), scopes[one[9]], one[6], one[7], first, last)  # fmt: skip
                 elif op == Operation.DRAW:
                     at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                     draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+                elif op >= Operation.SCATTER:
+                    settle(op, one, numbers[i], scopes, part, first, last)
                 elif op <= Operation.TAKE:
                     move(op, one, first, last)
                 else:
@@ -161,7 +219,4 @@ def step_kernel(dim: int, *, int8: bool) -> Kernel:
                 fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
             wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
 
-    return kernel(
-        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i8)",
-        variant=2 * dim + int8,
-    )(step)
+    return kernel("void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])", variant=(other << 32 | dim) * 2 + int8)(step)

@@ -1,0 +1,91 @@
+"""Engines with and without speculation, driven at a fixed number of concurrent requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One pass over some prompts."""
+
+    seconds: float
+    outputs: tuple[tuple[int, ...], ...]
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens."""
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second, prompts included in the time."""
+        return self.num_tokens / self.seconds
+
+
+class System:
+    """An engine with a name. Its requests share its prefix cache."""
+
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name = name
+        self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
+        self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        concurrency: int,
+        max_tokens: int,
+        temperature: float = 0.0,
+        ignore_eos: bool = False,
+    ) -> Run:
+        """Answer the prompts, `concurrency` at a time; request i has seed i."""
+        before = self._engine.counters()
+        waiting = deque(enumerate(prompts))
+        outputs: list[list[int]] = [[] for _ in prompts]
+        num_open = 0
+        pending: Pending | None = None
+        start = perf_counter()
+        while waiting or num_open or pending is not None:
+            while waiting and num_open < concurrency:
+                index, prompt = waiting.popleft()
+                sampling = SamplingParams(
+                    max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=ignore_eos
+                )
+                tokens = np.array(prompt, "<i4").tobytes()
+                self._inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=sampling))
+                num_open += 1
+            pending = self._engine.advance(pending)
+            for delta in self._outbox.take():
+                if delta.refusal is not None:
+                    raise RuntimeError(f"request {delta.request_id}: {delta.refusal.message}")
+                outputs[int(delta.request_id)] += delta.tokens
+                num_open -= delta.finish is not None
+        seconds = perf_counter() - start
+        after = self._engine.counters()
+        old, new = before.speculation, after.speculation
+        return Run(
+            seconds=seconds,
+            outputs=tuple(map(tuple, outputs)),
+            num_steps=after.num_steps - before.num_steps,
+            num_drafted=new.num_drafted - old.num_drafted if old and new else 0,
+            num_accepted=new.num_accepted - old.num_accepted if old and new else 0,
+        )
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()

@@ -1,0 +1,244 @@
+"""Measures speculative decoding on this CPU against plain decoding, in one run, the systems in turn.
+
+python benchmarks/speculative.py                      # prints the tables; about fifteen minutes on two cores
+python benchmarks/speculative.py --only tasks         # one part: tasks, copying, edits, cost, control or transformers
+python benchmarks/speculative.py --quick              # few prompts, only to test the script
+
+tasks         the embedded model on its held-out tasks, greedy and sampled, at several numbers of concurrent requests
+copying       the embedded model on tasks whose answers copy
+edits         what the lookup drafters accept when they follow recorded edits of source files
+cost          what a step costs that verifies n drafts, with a random model of 110M parameters
+control       adaptive lengths under bad and good drafts, with the same model and simulated acceptance
+transformers  assisted generation of `transformers` beside ours, embedded model, one request at a time
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from speculation.engines import Run, System
+from speculation.prompts import task_prompts
+
+from pagewood.engine.api import EngineConfig
+
+BATCHES = (1, 4, 16, 64)
+DRAFTERS = ("ngram", "suffix", "draft", "eagle")
+TEMPERATURE = 0.8
+MAX_TOKENS = 128
+PARTS = ("tasks", "copying", "edits", "cost", "control", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    num_threads: int
+    num_repeats: int
+    quick: bool
+
+    def engine(self, **fields: Any) -> EngineConfig:
+        """Return the configuration of an engine with room for the largest batch."""
+        return EngineConfig(num_threads=self.num_threads, max_running=max(BATCHES), **fields)
+
+
+def main() -> None:
+    """Run the parts that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=PARTS, help="a part; may be repeated (default: all)")
+    parser.add_argument("--quick", action="store_true", help="few prompts; the numbers mean nothing")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--threads", type=int, default=min(2, cores), help="threads of every engine (default 2)")
+    parser.add_argument("--repeat", type=int, default=5, help="rounds, each with every system (default 5)")
+    arguments = parser.parse_args()
+    repeats = 1 if arguments.quick else arguments.repeat
+    options = Options(num_threads=arguments.threads, num_repeats=repeats, quick=arguments.quick)
+    parts: dict[str, Callable[[Options], None]] = {
+        "tasks": tasks, "copying": copying, "edits": edits, "cost": cost, "control": control,
+        "transformers": transformers,
+    }  # fmt: skip
+    for name in arguments.only or PARTS:
+        parts[name](options)
+
+
+def tasks(options: Options) -> None:
+    """Compare drafters on all tasks of the embedded model."""
+    systems = [System("plain", options.engine())]
+    systems += [System(name, options.engine(speculative=name)) for name in DRAFTERS]
+    for temperature in (0.0, TEMPERATURE):
+        print(f"\n## Tasks of the embedded model, temperature {temperature}\n")
+        _compare(systems, options, temperature=temperature)
+    _close(systems)
+
+
+def copying(options: Options) -> None:
+    """Compare the lookup drafters on tasks whose answers copy."""
+    systems = [System("plain", options.engine())]
+    systems += [
+        System(f"{name}, {size}", options.engine(speculative=name, speculative_num_tokens=size))
+        for name in ("ngram", "suffix")
+        for size in (4, 16)
+    ]
+    print("\n## Tasks whose answers copy, embedded model, greedy\n")
+    _compare(systems, options, temperature=0.0, copying=True)
+    _close(systems)
+
+
+def edits(options: Options) -> None:
+    """Print what lookup drafters accept on recorded edits."""
+    from speculation.edits import accepted_lengths
+
+    print("\n## Recorded edits: tokens for each step, if every draft is verified\n")
+    print("| drafter | drafts | tokens a step | steps with a draft |\n|---|---:|---:|---:|")
+    for name, size, length, share in accepted_lengths(num_edits=3 if options.quick else 20):
+        print(f"| {name} | {size} | {length:.2f} | {share:.0%} |")
+
+
+def cost(options: Options) -> None:
+    """Print what a step with drafts costs that are all rejected."""
+    print("\n## Time of a step with drafts that are all rejected, relative to a plain step, 110M model\n")
+    sizes = (0, 1, 3, 7, 15)
+    with _random_model(options) as folder:
+        systems = [System("plain", options.engine(model=folder))]
+        for size in sizes[1:]:
+            fixed = options.engine(
+                model=folder, speculative="ngram", speculative_num_tokens=size, speculative_control="fixed",
+                speculative_acceptance=0.0,
+            )  # fmt: skip
+            systems.append(System(f"{size + 1} positions", fixed))
+        print("| requests | " + " | ".join(system.name for system in systems) + " |\n" + "|---:" * 6 + "|")
+        for batch in (1, 4) if options.quick else (1, 4, 16):
+            prompts = _random_prompts(batch)
+            rounds = [
+                [_step_s(system, prompts, batch, options) for system in systems] for _ in range(options.num_repeats)
+            ]
+            shown = [f"{median(times) * 1e3:.1f} ms" for times in [[one[0] for one in rounds]]]
+            shown += [f"{median(one[i] / one[0] for one in rounds):.2f}" for i in range(1, len(systems))]
+            print(f"| {batch} | " + " | ".join(shown) + " |")
+        _close(systems)
+
+
+def control(options: Options) -> None:
+    """Compare adaptive lengths with plain decoding under simulated acceptance."""
+    print("\n## Adaptive lengths against plain decoding, 110M model, simulated acceptance\n")
+    print("| requests | acceptance | plain, tokens/s | adaptive / plain | drafts a step |\n|---:|---:|---:|---:|---:|")
+    with _random_model(options) as folder:
+        plain = System("plain", options.engine(model=folder))
+        for acceptance in (0.0, 0.3, 0.7):
+            adaptive = System(
+                "adaptive",
+                options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance),
+            )
+            for batch in (1, 4) if options.quick else BATCHES:
+                prompts = _random_prompts(batch)
+                pairs: list[tuple[Run, Run]] = []
+                for _ in range(options.num_repeats):
+                    runs = [
+                        one.run(prompts, concurrency=batch, max_tokens=_num_output(options), ignore_eos=True)
+                        for one in (plain, adaptive)
+                    ]
+                    pairs.append((runs[0], runs[1]))
+                ratio = median(new.tokens_per_s / old.tokens_per_s for old, new in pairs)
+                speed = median(old.tokens_per_s for old, _ in pairs)
+                drafts = sum(new.num_drafted for _, new in pairs) / sum(new.num_steps for _, new in pairs)
+                print(f"| {batch} | {acceptance} | {speed:.0f} | {ratio:.2f} | {drafts:.1f} |", flush=True)
+            adaptive.close()
+        plain.close()
+
+
+def transformers(options: Options) -> None:
+    """Compare with the assisted generation of `transformers`."""
+    from speculation.assisted import AssistedGeneration
+
+    print("\n## Beside `transformers`, embedded model, greedy, one request at a time\n")
+    prompts = task_prompts(8 if options.quick else 60, seed=1)
+    ours = [System("plain", options.engine())]
+    ours += [System(name, options.engine(speculative=name)) for name in ("ngram", "draft", "eagle")]
+    theirs = [AssistedGeneration(name, num_threads=options.num_threads) for name in ("plain", "ngram", "draft")]
+    rates: dict[str, list[float]] = {}
+    for _ in range(options.num_repeats):
+        for system in ours:
+            run = system.run(prompts, concurrency=1, max_tokens=MAX_TOKENS)
+            rates.setdefault(f"pagewood, {system.name}", []).append(run.tokens_per_s)
+        for other in theirs:
+            rates.setdefault(f"transformers, {other.name}", []).append(other.tokens_per_s(prompts, MAX_TOKENS))
+    print("| system | tokens/s | spread |\n|---|---:|---:|")
+    for name, values in rates.items():
+        print(f"| {name} | {median(values):.0f} | {min(values):.0f} to {max(values):.0f} |")
+    _close(ours)
+
+
+def _compare(systems: Sequence[System], options: Options, *, temperature: float, copying: bool = False) -> None:
+    """Print tokens per second of the first system, and those of the others relative to it, round by round."""
+    names = [system.name for system in systems]
+    print("| requests | plain, tokens/s | " + " | ".join(names[1:]) + " |\n" + "|---:" * (len(names) + 1) + "|")
+    for batch in BATCHES:
+        rounds: list[list[Run]] = []
+        for number in range(-1, options.num_repeats):  # the first round is not counted
+            num_prompts = 8 if options.quick else max(60, 2 * batch)
+            prompts = task_prompts(num_prompts, seed=1000 * batch + number, copying=copying)
+            runs = [
+                system.run(prompts, concurrency=batch, max_tokens=MAX_TOKENS, temperature=temperature)
+                for system in systems
+            ]
+            for system, run in zip(systems, runs, strict=True):
+                if run.outputs != runs[0].outputs:
+                    raise RuntimeError(f"{system.name} has changed the text")
+            rounds += [runs] if number >= 0 or options.quick else []
+        shown: list[str] = []
+        for index in range(1, len(systems)):
+            ratios = [runs[index].tokens_per_s / runs[0].tokens_per_s for runs in rounds]
+            accepted = sum(runs[index].num_accepted for runs in rounds)
+            drafted = sum(runs[index].num_drafted for runs in rounds)
+            saved = sum(runs[0].num_steps for runs in rounds) / sum(runs[index].num_steps for runs in rounds)
+            share = f"{accepted / drafted:.0%}" if drafted else "-"
+            shown.append(
+                f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}); {share} accepted, 1/{saved:.1f} steps"
+            )
+        speed = median(runs[0].tokens_per_s for runs in rounds)
+        print(f"| {batch} | {speed:.0f} | " + " | ".join(shown) + " |", flush=True)
+
+
+class _random_model:  # noqa: N801  (used like a function)
+    """A folder with random weights, of 110M parameters, for a `with` statement."""
+
+    def __init__(self, options: Options) -> None:
+        self._quick = options.quick
+        self._folder = tempfile.TemporaryDirectory()
+
+    def __enter__(self) -> str:
+        from end_to_end.model import FULL, QUICK, write_model
+
+        write_model(QUICK if self._quick else FULL, Path(self._folder.name), seed=0)
+        return self._folder.name
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+
+def _random_prompts(num_prompts: int) -> list[list[int]]:
+    return [[(7 * i + 13 * j) % 900 + 1 for j in range(64)] for i in range(num_prompts)]
+
+
+def _num_output(options: Options) -> int:
+    return 8 if options.quick else 48
+
+
+def _step_s(system: System, prompts: Sequence[Sequence[int]], batch: int, options: Options) -> float:
+    run = system.run(prompts, concurrency=batch, max_tokens=_num_output(options), ignore_eos=True)
+    return run.seconds / run.num_steps
+
+
+def _close(systems: Sequence[System]) -> None:
+    for system in systems:
+        system.close()
+
+
+if __name__ == "__main__":
+    main()

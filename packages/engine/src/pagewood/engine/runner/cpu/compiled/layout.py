@@ -1,0 +1,231 @@
+"""Turning the grants of a step into the inputs of a forward pass: tokens, rotations, wanted rows, choices, attention items.
+
+A program computes one or more scopes. A scope is a group of tokens that go through a model together. A row of the table
+of scopes says where the scope's tables are and how long they are, so that instructions find them by address.
+
+Legend: T tokens of a scope, G grants, S sampled grants, W wanted tokens, F head_dim / 2.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from pagewood.engine.runner.cpu.compiled.kernel import inlined, kernel
+from pagewood.engine.runner.cpu.compiled.memory import floats, integer_rows, integers, vector
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, fill_choice
+
+
+class Column(IntEnum):
+    """A column of the table of scopes. Each is an address, except sizes and numbers; 0 is "not there"."""
+
+    PAGE_TABLE = 0
+    """`[rows, pages of a row] int32`."""
+    PAGES_PER_ROW = 1
+    TOKEN_TABLE = 2
+    """`[rows, TOKENS_PER_ROW] int32`, token ids by position."""
+    TOKENS_PER_ROW = 3
+    LENGTHS = 4
+    """`[rows] int32`, how many tokens of each row are known."""
+    VOCAB_SIZE = 5
+    NUM_KV_HEADS = 6
+    TILE = 7
+    """Query tokens of an attention item."""
+    COSINE_TABLE = 8
+    """`[NUM_ROTATIONS, F] float32`, by position."""
+    SINE_TABLE = 9
+    NUM_ROTATIONS = 10
+    HALF = 11
+    """F."""
+    MOST_TOKENS = 12
+    """Tokens for which the scope has memory."""
+    MOST_WANTED = 13
+    ROWS = 14
+    """`[G] int32`, row of each grant; this and all following tables are filled by `lay_out`."""
+    STARTS = 15
+    """`[G] int32`, position of the first token of each grant."""
+    OFFSETS = 16
+    """`[G + 1] int32`, first token of each grant in the scope."""
+    TREES = 17
+    """`[G] int32`, 1 if the tokens of the grant are the nodes of a tree, and not consecutive positions."""
+    BEGINS = 18
+    """`[G] int32`, first position that the grant attends to; not there: 0. `lay_out` does not fill it."""
+    ITEMS = 19
+    """`[items, 4] int32`, see `cut`."""
+    NUM_GRANTS = 20
+    NUM_ITEMS = 21
+    TOKENS = 22
+    """`[T] int32`, token ids."""
+    COSINES = 23
+    """`[T, F] float32`."""
+    SINES = 24
+    WANTED = 25
+    """`[W] int32`, tokens whose logits are wanted."""
+    CHOICES = 26
+    """`[W, NUM_CHOICE_COLUMNS]`, how to draw the token after each."""
+    SAMPLED = 27
+    """`[S] int32`, indices of the sampled grants."""
+    FIRSTS = 28
+    """`[S + 1] int32`, first wanted row of each sampled grant."""
+    PARENTS = 29
+    """`[T] int32`, parent of each node of a tree, as an index in its grant; -1 for the root. Filled by the drafter."""
+    PATHS = 30
+    """`[T, PATH_SIZE] int32`, for each node of a tree: its depth, then the nodes from the root to itself."""
+    PATH_SIZE = 31
+    SAMPLES = 32
+    """1 if tokens are accepted and written to the tables, 0 if only logits are wanted."""
+
+
+NUM_SCOPE_COLUMNS = len(Column)
+NUM_KINDS = 3
+"""Numbers of rows of a scope, consecutive in the counts of a run: tokens, wanted tokens, sampled grants."""
+
+
+class Outcome(IntEnum):
+    """What `lay_out` returns."""
+
+    DONE = 0
+    TOO_LARGE = 1
+    """The scope has memory for fewer tokens; the counts say how much is needed."""
+    TOO_FAR = 2
+    """The tables of rotations are too short; NUM_ROTATIONS says how many are needed."""
+    BAD_TOKEN = 3
+    """A token is not in the vocabulary."""
+
+
+@inlined
+def cut(counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> Any:
+    """Cut grants into items of at most `tile` tokens, heads of one tile side by side; return how many there are.
+
+    Args:
+        counts: `[grants] int32`, number of tokens of each.
+        num_kv_heads: G.
+        tile: query tokens of an item.
+        items: `[>= N, 4] int32`, written: grant, key head, first token of the grant, number of tokens.
+    """
+    n = 0
+    for grant in range(counts.shape[0]):
+        for first in range(0, counts[grant], tile):
+            for head in range(num_kv_heads):
+                items[n, 0], items[n, 1] = grant, head
+                items[n, 2], items[n, 3] = first, min(tile, counts[grant] - first)
+                n += 1
+    return n
+
+
+@kernel(
+    "i8(i8[:,::1], i8, i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], f4[::1], "
+    "i8[::1], i8, i8)"
+)
+def lay_out(
+    scopes: Any, index: Any, counts: Any, rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any,
+    temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, ahead: Any, all_wanted: Any,
+) -> Any:  # fmt: skip
+    """Fill the tables and the inputs of a scope; return an `Outcome`.
+
+    A grant begins at `starts`, or at the last known token of its row if that is earlier, plus `ahead`. The wanted
+    tokens of a sampled grant that promises one token are its last one, otherwise all of its tokens. A grant that
+    computes more tokens than it promises is then a tree.
+
+    Args:
+        scopes: `[scopes, NUM_SCOPE_COLUMNS]`, the row of this scope is completed.
+        index: of the scope.
+        counts: `[scopes * NUM_KINDS]`, written: the numbers of rows of this scope.
+        rows: `[G]`, row of each grant.
+        starts: `[G]`, first position of each grant, an upper bound.
+        nums: `[G]`, tokens of each grant.
+        sampled: `[S]`, the grants that yield tokens, ascending.
+        promised: `[S]`, the most tokens that each yields.
+        temperatures: `[S]`, this and the following are the sampling parameters.
+        top_ks: `[S]`.
+        top_ps: `[S]`.
+        min_ps: `[S]`.
+        seeds: `[S]`.
+        ahead: how many positions after the last known token a draft model computes; 0 for known tokens.
+        all_wanted: 1 if all tokens of sampled grants are wanted, and none is accepted.
+    """
+    scope = scopes[index]
+    num_grants, num_sampled = rows.shape[0], sampled.shape[0]
+    num_tokens, num_wanted, end = 0, 0, 0
+    for g in range(num_grants):
+        num_tokens += nums[g]
+        end = max(end, starts[g] + ahead + nums[g])
+    for s in range(num_sampled):
+        num_wanted += nums[sampled[s]] if promised[s] > 1 or all_wanted != 0 else 1
+    at = index * NUM_KINDS
+    counts[at], counts[at + 1], counts[at + 2] = num_tokens, num_wanted, num_sampled
+    if num_tokens > scope[Column.MOST_TOKENS] or num_wanted > scope[Column.MOST_WANTED]:
+        return Outcome.TOO_LARGE
+    if end > scope[Column.NUM_ROTATIONS]:
+        scope[Column.NUM_ROTATIONS] = end
+        return Outcome.TOO_FAR
+    lengths = integers(scope[Column.LENGTHS], 0)
+    width, half, vocab_size = scope[Column.TOKENS_PER_ROW], scope[Column.HALF], scope[Column.VOCAB_SIZE]
+    cosine_table, sine_table = scope[Column.COSINE_TABLE], scope[Column.SINE_TABLE]
+    row_of, start_of = integers(scope[Column.ROWS], num_grants), integers(scope[Column.STARTS], num_grants)
+    offsets, trees = integers(scope[Column.OFFSETS], num_grants + 1), integers(scope[Column.TREES], num_grants)
+    tokens = integers(scope[Column.TOKENS], num_tokens)
+    cosines, sines = floats(scope[Column.COSINES], num_tokens, half), floats(scope[Column.SINES], num_tokens, half)
+    token = 0
+    is_bad = False
+    for g in range(num_grants):
+        row = rows[g]
+        start = max(0, min(starts[g], lengths[row] - 1) + ahead)
+        row_of[g], start_of[g], offsets[g], trees[g] = row, start, token, 0
+        known = integers(scope[Column.TOKEN_TABLE] + 4 * (row * width + start), nums[g])
+        for i in range(nums[g]):
+            tokens[token] = known[i]
+            is_bad |= known[i] < 0 or known[i] >= vocab_size
+            cosine = vector(cosine_table + 4 * half * (start + i), half)
+            sine = vector(sine_table + 4 * half * (start + i), half)
+            for d in range(half):
+                cosines[token, d] = cosine[d]
+                sines[token, d] = sine[d]
+            token += 1
+    offsets[num_grants] = token
+    wanted, firsts = integers(scope[Column.WANTED], num_wanted), integers(scope[Column.FIRSTS], num_sampled + 1)
+    grant_of = integers(scope[Column.SAMPLED], num_sampled)
+    w = 0
+    for s in range(num_sampled):
+        g = sampled[s]
+        grant_of[s], firsts[s] = g, w
+        n = nums[g] if promised[s] > 1 or all_wanted != 0 else 1
+        trees[g] = 1 if promised[s] > 1 and nums[g] > promised[s] else 0
+        for j in range(n):
+            i = nums[g] - n + j
+            wanted[w] = offsets[g] + i
+            choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w
+            fill_choice(
+                vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), temperatures[s],
+                top_ks[s], top_ps[s], min_ps[s], seeds[s], start_of[g] + i + 1,
+            )  # fmt: skip
+            w += 1
+    firsts[num_sampled] = w
+    scope[Column.NUM_GRANTS], scope[Column.SAMPLES] = num_grants, 1 - all_wanted
+    scope[Column.NUM_ITEMS] = cut(
+        nums, scope[Column.NUM_KV_HEADS], scope[Column.TILE], integer_rows(scope[Column.ITEMS], num_tokens, 4)
+    )
+    return Outcome.BAD_TOKEN if is_bad else Outcome.DONE
+
+
+@kernel("i8(i8[:,::1], i8, i4[::1], i4[::1], i4[::1])")
+def collect(scopes: Any, index: Any, found: Any, counts: Any, tokens: Any) -> Any:
+    """Copy the tokens that a scope's sampled grants have yielded, one grant after the other; return how many.
+
+    Args:
+        scopes: of the run.
+        index: of the scope.
+        found: `[W]`, the tokens of a sampled grant begin at its first wanted row.
+        counts: `[S]`, number of tokens of each.
+        tokens: `[W]`, written.
+    """
+    firsts = integers(scopes[index, Column.FIRSTS], counts.shape[0] + 1)
+    n = 0
+    for s in range(counts.shape[0]):
+        for j in range(counts[s]):
+            tokens[n] = found[firsts[s] + j]
+            n += 1
+    return n

@@ -1,0 +1,81 @@
+"""What the runner asks of drafters: of those that look tokens up, and of those that compute inside its program."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.compiled.layout import Outcome
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass
+from pagewood.engine.runner.cpu.tape import Buffer, Tape
+
+
+class LookupDrafter(Protocol):
+    """Finds drafts in tokens that are known, in the runner's table of tokens. The runner calls it on its worker.
+
+    Legend: S rows.
+    """
+
+    def begin(self, row: int, namespace: int, num_prompt: int) -> None:
+        """Note that a row has a new request, with this many known tokens."""
+        ...
+
+    def advance(self, rows: Int32, ends: Int32) -> None:
+        """Note that rows `[S]` have tokens up to `ends` `[S]`."""
+        ...
+
+    def draft(self, rows: Int32, ends: Int32, most: Int32, counts: Int32) -> None:
+        """Write drafts to the runner's table, `tokens[rows[i], ends[i] : ends[i] + counts[i]]`, and their `counts`.
+
+        Args:
+            rows: `[S] int32`, rows to draft for.
+            ends: `[S] int32`, number of known tokens of each.
+            most: `[S] int32`, most draft tokens of each.
+            counts: `[S] int32`, written, at most `most`.
+        """
+        ...
+
+
+class ProgramDrafter(Protocol):
+    """Drafts with a model, by instructions of the runner's program.
+
+    The program is written anew when a step needs more memory; the methods with a tape are then called again. Their
+    passes get scopes of their own on that tape.
+    """
+
+    max_nodes: int
+    """Most nodes of a tree, its root included; 0: drafts are chains."""
+
+    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+        """Write instructions that run before the target's.
+
+        They write drafts to `verify.tokens`, and, for trees, parents to `verify.parents`. Until then these tokens are
+        what the token table happens to hold. A draft must be a token of the vocabulary.
+        """
+        ...
+
+    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
+        """Write the instructions of the target, which attends with `attention`, and return its logits `[W, V]`."""
+        ...
+
+    def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
+        """Write instructions that run after tokens have been accepted; those of trees have been moved in the KV memory
+        of the target, and `Pass.compact` moves them in other memory."""
+        ...
+
+    def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
+        """Lay out the drafter's passes for a step, on the worker, after that of the target; see `Pass.lay_out`.
+
+        Args:
+            scopes: of the run; the target's is complete.
+            counts: of the run.
+            grants: of the target's pass.
+
+        Returns:
+            DONE, or TOO_LARGE after writing to `counts` how much is needed; it is then called again.
+        """
+        ...

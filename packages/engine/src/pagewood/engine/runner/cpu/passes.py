@@ -1,0 +1,227 @@
+"""Forward passes on a tape: their inputs, and how the grants of a step are laid out in them.
+
+Legend: T tokens of a pass, W wanted tokens, G grants, S sampled grants, F head_dim / 2.
+"""
+
+# pyright: basic
+# torch and numba are typed in part only.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.models.rope import Rope
+from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome, lay_out
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.tape import Buffer, Operand, Scope, Tape
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+_ROTATION_COLUMNS = slice(Column.COSINE_TABLE, Column.NUM_ROTATIONS + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTables:
+    """What the runner knows about every row."""
+
+    tokens: Int32
+    """[rows, positions], token ids."""
+    lengths: Int32
+    """[rows], how many of them are known."""
+    pages: Int32
+    """[rows, pages of a row], page ids."""
+
+
+class Rotations:
+    """The cosines and sines of positions, up to the furthest that has been asked for."""
+
+    __slots__ = ("_rope", "_tables", "columns")
+
+    def __init__(self, rope: Rope) -> None:
+        self._rope = rope
+        self._tables: tuple[Float32, Float32] | None = None  # written by: reach
+        self.columns: Int64 = np.zeros(3, np.int64)
+        """Addresses of the tables `[positions, F]`, and the number of positions, as in a scope."""  # written by: reach
+
+    def reach(self, num_positions: int) -> None:
+        """Grow the tables to at least `num_positions`."""
+        with torch.inference_mode():
+            cosines, sines = (x.numpy() for x in self._rope(torch.arange(1 << (num_positions - 1).bit_length())))
+        self._tables = cosines, sines
+        self.columns = np.array([cosines.ctypes.data, sines.ctypes.data, len(cosines)], np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """What a pass computes.
+
+    Grant g computes `counts[g]` tokens of row `rows[g]`, from position `starts[g]` on, or from the row's last known
+    token if that is earlier. All arrays are writable, because kernels are compiled for such.
+    """
+
+    rows: Int32
+    """[G]"""
+    starts: Int32
+    """[G]"""
+    counts: Int32
+    """[G]"""
+    sampled: Int32
+    """[S], the grants after whose tokens others are drawn, ascending."""
+    promised: Int32
+    """[S], the most tokens that each yields; more than 1: all tokens of the grant are wanted, otherwise its last."""
+    sampling: SamplingArrays
+    """Sampling parameters of the S grants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the program knows after the target has drawn."""
+
+    drawn: Buffer
+    """[W, 1] int32, the token drawn at each wanted row; -1: its logits were not numbers."""
+    tokens: Buffer
+    """[W, 1] int32, the tokens that a grant yields, from its first wanted row on."""
+    counts: Buffer
+    """[S, 1] int32, how many."""
+    nodes: Buffer
+    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on."""
+
+
+class Pass:
+    """A forward pass of a model on a tape, in a scope of its own."""
+
+    __slots__ = ("_rotations", "choices", "cosines", "parents", "scope", "sines", "tokens", "wanted")
+
+    def __init__(
+        self,
+        tape: Tape,
+        rows: RowTables,
+        attention: CPUAttention,
+        rotations: Rotations,
+        *,
+        half: int,
+        vocab_size: int,
+        max_nodes: int = 0,
+    ) -> None:
+        """Add the scope and its inputs to `tape`.
+
+        Args:
+            tape: on which the model is then called, with `tokens`, (`cosines`, `sines`), `attention` and `wanted`.
+            rows: of the runner.
+            attention: of the model.
+            rotations: of the model.
+            half: F.
+            vocab_size: of the model.
+            max_nodes: most nodes of a tree that a grant computes; 0: there are no trees.
+        """
+        scope = tape.scope()
+        self._rotations = rotations
+        self.scope: Scope = scope
+        self.tokens: Buffer = tape.buffer(scope.tokens, 1)
+        """[T, 1] int32, token ids."""
+        self.cosines: Buffer = tape.buffer(scope.tokens, half)
+        """[T, F]"""
+        self.sines: Buffer = tape.buffer(scope.tokens, half)
+        """[T, F]"""
+        self.wanted: Buffer = tape.buffer(scope.wanted, 1)
+        """[W, 1] int32, tokens whose logits are wanted."""
+        self.choices: Buffer = tape.buffer(scope.wanted, NUM_CHOICE_COLUMNS)
+        """[W, NUM_CHOICE_COLUMNS], how to draw the token after each."""
+        self.parents: Buffer | None = tape.buffer(scope.tokens, 1) if max_nodes > 0 else None
+        """[T, 1] int32, the parent of each node of a tree, as an index in its grant; `plant` reads it."""
+        columns: dict[Column, Operand] = {
+            Column.PAGE_TABLE: rows.pages,
+            Column.PAGES_PER_ROW: rows.pages.shape[1],
+            Column.TOKEN_TABLE: rows.tokens,
+            Column.TOKENS_PER_ROW: rows.tokens.shape[1],
+            Column.LENGTHS: rows.lengths,
+            Column.VOCAB_SIZE: vocab_size,
+            Column.NUM_KV_HEADS: attention.num_kv_heads,
+            Column.TILE: attention.tile,
+            Column.HALF: half,
+            # at most as many grants as tokens, and one number more; tables are as large as their scope
+            Column.ROWS: tape.buffer(scope.tokens, 1),
+            Column.STARTS: tape.buffer(scope.tokens, 1),
+            Column.OFFSETS: tape.buffer(scope.tokens, 2),
+            Column.TREES: tape.buffer(scope.tokens, 1),
+            Column.ITEMS: tape.buffer(scope.tokens, 4 * attention.num_kv_heads),
+            Column.TOKENS: self.tokens,
+            Column.COSINES: self.cosines,
+            Column.SINES: self.sines,
+            Column.WANTED: self.wanted,
+            Column.CHOICES: self.choices,
+            Column.SAMPLED: tape.buffer(scope.wanted, 1),
+            Column.FIRSTS: tape.buffer(scope.wanted, 2),
+        }
+        if self.parents is not None:
+            path_size = max_nodes + 1
+            columns[Column.PARENTS] = self.parents
+            columns[Column.PATHS] = tape.buffer(scope.tokens, path_size)
+            columns[Column.PATH_SIZE] = path_size
+        tape.fill(scope, columns)
+
+    def plant(self) -> None:
+        """Write the instruction that gives trees their positions, by their parents; it runs before the model."""
+        self.tokens.tape.emit(Operation.PLANT, self.scope.sampled, self.scope.index)
+
+    def compact(self, accepted: Accepted, memory: NDArray[np.generic], *, groups: int, page_size: int) -> None:
+        """Write the instruction that moves what pages hold of accepted nodes to consecutive slots.
+
+        Args:
+            accepted: what was accepted in this pass.
+            memory: `[pages, groups, page_size, ...]`, contiguous, in units of four bytes.
+            groups: groups of slots in a page.
+            page_size: slots of a page.
+        """
+        words = memory.nbytes // 4 // (len(memory) * groups * page_size)
+        self.tokens.tape.emit(
+            Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
+            accepted.counts,
+        )  # fmt: skip
+
+    def accept(self, drawn: Buffer, *, chance: float | None = None) -> Accepted:
+        """Write the instruction that accepts drafts.
+
+        Args:
+            drawn: `[W, 1] int32`, the token drawn at each wanted row.
+            chance: probability with which a draft is accepted, whatever its token, for measurements; None: compare.
+        """
+        tape, scope = drawn.tape, self.scope
+        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        number = -1.0 if chance is None else chance
+        tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes, number=number)
+        return Accepted(drawn=drawn, tokens=found, counts=counts, nodes=nodes)
+
+    def lay_out(
+        self, scopes: Int64, counts: Int64, grants: Grants, *, ahead: int = 0, all_wanted: bool = False
+    ) -> Outcome:
+        """Fill the inputs and the scope; see `compiled.layout.lay_out`.
+
+        Args:
+            scopes: of the run, written.
+            counts: of the run, written.
+            grants: what to compute.
+            ahead: added to all positions.
+            all_wanted: whether all tokens of sampled grants are wanted, and none is accepted.
+        """
+        index, rotations, sampling = self.scope.index, self._rotations, grants.sampling
+        while True:
+            scopes[index, _ROTATION_COLUMNS] = rotations.columns
+            outcome = lay_out(
+                scopes, index, counts, grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised,
+                sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.seeds, ahead,
+                all_wanted,
+            )  # fmt: skip
+            if outcome != Outcome.TOO_FAR:
+                return outcome
+            rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))

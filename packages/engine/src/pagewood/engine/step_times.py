@@ -1,0 +1,97 @@
+"""How long the steps of a runner take by their number of tokens; the draft lengths are decided by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.loop import Runner
+from pagewood.engine.core.sampling import SamplingArrays
+
+_CONTEXT = 64  # tokens before the computed ones in each row
+_NUM_REPEATS = 4  # the first also gets memory, so the least time counts
+_NAMESPACE = -1  # of no request: `BatchBuilder` hashes names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What steps take. Legend: N measured sizes."""
+
+    sizes: tuple[int, ...]
+    """[N] tokens of a step, ascending."""
+    seconds: tuple[float, ...]
+    """[N] seconds of a step."""
+
+
+def measure_step_times(
+    runner: Runner, *, num_rows: int, max_length: int, num_pages: int, page_size: int, limit_s: float = 2.0
+) -> StepTimes:
+    """Compute steps of 1, 2, 4, ... tokens, each token wanted, and return their times.
+
+    The rows share their pages, whose contents are overwritten, so nothing may be in use yet.
+
+    Args:
+        runner: to measure; no step is in flight.
+        num_rows: its rows.
+        max_length: longest sequence of a row.
+        num_pages: pages of its KV memory.
+        page_size: positions of a page.
+        limit_s: no further size is measured after this time; there are at least two if that many tokens fit.
+    """
+    start = min(_CONTEXT, max(max_length // 2 - 1, 0), num_pages * page_size // 2)
+    most = min(max_length - start - 1, num_pages * page_size - start, 8)
+    sizes: list[int] = []
+    seconds: list[float] = []
+    began = perf_counter()
+    for size in _sizes(num_rows * max(most, 1)):
+        rows = min(size, num_rows)
+        if size % rows:
+            continue
+        batch = _batch(rows, size // rows, start=start, page_size=page_size)
+        times: list[float] = []
+        for _ in range(_NUM_REPEATS):
+            launched = perf_counter()
+            runner.launch(batch).wait()
+            times.append(perf_counter() - launched)
+        sizes.append(size)
+        seconds.append(min(times))
+        if perf_counter() - began > limit_s and len(sizes) > 1:
+            break
+    return StepTimes(sizes=tuple(sizes), seconds=tuple(seconds))
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """Yield 1, 2, 3, 4, 6, 8, 12, ... up to `most`."""
+    size = 1
+    while size <= most:
+        yield size
+        if size > 1 and size + size // 2 <= most:
+            yield size + size // 2
+        size *= 2
+
+
+def _batch(num_rows: int, count: int, *, start: int, page_size: int) -> Batch:
+    """Return a step in which each row computes `count` positions from `start` on and yields one token."""
+    rows = np.arange(num_rows, dtype=np.int32)
+    num_pages, num_tokens = -(-(start + count) // page_size), start + count
+    return Batch(
+        page_rows=np.repeat(rows, num_pages),
+        page_columns=np.tile(np.arange(num_pages, dtype=np.int32), num_rows),
+        page_ids=np.tile(np.arange(num_pages, dtype=np.int32), num_rows),
+        token_rows=np.repeat(rows, num_tokens),
+        token_positions=np.tile(np.arange(num_tokens, dtype=np.int32), num_rows),
+        token_ids=np.zeros(num_rows * num_tokens, np.int32),
+        admitted=rows,
+        namespaces=np.full(num_rows, _NAMESPACE, np.int64),
+        rows=rows,
+        starts=np.full(num_rows, start, np.int32),
+        counts=np.full(num_rows, count, np.int32),
+        sampled=rows,
+        num_promised=np.ones(num_rows, np.int32),
+        sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
+    )

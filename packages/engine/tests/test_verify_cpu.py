@@ -1,0 +1,427 @@
+"""Drafts on the CPU: they change how many tokens a step yields, and neither the tokens nor the logits.
+
+Chains come from a lookup that knows the text and errs at random, trees from a drafter in the program.
+"""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.load import load_model
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.compiled.layout import Outcome
+from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.tape import Buffer, Tape
+from pagewood.engine.testing.driver import DrivenSequence, RowDriver
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+DIM = 16
+NUM_PAGES, MAX_LENGTH, MAX_NODES = 4000, 96, 24
+SAMPLING = SamplingParams(temperature=0.8, top_p=0.95)
+
+
+@cache
+def model(window: int | None = None, nan_token: int | None = None) -> Decoder[Buffer]:
+    """Return a model; the embedding of `nan_token` is NaN."""
+    folder = Path(tempfile.mkdtemp())
+    torch.manual_seed(3)
+    config: Any = transformers.Qwen3Config(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=DIM, initializer_range=0.3, tie_word_embeddings=False,
+        use_sliding_window=window is not None, sliding_window=window or 64,
+        layer_types=["full_attention", "full_attention" if window is None else "sliding_attention"],
+    )  # fmt: skip
+    reference = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        if nan_token is not None:
+            reference.model.embed_tokens.weight[nan_token] = torch.nan
+    reference.save_pretrained(folder)
+    return load_model(folder, CPUOps())
+
+
+class Bench:
+    """A runner over memory of its own, and the driver that feeds it."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        int8: bool = False,
+        num_threads: int = 2,
+        window: int | None = None,
+        make_lookup: Callable[[Int32], LookupDrafter] | None = None,
+        drafter: ProgramDrafter | None = None,
+        simulated_acceptance: float | None = None,
+        nan_token: int | None = None,
+    ) -> None:
+        config = model(window).config
+        layout = MultiHeadLayout(
+            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=DIM, page_size=page_size,
+            dtype="int8" if int8 else "float32", order="HND",
+        )  # fmt: skip
+        self.runner = CPURunner(
+            model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10, max_length=MAX_LENGTH,
+            num_threads=num_threads, make_lookup=make_lookup, drafter=drafter,
+            simulated_acceptance=simulated_acceptance,
+        )  # fmt: skip
+        self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
+
+    def prefilled(self, prompts: list[list[int]]) -> list[DrivenSequence]:
+        """Return sequences of which only the last token is not computed."""
+        sequences = [self.driver.add(prompt, sampling=SAMPLING, seed=7 + i) for i, prompt in enumerate(prompts)]
+        self.driver.generate(sequences, num_tokens=1, chunk=64)
+        return sequences
+
+    def step(self, sequences: list[DrivenSequence], drafts: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Compute a step with drafts; return how many tokens each sequence got, and how many drafts were verified."""
+        result = self.runner.launch(self.driver.batch([(one, 1) for one in sequences], drafts=drafts)).wait()
+        for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
+            take(sequence, tokens)
+        assert result.num_drafted is not None
+        return result.counts.tolist(), result.num_drafted.tolist()
+
+
+def take(sequence: DrivenSequence, tokens: tuple[int, ...]) -> None:
+    """Append tokens that a step has yielded."""
+    sequence.tokens.extend(tokens)
+    sequence.num_computed = len(sequence.tokens) - 1
+
+
+def prompts_of(num: int) -> list[list[int]]:
+    return [np.random.default_rng(i).integers(0, 40, 3 + 5 * i).tolist() for i in range(num)]
+
+
+@cache
+def plain(num: int, length: int, int8: bool) -> tuple[tuple[int, ...], ...]:
+    """The outputs of plain decoding."""
+    bench = Bench(int8=int8)
+    sequences = [bench.driver.add(prompt, sampling=SAMPLING, seed=7 + i) for i, prompt in enumerate(prompts_of(num))]
+    bench.driver.generate(sequences, num_tokens=length, chunk=64)
+    bench.runner.close()
+    return tuple(tuple(one.output) for one in sequences)
+
+
+class KnowingLookup:
+    """Drafts what it knows of each row's text; each token is wrong with some probability, and drafts may be shorter."""
+
+    def __init__(self, tokens: Int32, texts: list[list[int]], *, quality: float, seed: int, full: bool = False) -> None:
+        self.tokens = tokens
+        self.texts = texts
+        self.quality = quality
+        self.full = full
+        self.rng = np.random.default_rng(seed)
+        self.advanced: list[tuple[int, int]] = []
+
+    def begin(self, row: int, namespace: int, num_prompt: int) -> None:
+        """Do nothing."""
+
+    def advance(self, rows: Int32, ends: Int32) -> None:
+        """Remember the calls."""
+        self.advanced += zip(rows.tolist(), ends.tolist(), strict=True)
+
+    def draft(self, rows: Int32, ends: Int32, most: Int32, counts: Int32) -> None:
+        """Draft."""
+        for i, (row, end) in enumerate(zip(rows.tolist(), ends.tolist(), strict=True)):
+            counts[i] = most[i] if self.full else self.rng.integers(0, most[i] + 1)
+            for position in range(end, end + counts[i]):
+                is_right = self.rng.random() < self.quality and position < len(self.texts[row])
+                self.tokens[row, position] = self.texts[row][position] if is_right else self.rng.integers(0, 40)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_chains_do_not_change_the_tokens(int8: bool, data: st.DataObject) -> None:
+    """With any batch, number of drafts, quality of drafts, page size and threads."""
+    num, length = data.draw(st.integers(1, 8)), 30
+    quality = data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    expected = plain(8, length, int8)[:num]
+    texts = [[*prompt, *output] for prompt, output in zip(prompts_of(num), expected, strict=True)]
+    seed = data.draw(st.integers(0, 100))
+    bench = Bench(
+        int8=int8,
+        page_size=data.draw(st.sampled_from([1, 4, 16])),
+        num_threads=data.draw(st.sampled_from([1, 2])),
+        make_lookup=lambda tokens: KnowingLookup(tokens, texts, quality=quality, seed=seed),
+    )
+    sequences = bench.prefilled(prompts_of(num))
+    while live := [one for one in sequences if len(one.output) < length]:
+        drafts = [min(data.draw(st.integers(1, 8)), length - len(one.output)) for one in live]
+        bench.step(live, [(n, n) for n in drafts])
+    bench.runner.close()
+    assert [tuple(one.output[:length]) for one in sequences] == list(expected)
+
+
+def test_right_drafts_are_all_accepted_and_counted() -> None:
+    [expected] = plain(1, 30, False)
+    text = [*prompts_of(1)[0], *expected]
+    bench = Bench(make_lookup=lambda tokens: KnowingLookup(tokens, [text], quality=1.0, seed=0, full=True))
+    [sequence] = bench.prefilled(prompts_of(1))
+    assert bench.step([sequence], [(5, 5)]) == ([6], [5])
+    assert bench.step([sequence], [(3, 3)]) == ([4], [3])
+    bench.runner.close()
+    assert tuple(sequence.output) == expected[:11]
+
+
+def test_a_chain_ends_at_the_first_wrong_draft() -> None:
+    [expected] = plain(1, 30, False)
+    for wrong in range(5):
+        text = [*prompts_of(1)[0], *expected]
+        text[3 + 1 + wrong] = (text[3 + 1 + wrong] + 1) % 40
+        bench = Bench(make_lookup=lambda tokens, t=text: KnowingLookup(tokens, [t], quality=1.0, seed=0, full=True))
+        [sequence] = bench.prefilled(prompts_of(1))
+        assert bench.step([sequence], [(5, 5)]) == ([1 + wrong], [5])
+        assert bench.step([sequence], [(5, 5)])[0] == [6]
+        bench.runner.close()
+        assert tuple(sequence.output) == expected[: len(sequence.output)]
+
+
+def test_drafts_beside_prompts_and_plain_grants() -> None:
+    expected = plain(4, 30, False)
+    texts = [[*prompt, *output] for prompt, output in zip(prompts_of(4), expected, strict=True)]
+    bench = Bench(make_lookup=lambda tokens: KnowingLookup(tokens, texts, quality=0.8, seed=1))
+    first, second = bench.prefilled(prompts_of(2))
+    third, fourth = (bench.driver.add(prompts_of(4)[i], sampling=SAMPLING, seed=7 + i) for i in (2, 3))
+    sequences = [first, second, third, fourth]
+    while min(len(one.output) for one in sequences) < 30:
+        live = [one for one in sequences if len(one.output) < 30]
+        batch = bench.driver.batch(
+            [(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live]
+        )
+        result = bench.runner.launch(batch).wait()
+        sampled = [live[i] for i in batch.sampled.tolist()]
+        for one, tokens in zip(sampled, result.by_grant(), strict=True):
+            take(one, tokens)
+    bench.runner.close()
+    assert [tuple(one.output[:30]) for one in sequences] == list(expected)
+
+
+@pytest.mark.parametrize("quality", [0.0, 0.6, 1.0])
+def test_steps_are_launched_before_accepted_counts_are_known(quality: float) -> None:
+    """Step N+1 is launched with upper bounds of its starts before step N is waited for."""
+    expected = plain(3, 40, False)
+    texts = [[*prompt, *output] for prompt, output in zip(prompts_of(3), expected, strict=True)]
+    lookups: list[KnowingLookup] = []
+
+    def make(tokens: Int32) -> KnowingLookup:
+        lookups.append(KnowingLookup(tokens, texts, quality=quality, seed=2, full=True))
+        return lookups[0]
+
+    bench = Bench(make_lookup=make)
+    sequences = bench.prefilled(prompts_of(3))
+    pending = None
+    for _ in range(6):
+        following = bench.runner.launch(bench.driver.batch([(one, 1) for one in sequences], drafts=[(4, 4)] * 3))
+        bounds = [len(one.tokens) for one in sequences]
+        for one in sequences:
+            take(one, (-1,) * 5)
+        if pending is not None:
+            settle(sequences, pending, bounds)
+        pending = following
+    assert pending is not None
+    settle(sequences, pending, [len(one.tokens) for one in sequences])
+    bench.runner.close()
+    for one, tokens in zip(sequences, expected, strict=True):
+        assert tuple(one.output) == tokens[: len(one.output)]
+        assert len(one.output) == (31 if quality == 1.0 else len(one.output))
+    assert sorted(set(lookups[0].advanced)) == sorted(lookups[0].advanced)  # each step is noted once
+
+
+def settle(sequences: list[DrivenSequence], handle: Any, bounds: list[int]) -> None:
+    """Replace the five unknown tokens before the bounds by those of a step."""
+    for one, tokens, end in zip(sequences, handle.wait().by_grant(), bounds, strict=True):
+        one.tokens[end - 5 : end] = tokens
+        one.num_computed = len(one.tokens) - 1
+
+
+def test_a_run_ends_before_logits_that_are_not_numbers() -> None:
+    """Plain decoding would yield the tokens before them, and then nothing."""
+    [prompt], [expected] = prompts_of(1), plain(1, 30, False)
+    text = [*prompt, *expected]
+    last = next(i for i in range(3, 8) if expected[i] not in text[: len(prompt) + i])  # the next logits are NaN
+    bench = Bench(
+        nan_token=expected[last],
+        make_lookup=lambda tokens: KnowingLookup(tokens, [text], quality=1.0, seed=0, full=True),
+    )
+    [sequence] = bench.prefilled([prompt])
+    assert bench.step([sequence], [(8, 8)]) == ([last], [8])
+    assert tuple(sequence.output) == expected[: last + 1]
+    for _ in range(2):  # and once more, as if launched ahead
+        assert bench.step([sequence], [(3, 3)]) == ([0], [3])
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.7, 1.0])
+def test_simulated_acceptance(chance: float) -> None:
+    bench = Bench(
+        make_lookup=lambda tokens: KnowingLookup(tokens, [[]] * 8, quality=0.0, seed=0, full=True),
+        simulated_acceptance=chance,
+    )
+    sequences = bench.prefilled(prompts_of(8))
+    counts = np.concatenate([bench.step(sequences, [(4, 4)] * 8)[0] for _ in range(7)])
+    bench.runner.close()
+    accepted = np.array([(counts > i).sum() / (counts >= i).sum() for i in range(1, 5) if (counts >= i).any()])
+    if chance in (0.0, 1.0):
+        assert (counts == 1 + 4 * chance).all()
+    else:
+        assert abs(accepted[:2] - chance).max() < 0.2
+
+
+# --- trees ---
+
+
+class GivenTrees:
+    """Drafts what a test has put into its arrays, for all tokens of a step."""
+
+    max_nodes = MAX_NODES
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+        self.tokens = np.zeros((512, 1), np.int32)
+        self.parents = np.zeros((512, 1), np.int32)
+        self._places = np.arange(512, dtype=np.int32)[:, None]
+
+    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+        """Copy the arrays."""
+        assert verify.parents is not None
+        for source, target in ((self.tokens, verify.tokens), (self.parents, verify.parents)):
+            tape.emit(Operation.TAKE, verify.scope.tokens, source, self._places, target, 1)
+
+    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
+        """Compute the target."""
+        return model(self.window)(verify.tokens, (verify.cosines, verify.sines), attention, verify.wanted)
+
+    def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
+        """Do nothing."""
+
+    def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
+        """Do nothing."""
+        return Outcome.DONE
+
+    def give(self, grants: list[tuple[list[int], list[int]]]) -> None:
+        """Set tokens and parents of all grants."""
+        tokens, parents = (sum((grant[i] for grant in grants), []) for i in (0, 1))
+        self.tokens[: len(tokens), 0] = tokens
+        self.parents[: len(parents), 0] = parents
+
+
+def random_tree(rng: np.random.Generator, root: int, size: int, likely: list[int]) -> tuple[list[int], list[int]]:
+    """Return tokens and parents; children of a node differ, and `likely` is one of its paths."""
+    tokens, parents = [root], [-1]
+    node = 0
+    for token in likely[: max(1, size // 3)]:
+        tokens.append(token)
+        parents.append(node)
+        node = len(tokens) - 1
+        if rng.random() < 0.5:  # a sibling, so that nodes on the path are not consecutive
+            tokens.append((token + 1) % 40)
+            parents.append(parents[node])
+    while len(tokens) < size:
+        parent = int(rng.integers(0, len(tokens)))
+        token = int(rng.integers(0, 40))
+        if all(t != token for t, p in zip(tokens, parents, strict=True) if p == parent):
+            tokens.append(token)
+            parents.append(parent)
+    order = sorted(range(len(tokens)), key=lambda i: (depth_of(parents, i), rng.random()))  # level by level, shuffled
+    places = {old: new for new, old in enumerate(order)}
+    return [tokens[i] for i in order], [-1 if parents[i] < 0 else places[parents[i]] for i in order]
+
+
+def path_of(parents: list[int], node: int) -> list[int]:
+    path = [node]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+def depth_of(parents: list[int], node: int) -> int:
+    return len(path_of(parents, node)) - 1
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("int8", [False, True])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int8: bool, data: st.DataObject) -> None:
+    """All logits of a step with trees, its tokens, and the logits of the steps after it."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    options = {
+        "int8": int8,
+        "window": window,
+        "page_size": data.draw(st.sampled_from([1, 4, 16])),
+        "num_threads": data.draw(st.sampled_from([1, 2])),
+    }
+    num = data.draw(st.integers(1, 4))
+    prompts = [rng.integers(0, 40, int(rng.integers(1, 70))).tolist() for _ in range(num)]
+    oracle, drafter = Bench(**options), GivenTrees(window)
+    bench = Bench(**options, drafter=drafter)
+    with_rest = oracle.prefilled(prompts)
+    oracle.driver.generate(with_rest, num_tokens=20, chunk=64)
+    texts = [list(one.tokens) for one in with_rest]
+    sequences = [bench.driver.add(prompt, sampling=SAMPLING, seed=7 + i) for i, prompt in enumerate(prompts)]
+    drafter.give([(prompt, [0] * len(prompt)) for prompt in prompts])
+    result = bench.runner.launch(bench.driver.batch([(one, 99) for one in sequences])).wait()
+    for one, tokens in zip(sequences, result.by_grant(), strict=True):
+        take(one, tokens)
+    for _ in range(2):
+        lengths = [len(one.tokens) for one in sequences]
+        trees = [
+            random_tree(rng, one.tokens[-1], int(rng.integers(4, MAX_NODES)), text[len(one.tokens) :][:5])
+            for one, text in zip(sequences, texts, strict=True)
+        ]
+        drafter.give(trees)
+        depths = [max(depth_of(parents, i) for i in range(len(parents))) for _, parents in trees]
+        shapes = [(len(tokens) - 1, depth) for (tokens, _), depth in zip(trees, depths, strict=True)]
+        batch = bench.driver.batch([(one, 1) for one in sequences], drafts=shapes)
+        logits = np.split(bench.runner.forward(batch), np.cumsum(batch.counts)[:-1])
+        for one, (tokens, parents), of_nodes in zip(sequences, trees, logits, strict=True):
+            for node in rng.permutation(len(tokens))[:4].tolist():
+                path = [*one.tokens[:-1], *(tokens[i] for i in path_of(parents, node))]
+                oracle.driver._num_rows = 9  # one row again and again
+                expected = oracle.runner.forward(oracle.driver.batch([(oracle.driver.add(path), 200)]))[-1]
+                assert np.array_equal(of_nodes[node], expected)
+        result = bench.runner.launch(batch).wait()
+        for one, tokens, (drafts, parents), text in zip(sequences, result.by_grant(), trees, texts, strict=True):
+            take(one, tokens)
+            assert one.tokens == text[: len(one.tokens)]
+            node, expected = 0, 1
+            while children := [
+                i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]
+            ]:
+                node, expected = children[0], expected + 1
+            assert len(tokens) == expected
+        assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]
+    assert all(len(one.tokens) > n for one, n in zip(sequences, lengths, strict=True))
+    drafter.give([(one.tokens[-1:], [0]) for one in sequences])
+    after = bench.runner.forward(bench.driver.batch([(one, 1) for one in sequences]))
+    for one, logits in zip(sequences, after, strict=True):
+        oracle.driver._num_rows = 9
+        expected = oracle.runner.forward(oracle.driver.batch([(oracle.driver.add(one.tokens), 200)]))[-1]
+        assert np.array_equal(logits, expected)
+    bench.runner.close()
+    oracle.runner.close()

@@ -1,0 +1,567 @@
+"""Speculative decoding: how many tokens are drafted for each request in each step."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise, repeat
+from math import inf
+from operator import add, neg
+from typing import Generic, Literal, Protocol, TypeVar, get_args
+
+from pagewood.schedpolicy.acceptance import Acceptance, Estimate
+from pagewood.schedpolicy.step_cost import DraftCost, StepCost
+
+Mode = Literal["adaptive", "fixed"]
+
+Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "cost unknown", "fixed", "idle"]
+"""Why the lengths of a step are what they are.
+
+gain: the lengths with the most expected tokens per second. load: no drafts, because they cost too much at this load;
+a single request would get some. acceptance: no drafts, because too few would be accepted. account: no drafts, because
+recent ones have lost the time that may be lost. probe: a few drafts, to measure acceptance. sample: no drafts in this
+step, to measure what a plain step costs. cost unknown: no drafts without a table of costs. fixed: the mode is fixed.
+idle: no request decodes."""
+
+_MARGIN = 1.02
+_FEW = 16
+_MIN_INTERVAL = 16
+_MAX_PROBE_INTERVAL = 512
+_MIN_SAMPLE_INTERVAL = 4
+_MAX_SAMPLE_INTERVAL = 256
+_NUM_STEPS_KEPT = 400
+_SKIP_AFTER = 4
+_NUM_SKIPPED = 7
+
+
+class Decoding(Protocol):
+    """The attributes of a decoding request that `DraftControl` reads."""
+
+    @property
+    def arrival(self) -> int:
+        """Sequence number of its first arrival, unique."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Higher is more urgent."""
+        ...
+
+
+D = TypeVar("D", bound=Decoding)
+
+
+def weight_by_priority(request: Decoding) -> float:
+    """Return 1.25 to the power of the priority, which is limited to [-6, 6] (weights of 0.26 to 3.8)."""
+    return 1.25 ** min(6, max(-6, request.priority))
+
+
+class DraftControl(Generic[D]):
+    """Decides how many tokens are drafted for each decoding request of a step.
+
+    In the mode "adaptive" it chooses the drafts with the most expected tokens per second: all pairs (request, position)
+    in descending order of the probability that the draft survives up to there, times the weight of the request, up to
+    the prefix for which (tokens of plain decoding + expected accepted tokens) / (seconds of the step) is greatest. All
+    prefixes are compared, because the cost of a step need not be convex. Without a prefix that gains 2%, or twice what
+    it costs, nothing is drafted.
+
+    Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
+    that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
+    the account, and the account never holds more than `max_slowdown` of 400 plain steps. Invariant: with a correct
+    table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
+    held at the start (`max_slowdown` of 100 plain steps).
+
+    If nothing is drafted, a few requests draft one or two tokens after 16 steps, then after twice as many, up to 512,
+    and not before 0.4 of `max_slowdown` pays for it. If drafts are made in every step, one plain step is taken
+    after 16 steps, then up to every 256, to keep the cost of plain decoding measured.
+
+    Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
+    whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
+    """
+
+    __slots__ = (
+        "_account_s",
+        "_computes_padding",
+        "_cost",
+        "_draft_cost",
+        "_estimates",
+        "_everyone",
+        "_is_stopped",
+        "_last_plain",
+        "_last_sample",
+        "_last_size",
+        "_max_slowdown",
+        "_mode",
+        "_num_accepted_lengths",
+        "_num_decisions",
+        "_num_kept",
+        "_num_skips",
+        "_num_speculated",
+        "_num_undrafted",
+        "_num_zero",
+        "_probe_interval",
+        "_sample_interval",
+        "_weight",
+        "_zero_reason",
+        "draft_s",
+        "max_tokens",
+        "num_drafted",
+        "num_granted",
+        "reason",
+        "steps_by_reason",
+        "verify_s",
+    )
+
+    def __init__(
+        self,
+        max_tokens: int,
+        cost: StepCost | None = None,
+        *,
+        mode: Mode = "adaptive",
+        draft_cost: DraftCost | None = None,
+        max_slowdown: float = 0.02,
+        weight: Callable[[D], float] = weight_by_priority,
+        computes_padding: bool = False,
+        prior_acceptance: float = 0.6,
+        prior_weight: float = 3.0,
+    ) -> None:
+        """Start without observations.
+
+        Args:
+            max_tokens: Most draft tokens of a request in a step, >= 1.
+            cost: Cost of steps on this machine; None if not measured yet (nothing is drafted until `set_cost`).
+            mode: "adaptive", or "fixed" for always `max_tokens`.
+            draft_cost: Cost of drafting; None to learn it from the first steps.
+            max_slowdown: Part of the time that speculation may lose against plain decoding, in (0, 1).
+            weight: Weight of a request, > 0; read in every decision.
+            computes_padding: Whether a granted token that the drafter does not find is computed nevertheless.
+            prior_acceptance: Probability of acceptance that is assumed before the first observation, in (0, 1).
+            prior_weight: Observations that the average of all requests counts for in the estimate of one, >= 0.
+
+        Raises:
+            ValueError: An argument is out of its range.
+        """
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        if not 0 < max_slowdown < 1:
+            raise ValueError(f"max_slowdown must be in (0, 1), got {max_slowdown}")
+        self.max_tokens = max_tokens
+        self.reason: Reason = "idle"
+        """Why the latest lengths are what they are."""  # written by: DraftControl
+        self.steps_by_reason: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
+        """Calls of `lengths`, by reason."""  # written by: DraftControl
+        self.num_granted = 0
+        """Draft tokens granted, over all observed steps."""  # written by: DraftControl
+        self.num_drafted = 0
+        """Draft tokens verified."""  # written by: DraftControl
+        self.draft_s = 0.0
+        """Measured seconds of drafting."""  # written by: DraftControl
+        self.verify_s = 0.0
+        """Measured seconds of steps, without drafting."""  # written by: DraftControl
+        self._num_accepted_lengths = [0] * (max_tokens + 1)  # written by: DraftControl
+        self._mode, self._cost, self._draft_cost = mode, cost, draft_cost or DraftCost()
+        self._max_slowdown, self._weight, self._computes_padding = max_slowdown, weight, computes_padding
+        self._everyone = Acceptance(max_tokens, prior=prior_acceptance, weight=prior_weight)
+        self._estimates: dict[int, Estimate] = {}  # written by: DraftControl
+        self._account_s: float | None = None
+        """Seconds that may be lost; None before the first decision."""  # written by: DraftControl
+        self._num_decisions = 0  # written by: DraftControl
+        self._last_size = 0
+        """Requests of the latest decision."""  # written by: DraftControl
+        self._last_plain = 0
+        """Tokens of its step without drafts."""  # written by: DraftControl
+        self._last_sample = 0
+        """Size of the latest step that was plain because the size was new."""  # written by: DraftControl
+        self._num_kept = 0
+        """Steps for which the lengths of the latest decision are kept, in large batches."""  # written by: DraftControl
+        self._is_stopped = False
+        """Whether nothing is drafted until the account recovers or a probe pays."""  # written by: DraftControl
+        self._num_zero = 0
+        """Steps without drafts since the last one with drafts."""  # written by: DraftControl
+        self._num_undrafted = 0
+        """Decisions in succession for no drafts."""  # written by: DraftControl
+        self._num_skips = 0
+        """Steps until the next decision, while nothing is drafted."""  # written by: DraftControl
+        self._zero_reason: Reason = "acceptance"
+        """Reason of the latest decision for no drafts."""  # written by: DraftControl
+        self._probe_interval = _MIN_INTERVAL  # written by: DraftControl
+        self._num_speculated = 0
+        """Steps with drafts since the last plain one."""  # written by: DraftControl
+        self._sample_interval = _MIN_INTERVAL  # written by: DraftControl
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens accepted."""
+        return sum(self.accepted_by_position)
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """[max_tokens], accepted draft tokens at each position of a draft."""
+        return list(accumulate(self._num_accepted_lengths[:0:-1]))[::-1]
+
+    @property
+    def acceptance(self) -> list[float]:
+        """[max_tokens], present rate of acceptance at each position, of those before it accepted."""
+        return list(self._everyone.rates)
+
+    @property
+    def account_s(self) -> float:
+        """Seconds that speculation may lose now."""
+        return self._account_s or 0.0
+
+    def set_cost(self, cost: StepCost) -> None:
+        """Replace the table of costs, for example when it has been measured."""
+        self._cost, self._account_s = cost, None
+
+    def forget(self, request: D) -> None:
+        """Drop what is known of a request that has ended."""
+        self._estimates.pop(request.arrival, None)
+
+    def lengths(self, requests: Sequence[D], num_other_tokens: int) -> list[int]:
+        """Return the draft tokens of each request, in [0, max_tokens].
+
+        Call it once for every step, before the results of earlier steps if these are not there yet.
+
+        Args:
+            requests: All requests that decode in the step.
+            num_other_tokens: Prompt tokens that the step computes as well.
+        """
+        self.reason, lengths = self._decide(requests, num_other_tokens)
+        self.steps_by_reason[self.reason] += 1
+        return lengths
+
+    def observe(
+        self,
+        requests: Sequence[D],
+        granted: Sequence[int],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        num_tokens: int,
+        draft_s: float = 0.0,
+        verify_s: float = 0.0,
+    ) -> None:
+        """Learn from a step that ended, with or without drafts.
+
+        Args:
+            requests: The requests that decoded; those that ended meanwhile may be among them.
+            granted: Draft tokens that each was allowed.
+            drafted: Draft tokens of each that were verified, at most `granted`.
+            accepted: Draft tokens of each that were accepted, at most `drafted`.
+            num_tokens: Tokens that the step computed, with drafts (and padding) and prompt tokens.
+            draft_s: Seconds of drafting; 0 if not measured.
+            verify_s: Seconds of the rest of the step; 0 if not measured.
+        """
+        num_granted, num_drafted = sum(granted), sum(drafted)
+        self.draft_s += draft_s
+        self.verify_s += verify_s
+        if num_granted:
+            self.num_granted += num_granted
+            self.num_drafted += num_drafted
+            self._everyone.observe(granted, drafted, accepted)
+            if 2 * sum(accepted) > num_drafted:
+                self._probe_interval = _MIN_INTERVAL
+            estimates, lengths = self._estimates, self._num_accepted_lengths
+            for request, allowed, found, taken in zip(requests, granted, drafted, accepted, strict=True):
+                if allowed:
+                    lengths[taken] += 1
+                    estimate = estimates.get(request.arrival)
+                    if estimate is not None:
+                        estimate.observe(allowed, found, taken)
+        cost = self._cost
+        if cost is None or num_tokens < 1:
+            return
+        if requests:
+            num_added = num_granted if self._computes_padding else num_drafted
+            self._settle(
+                cost, len(requests), num_tokens, num_tokens - num_added, granted, sum(accepted), draft_s, verify_s
+            )
+        if verify_s > 0:
+            if requests and not num_granted:
+                is_near = abs(verify_s / cost.seconds(num_tokens) - 1) < 0.1
+                interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
+                self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
+            cost.observe(num_tokens, verify_s)
+        if num_granted and draft_s > 0:
+            self._draft_cost.observe(max(granted), num_granted, draft_s)
+
+    def _settle(
+        self,
+        cost: StepCost,
+        num_requests: int,
+        num_tokens: int,
+        num_plain: int,
+        granted: Sequence[int],
+        num_accepted: int,
+        draft_s: float,
+        verify_s: float,
+    ) -> None:
+        """Enter a step into the account."""
+        plain_s = cost.seconds(num_plain)
+        taken_s = cost.credible(num_tokens, verify_s) if verify_s > 0 else cost.seconds(num_tokens)
+        profit_s = 0.0
+        num_granted = sum(granted)
+        if num_granted:
+            taken_s += draft_s if draft_s > 0 else self._draft_cost.seconds(max(granted), num_granted)
+            profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
+            if profit_s > 0:
+                self._is_stopped = False
+        limit_s = self._limit_s(plain_s)
+        account_s = limit_s / 4 if self._account_s is None else self._account_s
+        account_s += 0.75 * self._max_slowdown * taken_s + profit_s
+        self._account_s = min(limit_s, max(-limit_s / 4, account_s))
+
+    def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
+        size = len(requests)
+        if not size:
+            return "idle", []
+        if self._mode == "fixed":
+            return "fixed", [self.max_tokens] * size
+        cost = self._cost
+        if cost is None:
+            return "cost unknown", [0] * size
+        num_plain = size + num_other_tokens
+        if self._num_skips and size == self._last_size:
+            self._num_skips -= 1
+            self._num_zero += 1
+            return self._zero_reason, [0] * size
+        if self._num_speculated >= self._sample_interval or self._is_new_size(cost, num_plain):
+            self._num_speculated = self._num_kept = 0
+            return "sample", [0] * size
+        if self._num_kept and (size, num_plain) == (self._last_size, self._last_plain):
+            self._num_kept -= 1
+            kept = [
+                -1 if (known := self._estimates.get(request.arrival)) is None else known.length for request in requests
+            ]
+            if min(kept) >= 0:
+                self._num_speculated += 1
+                return "gain", kept
+        self._last_size, self._last_plain, self._num_kept = size, num_plain, 0
+        self._num_decisions += 1
+        plain_s = cost.seconds(num_plain)
+        limit_s = self._limit_s(plain_s)
+        if self._account_s is None:
+            self._account_s = limit_s / 4
+        if self._account_s < limit_s / 32:
+            self._is_stopped = True
+        elif self._account_s >= limit_s / 8:
+            self._is_stopped = False
+        estimates = self._current(requests)
+        lengths: list[int] | None = None
+        reason: Reason = "account"
+        if not self._is_stopped:
+            if size == 1 and num_plain == 1:
+                length, reason = self._best_alone(estimates[0], cost, 1, plain_s, plain_s + self._account_s / 2)
+                lengths = [length] if length else None
+            else:
+                lengths, reason = self._best(requests, estimates, cost, num_plain, plain_s)
+        if lengths is not None:
+            for estimate, length in zip(estimates, lengths, strict=True):
+                estimate.length = length
+            self._num_kept = self._steps_to_keep(cost, lengths, num_plain, plain_s)
+            self._num_zero = self._num_undrafted = self._num_skips = 0
+            self._num_speculated += 1
+            self._probe_interval = _MIN_INTERVAL
+            return "gain", lengths
+        self._zero_reason = reason
+        self._num_speculated = 0
+        self._num_zero += 1
+        self._num_undrafted += 1
+        if self._num_zero >= self._probe_interval:
+            lengths = self._probe(estimates, cost, num_plain, plain_s)
+            if lengths is not None:
+                self._num_zero = self._num_undrafted = 0
+                self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
+                return "probe", lengths
+        if self._num_undrafted >= _SKIP_AFTER:
+            self._num_skips = _NUM_SKIPPED
+        return reason, [0] * size
+
+    def _is_new_size(self, cost: StepCost, num_plain: int) -> bool:
+        """Return whether a plain step of this size must be measured; False again after that, in case none is."""
+        if num_plain == self._last_sample or cost.is_observed(num_plain):
+            return False
+        self._last_sample = num_plain
+        return True
+
+    def _steps_to_keep(self, cost: StepCost, lengths: list[int], num_plain: int, plain_s: float) -> int:
+        """Return for how many steps more the lengths are kept: 1 for every 16 requests, as far as the account covers."""
+        num_steps, num = (len(lengths) - 1) // _FEW, sum(lengths)
+        if num_steps:
+            loss_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(max(lengths), num)
+            while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
+                num_steps -= 1
+        return num_steps
+
+    def _limit_s(self, plain_s: float) -> float:
+        """Return the most that the account may hold."""
+        return _NUM_STEPS_KEPT * self._max_slowdown * plain_s
+
+    def _current(self, requests: Sequence[D]) -> list[Estimate]:
+        """Return the estimates of the requests; those of large batches take turns in being computed anew."""
+        known, turn, is_small = self._estimates, self._num_decisions, len(requests) <= _FEW
+        estimates: list[Estimate] = []
+        for request in requests:
+            arrival = request.arrival
+            estimate = known.get(arrival)
+            if estimate is None:
+                estimate = known[arrival] = self._everyone.estimate()
+                self._probe_interval = _MIN_INTERVAL
+            elif estimate.is_stale:
+                if is_small or not (turn + arrival) & 1 or estimate.num_observations < 6:
+                    estimate.refresh()
+            elif not (turn + arrival) & 15:
+                estimate.refresh()
+            estimates.append(estimate)
+        return estimates
+
+    def _best(
+        self, requests: Sequence[D], estimates: list[Estimate], cost: StepCost, num_plain: int, plain_s: float
+    ) -> tuple[list[int] | None, Reason]:
+        """Return the lengths with the most expected tokens per second, or None and why there are none."""
+        size, max_tokens = len(estimates), self.max_tokens
+        num_pairs = size * max_tokens
+        token_s = cost.seconds(size) / size
+        weights = self._weights(requests)
+        is_found = min([estimate.fill for estimate in estimates]) > 0.97
+        keys: list[float] = []  # of all pairs, by request and position
+        for estimate in estimates:
+            keys += estimate.survival
+        if weights is not None:
+            keys = [key * weight for key, weight in zip(keys, _repeated(weights, max_tokens), strict=True)]
+        # From here on lists are in descending order of the keys.
+        gains = shares = ranked = sorted(keys, reverse=True)
+        fills: list[float] | None = None
+        if weights is not None or not is_found:
+            order = sorted(range(num_pairs), key=keys.__getitem__, reverse=True)
+            if not is_found:
+                found = _repeated([estimate.fill for estimate in estimates], max_tokens)
+                fills = [found[index] for index in order]
+                gains = shares = [key * fill for key, fill in zip(ranked, fills, strict=True)]
+            if weights is not None:
+                repeated = _repeated(weights, max_tokens)
+                gains = [share / repeated[index] for share, index in zip(shares, order, strict=True)]
+        full_s = cost.after(num_plain, num_pairs)
+        step_s = full_s
+        if fills is not None and not self._computes_padding:
+            # Either the drafter finds a draft or it does not: the chord is exact for one request.
+            step_s = [
+                plain_s + (value - plain_s) * found / (index + 1)
+                for index, (value, found) in enumerate(zip(full_s, accumulate(fills), strict=True))
+            ]
+        step_s = self._with_drafting(step_s, keys, ranked)
+        full_s = step_s if fills is None or self._computes_padding else self._with_drafting(full_s, keys, ranked)
+        values = list(accumulate(shares, initial=plain_s / token_s))
+        del values[0]
+        rates = [value / cost_s for value, cost_s in zip(values, step_s, strict=True)]
+        best = max(rates)
+        num = rates.index(best) + 1
+        risk_s = plain_s + self.account_s / 2
+        reason: Reason = "acceptance"
+        if weights is not None or full_s[num - 1] > risk_s:
+            rates = [
+                rate if total * token_s >= cost_s - plain_s and at_worst_s <= risk_s else 0.0
+                for rate, total, cost_s, at_worst_s in zip(rates, accumulate(gains), step_s, full_s, strict=True)
+            ]
+            affordable = max(rates)
+            if best * token_s >= _MARGIN > affordable * token_s:
+                reason = "account"
+            best = affordable
+            num = rates.index(best) + 1
+        extra_s, gained_s = step_s[num - 1] - plain_s, values[num - 1] * token_s - plain_s
+        if best * token_s >= _MARGIN or (best > 0 and gained_s > 2 * max(extra_s, 0.0)):
+            return _lengths(estimates, weights, num, ranked[num - 1]), "gain"
+        if reason != "account":
+            likeliest = max(estimates, key=lambda estimate: estimate.survival[0])
+            length, _ = self._best_alone(likeliest, cost, 1, cost.seconds(1), inf)
+            reason = "load" if length else "acceptance"
+        return None, reason
+
+    def _weights(self, requests: Sequence[D]) -> list[float] | None:
+        """Return the weights of the requests, with a mean of 1; None if all are equal."""
+        if self._weight is weight_by_priority and len({request.priority for request in requests}) == 1:
+            return None
+        weights = [self._weight(request) for request in requests]
+        mean = sum(weights) / len(weights)
+        return [weight / mean for weight in weights] if min(weights) < max(weights) else None
+
+    def _with_drafting(self, step_s: list[float], keys: list[float], ranked: list[float]) -> list[float]:
+        """Return the seconds of the steps of all prefixes with the cost of drafting; `keys` are those by position."""
+        draft, max_tokens = self._draft_cost, self.max_tokens
+        if draft.per_pass_s or draft.per_step_s:
+            # A prefix has one more pass from where the best pair of the next position comes into it.
+            starts = [bisect_left(ranked, -max(keys[index::max_tokens]), key=neg) for index in range(max_tokens)]
+            result: list[float] = []
+            for index, (start, end) in enumerate(pairwise([*starts, len(ranked)])):
+                result += map((draft.per_step_s + draft.per_pass_s * (index + 1)).__add__, step_s[start:end])
+            step_s = result
+        if draft.per_token_s:
+            step_s = list(map(add, step_s, accumulate(repeat(draft.per_token_s, len(step_s)))))
+        return step_s
+
+    def _best_alone(
+        self, estimate: Estimate, cost: StepCost, num_plain: int, plain_s: float, risk_s: float
+    ) -> tuple[int, Reason]:
+        """Return what `_best` does, for a single request: its length, or 0."""
+        draft, fill, token_s = self._draft_cost, estimate.fill, cost.seconds(1)
+        chord = 1.0 if self._computes_padding else fill
+        draft_s, pass_s = draft.per_step_s, draft.per_pass_s + draft.per_token_s
+        best, num, gain_s, extra_s = 0.0, 0, 0.0, 0.0
+        reason: Reason = "acceptance"
+        value_s = plain_s
+        for length, (survival, full_s) in enumerate(
+            zip(estimate.survival, cost.after(num_plain, self.max_tokens), strict=True), start=1
+        ):
+            value_s += survival * fill * token_s
+            draft_s += pass_s
+            step_s = plain_s + (full_s - plain_s) * chord + draft_s
+            rate = value_s / step_s
+            if rate > best:
+                if full_s + draft_s > risk_s:
+                    if rate >= _MARGIN:
+                        reason = "account"
+                    continue
+                best, num, gain_s, extra_s = rate, length, value_s - plain_s, step_s - plain_s
+        if best >= _MARGIN or (num and gain_s > 2 * max(extra_s, 0.0)):
+            return num, "gain"
+        return 0, reason
+
+    def _probe(self, estimates: list[Estimate], cost: StepCost, num_plain: int, plain_s: float) -> list[int] | None:
+        """Return a few drafts for the requests of which least is known, if they can be paid for."""
+        size = len(estimates)
+        for num_requests, num_each in ((max(1, size // 8), min(2, self.max_tokens)), (1, 1)):
+            num = num_requests * num_each
+            risk_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(num_each, num)
+            is_paid = risk_s <= 0.4 * self._max_slowdown * plain_s * self._num_zero
+            if is_paid and risk_s <= self.account_s / 2:
+                least = sorted(range(size), key=lambda index: estimates[index].num_observations)
+                lengths = [0] * size
+                for index in least[:num_requests]:
+                    lengths[index] = num_each
+                return lengths
+        return None
+
+
+def _repeated(values: list[float], num: int) -> list[float]:
+    return [value for value in values for _ in range(num)]
+
+
+def _lengths(estimates: list[Estimate], weights: list[float] | None, num: int, least: float) -> list[int]:
+    """Return how many of the first `num` pairs, of which the last has the key `least`, belong to each request."""
+    lengths: list[int] = []
+    for estimate, weight in zip(estimates, weights or repeat(1.0), strict=weights is not None):
+        length = 0
+        for survival in estimate.survival:
+            if survival * weight < least:
+                break
+            length += 1
+        lengths.append(length)
+    num_ties = sum(lengths) - num
+    for index in range(len(lengths) - 1, -1, -1):
+        if num_ties <= 0:
+            break
+        survival, weight = estimates[index].survival, weights[index] if weights else 1.0
+        while num_ties > 0 and lengths[index] and survival[lengths[index] - 1] * weight == least:
+            lengths[index] -= 1
+            num_ties -= 1
+    return lengths
