@@ -68,6 +68,10 @@ class Operation(IntEnum):
     """gate and up, out, size."""
     DRAW = 11
     """logits, choices, tokens, size."""
+    PUT = 12
+    """x, out, size of x, size of out, first column in out."""
+    CLEAR_FIRST = 13
+    """x, sines, size, columns of sines."""
     SCATTER = 15
     """x, places `[rows]` of its rows, out, size."""
     ACCEPT = 16
@@ -164,6 +168,10 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
         elif op == Operation.SILU_MUL:
             size = one[4]
             rows.silu_mul(floats(one[2], num_rows, 2 * size), floats(one[3], num_rows, size), first, last)
+        elif op == Operation.PUT:
+            rows.put(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), one[6], first, last)
+        elif op == Operation.CLEAR_FIRST:
+            rows.clear_first(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), first, last)
         elif dim == other or one[12] == dim:
             split(one, number, num_rows, dim, first, last)
         else:
