@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled import matmul, rows
+from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
@@ -83,6 +83,18 @@ class Operation(IntEnum):
     """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens `[rows]`."""
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
+    FILL = 20
+    """scope, shift. The rows of this and the following are sampled grants; see `compiled.drafting`."""
+    TAG = 21
+    """scope, tags `[pages, page size]`, page size, hashes `[rows of the runner]`."""
+    NOTE = 22
+    """scope, drawn tokens `[rows]`, token map or 0, shift."""
+    LAST = 23
+    """scope, scope of the target, numbers of accepted tokens `[rows]`; the rows are those of the target's scope."""
+    KEEP = 24
+    """scope, x `[rows, size]`, states `[rows of the runner, size]`, size."""
+    RECALL = 25
+    """scope, states `[rows of the runner, size]`, out `[rows, size]`, size."""
 
 
 @inlined
@@ -156,6 +168,22 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             rows.scatter(one[2], integers(one[3], last), one[4], one[5], first, last)
 
     @inlined
+    def hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
+        scope = scopes[one[2]]
+        if op == Operation.FILL:
+            drafting.fill(scope, part, one[3])
+        elif op == Operation.TAG:
+            drafting.tag(scope, part, one[3], one[4], one[5])
+        elif op == Operation.NOTE:
+            drafting.note(scope, part, one[3], one[4], one[5])
+        elif op == Operation.LAST:
+            drafting.last(scope, scopes[one[3]], part, one[4])
+        elif op == Operation.KEEP:
+            drafting.keep(scope, part, one[3], one[4], one[5])
+        else:
+            drafting.recall(scope, part, one[3], one[4], one[5])
+
+    @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
         if op == Operation.NORM:
             size = one[5]
@@ -216,6 +244,8 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                     at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                     draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+                elif op >= Operation.FILL:
+                    hand_on(op, one, scopes, part)
                 elif op >= Operation.SCATTER:
                     settle(op, one, numbers[i], scopes, part, first, last)
                 elif op <= Operation.TAKE:
