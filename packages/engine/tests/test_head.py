@@ -244,7 +244,11 @@ class Drafting:
     def step(self, tokens: Tensor, hidden: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
         wanted = torch.arange(len(positions))
         rotation = rotation_at(self.head.rope, positions)
-        return self.head(tokens, hidden.clone(), rotation, self.attention.at(positions), wanted)
+        attention = self.attention.at(positions)
+        logits, state = self.head(tokens, hidden.clone(), rotation, attention, wanted)
+        assert self.head.advance(tokens, hidden.clone(), rotation, attention, wanted).equal(state)
+        torch.testing.assert_close(self.head.logits(state.clone()), logits, atol=1e-5, rtol=1e-5)
+        return logits, state
 
 
 def _load(target_folder: Path, head_folder: Path) -> Drafting:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
 from pagewood.engine.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
@@ -86,7 +87,8 @@ class Bench:
         )  # fmt: skip
         self.runner = CPURunner(
             model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10, max_length=MAX_LENGTH,
-            num_threads=num_threads, make_lookup=make_lookup, drafter=drafter,
+            num_threads=num_threads, make_lookup=make_lookup,
+            make_drafter=None if drafter is None else lambda _: drafter,
             simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
@@ -210,7 +212,9 @@ def test_drafts_beside_prompts_and_plain_grants() -> None:
     sequences = [first, second, third, fourth]
     while min(len(one.output) for one in sequences) < 30:
         live = [one for one in sequences if len(one.output) < 30]
-        batch = bench.driver.batch([(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live])
+        batch = bench.driver.batch(
+            [(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live]
+        )
         result = bench.runner.launch(batch).wait()
         sampled = [live[i] for i in batch.sampled.tolist()]
         for one, tokens in zip(sampled, result.by_grant(), strict=True):
@@ -303,6 +307,9 @@ class GivenTrees:
         self.tokens = np.zeros((512, 1), np.int32)
         self.parents = np.zeros((512, 1), np.int32)
         self._places = np.arange(512, dtype=np.int32)[:, None]
+
+    def plan(self, batch: Batch, grants: Grants | None) -> None:
+        """Do nothing."""
 
     def record_drafts(self, tape: Tape, verify: Pass) -> None:
         """Copy the arrays."""
@@ -408,7 +415,9 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int
             take(one, tokens)
             assert one.tokens == text[: len(one.tokens)]
             node, expected = 0, 1
-            while children := [i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]]:
+            while children := [
+                i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]
+            ]:
                 node, expected = children[0], expected + 1
             assert len(tokens) == expected
         assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]

@@ -120,7 +120,9 @@ class Head(Generic[A]):
             joined = ops.rms_norm(joined, self._feature_norms[0], epsilon)
         return self._projection(joined)
 
-    def __call__(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> tuple[A, A]:
+    def __call__(
+        self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A
+    ) -> tuple[A, A]:
         """Compute a step of pairs.
 
         Args:
@@ -134,6 +136,24 @@ class Head(Generic[A]):
         Returns:
             `[W, D]`, logits over the head's vocabulary, see `token_map`; and `[W, E]`, hidden states for the next step.
         """
+        normed, residual = self._advance(tokens, hidden, rotation, attention, wanted)
+        return self._output(normed), normed if self.config.feeds_norm else residual
+
+    def advance(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> A:
+        """Compute a step of pairs, see `__call__`, and return only the hidden states for the next step."""
+        normed, residual = self._advance(tokens, hidden, rotation, attention, wanted)
+        return normed if self.config.feeds_norm else residual
+
+    def logits(self, hidden: A) -> A:
+        """Return the logits `[W, D]` that belong to the hidden states `[W, E]` of a step."""
+        if self.config.feeds_norm:
+            return self._output(hidden)
+        return self._output(self._ops.rms_norm(hidden, self._norm, self.config.layer.norm_epsilon))
+
+    def _advance(
+        self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A
+    ) -> tuple[A, A]:
+        """Return `[W, E]` after the last norm, and `[W, E]` before it."""
         ops, config, epsilon = self._ops, self.config, self.config.layer.norm_epsilon
         embedded = self._embedding(tokens)
         if config.clears_first:
@@ -156,8 +176,7 @@ class Head(Generic[A]):
                 x, residual = ops.take(x, wanted), ops.take(residual, wanted)
             x = ops.add_rms_norm(layer.output(x), residual, layer.mlp_norm, epsilon)
             x = layer.down(ops.silu_mul(layer.gate_up(x)))
-        x = ops.add_rms_norm(x, residual, self._norm, epsilon)
-        return self._output(x), x if config.feeds_norm else residual
+        return ops.add_rms_norm(x, residual, self._norm, epsilon), residual
 
 
 class _OffsetNorms:

@@ -48,8 +48,8 @@ class DraftModel:
     """`ProgramDrafter` with a whole model. Invariant: the slots that a pass reads are valid, or written before."""
 
     __slots__ = (
-        "_attention", "_last", "_max_rebuilt", "_model", "_passes", "_planned", "_rotations", "_rows", "_slots", "_target",
-        "counts", "max_nodes", "max_tokens",
+        "_attention", "_last", "_max_rebuilt", "_model", "_passes", "_planned", "_rotations", "_rows", "_slots",
+        "_target", "counts", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -161,9 +161,9 @@ class DraftModel:
             self._passes.append(one)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
 
-    def record_target(self, tape: Tape, verify: Pass) -> Buffer:
+    def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
-        return self._target(verify.tokens, (verify.cosines, verify.sines), verify_attention(verify), verify.wanted)
+        return self._target(verify.tokens, (verify.cosines, verify.sines), attention, verify.wanted)
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing: a draft model needs nothing from the target."""

@@ -51,7 +51,7 @@ class ValidSlots:
         self._tags: NDArray[np.int64] = array.numpy().reshape(-1).view(np.int64)  # contents written by: the program
         self._rows = rows
         self._root = root
-        self._chains: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: begin, follow
+        self._chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, follow
         self._work: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: start, the program
         self.positions: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, follow
         self.begins: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, follow

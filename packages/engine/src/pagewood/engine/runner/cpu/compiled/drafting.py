@@ -108,6 +108,8 @@ def last(scope: Any, target: Any, s: Any, counts_at: Any) -> None:
         s: index of the sampled grant in `target`.
         counts_at: address of `[S] int32`, how many tokens each has yielded.
     """
+    if target[Column.SAMPLES] == 0:
+        return
     g = integers(target[Column.SAMPLED], 0)[s]
     firsts, end = integers(target[Column.FIRSTS], 0), integers(target[Column.OFFSETS], 0)[g + 1]
     integers(scope[Column.WANTED], 0)[g] = end - (firsts[s + 1] - firsts[s]) + max(integers(counts_at, 0)[s], 1) - 1
@@ -115,7 +117,7 @@ def last(scope: Any, target: Any, s: Any, counts_at: Any) -> None:
 
 @inlined
 def keep(scope: Any, s: Any, x_at: Any, states_at: Any, size: Any) -> None:
-    """Copy row `s` of the matrix at `x_at` `[S, size]` to the row of sampled grant `s` in `states_at` `[rows, size]`."""
+    """Copy row `s` of the matrix at `x_at` `[S, size]` to the row of grant `s` in `states_at` `[rows, size]`."""
     row = np.int64(integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]])
     source, target = vector(x_at + 4 * s * size, size), vector(states_at + 4 * row * size, size)
     for i in range(size):
@@ -124,7 +126,7 @@ def keep(scope: Any, s: Any, x_at: Any, states_at: Any, size: Any) -> None:
 
 @inlined
 def recall(scope: Any, s: Any, states_at: Any, out_at: Any, size: Any) -> None:
-    """Copy the row of sampled grant `s` in `states_at` `[rows, size]` to row `s` of the matrix at `out_at`."""
+    """Copy the row of sampled grant `s` in `states_at` to row `s` of the matrix at `out_at`, as `keep` does."""
     row = np.int64(integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]])
     source, target = vector(states_at + 4 * row * size, size), vector(out_at + 4 * s * size, size)
     for i in range(size):
