@@ -157,7 +157,7 @@ class DraftModel:
             self._slots.record(one)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
             drawn = draw(logits, one.choices)
-            tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0, 0)
+            tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0)
             self._passes.append(one)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
 

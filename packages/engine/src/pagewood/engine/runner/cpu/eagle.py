@@ -1,7 +1,8 @@
 """A drafting head: it reads the target's hidden states at the end of a step, and drafts at the start of the next one.
 
 At the end of a step, the head computes the pairs of all positions of the step, and keeps for each row its hidden state
-at the last accepted one. The next step draws the first draft from that, and each further draft costs a pass of one pair.
+at the last accepted one. The next step draws the first draft from that, and each further draft costs a pass over one
+pair.
 
 Legend: G grants of a step, E elements of a hidden state of the head.
 """
@@ -158,9 +159,14 @@ class EagleDrafter:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, shift)
                 logits, fed = head(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
                 tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, size)
+            if self._token_map is not None:
+                part, vocab_size = logits, head.config.layer.vocab_size
+                logits = tape.buffer(part.rows, vocab_size)
+                tape.emit(
+                    Operation.SPREAD, scope.sampled, scope.index, part, part.size, self._token_map, logits, vocab_size
+                )
             drawn = draw(logits, one.choices)
-            token_map = 0 if self._token_map is None else self._token_map
-            tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, token_map, shift)
+            tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, shift)
             self._passes.append(one)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
 

@@ -25,6 +25,7 @@ from pagewood.engine.runner.splitmix import mix
 
 _mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
 _SALT = np.uint64(0xA24BAED4963EE407)
+_NEVER = np.float32(-1e30)  # a logit that is never drawn, at any temperature
 _POSITION = 4  # column of a row of choices
 
 
@@ -76,14 +77,13 @@ def tag(scope: Any, s: Any, tags_at: Any, page_size: Any, chains_at: Any) -> Non
 
 
 @inlined
-def note(scope: Any, s: Any, drawn_at: Any, token_map_at: Any, shift: Any) -> None:
+def note(scope: Any, s: Any, drawn_at: Any, shift: Any) -> None:
     """Write the token that a drafter drew for sampled grant `s` to the token table, if its position is not known yet.
 
     Args:
         scope: a row of the table of scopes, each of whose sampled grants has one wanted token.
         s: index of the sampled grant.
         drawn_at: address of `[S] int32`; -1, of logits that are not numbers, becomes token 0.
-        token_map_at: address of `[drafter's vocabulary] int32`, the token of each number; 0: they are the same.
         shift: how many positions the token lies behind the one after the grant.
     """
     g = integers(scope[Column.SAMPLED], 0)[s]
@@ -92,10 +92,29 @@ def note(scope: Any, s: Any, drawn_at: Any, token_map_at: Any, shift: Any) -> No
     position = start + offsets[g + 1] - offsets[g] + shift
     if position < integers(scope[Column.LENGTHS], 0)[row] or position >= scope[Column.TOKENS_PER_ROW]:
         return
-    token = max(integers(drawn_at, 0)[s], 0)
-    if token_map_at != 0:
-        token = integers(token_map_at, 0)[token]
-    _known(scope, row)[position] = token
+    _known(scope, row)[position] = max(integers(drawn_at, 0)[s], 0)
+
+
+@inlined
+def spread(s: Any, logits_at: Any, size: Any, token_map_at: Any, out_at: Any, vocab_size: Any) -> None:
+    """Write row `s` of logits over a part of the vocabulary as logits over all of it.
+
+    A token is drawn with noise of its own, so a drafter that draws among the target's numbers gets the same noise.
+
+    Args:
+        s: the row.
+        logits_at: address of `[S, size]`.
+        size: tokens in the part.
+        token_map_at: address of `[size] int32`, the token of each.
+        out_at: address of `[S, vocab_size]`, written.
+        vocab_size: tokens in the vocabulary.
+    """
+    logits, out = vector(logits_at + 4 * s * size, size), vector(out_at + 4 * s * vocab_size, vocab_size)
+    tokens = integers(token_map_at, size)
+    for i in range(vocab_size):
+        out[i] = _NEVER
+    for i in range(size):
+        out[tokens[i]] = logits[i]
 
 
 @inlined

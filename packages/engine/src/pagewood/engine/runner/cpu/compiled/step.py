@@ -88,13 +88,15 @@ class Operation(IntEnum):
     TAG = 21
     """scope, tags `[pages, page size]`, page size, hashes `[rows of the runner]`."""
     NOTE = 22
-    """scope, drawn tokens `[rows]`, token map or 0, shift."""
+    """scope, drawn tokens `[rows]`, shift."""
     LAST = 23
     """scope, scope of the target, numbers of accepted tokens `[rows]`; the rows are those of the target's scope."""
     KEEP = 24
     """scope, x `[rows, size]`, states `[rows of the runner, size]`, size."""
     RECALL = 25
     """scope, states `[rows of the runner, size]`, out `[rows, size]`, size."""
+    SPREAD = 26
+    """scope, logits `[rows, size]`, size, token map `[size]`, out `[rows, V]`, V."""
 
 
 @inlined
@@ -175,13 +177,15 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
         elif op == Operation.TAG:
             drafting.tag(scope, part, one[3], one[4], one[5])
         elif op == Operation.NOTE:
-            drafting.note(scope, part, one[3], one[4], one[5])
+            drafting.note(scope, part, one[3], one[4])
         elif op == Operation.LAST:
             drafting.last(scope, scopes[one[3]], part, one[4])
         elif op == Operation.KEEP:
             drafting.keep(scope, part, one[3], one[4], one[5])
-        else:
+        elif op == Operation.RECALL:
             drafting.recall(scope, part, one[3], one[4], one[5])
+        else:
+            drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
 
     @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
