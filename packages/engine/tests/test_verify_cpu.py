@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
 from pagewood.engine.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
@@ -86,7 +87,8 @@ class Bench:
         )  # fmt: skip
         self.runner = CPURunner(
             model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10, max_length=MAX_LENGTH,
-            num_threads=num_threads, make_lookup=make_lookup, drafter=drafter,
+            num_threads=num_threads, make_lookup=make_lookup,
+            make_drafter=None if drafter is None else lambda _: drafter,
             simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
@@ -305,6 +307,9 @@ class GivenTrees:
         self.tokens = np.zeros((512, 1), np.int32)
         self.parents = np.zeros((512, 1), np.int32)
         self._places = np.arange(512, dtype=np.int32)[:, None]
+
+    def plan(self, batch: Batch, grants: Grants | None) -> None:
+        """Do nothing."""
 
     def record_drafts(self, tape: Tape, verify: Pass) -> None:
         """Copy the arrays."""
