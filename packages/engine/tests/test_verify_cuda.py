@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.load import load_model
+from pagewood.engine.runner.cuda.draft_model import DraftModel
 from pagewood.engine.runner.cuda.invariance import linear_by_row
 from pagewood.engine.runner.cuda.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.masks import MaskShape, packed_masks
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.staging import StagingSlot
+from pagewood.engine.runner.cuda.step_arrays import TableShape
 from pagewood.engine.runner.cuda.verify import (
     Drafter,
     DraftRequest,
@@ -93,6 +97,9 @@ class OracleDrafter:
             self._texts[row, : len(text)] = torch.tensor(text, dtype=torch.int32)
         self._wrong_every = wrong_every
 
+    def note(self, batch: Batch) -> None:
+        """Do nothing."""
+
     def draft(self, request: DraftRequest) -> tuple[torch.Tensor, torch.Tensor]:
         firsts = request.tokens.index_select(0, request.rows)[:, :3]  # all texts begin differently
         texts = (self._texts[None, :, :3] == firsts[:, None]).all(2).int().argmax(1)
@@ -108,15 +115,31 @@ def answers(
     samplings: list[SamplingParams],
     *,
     page_size: int,
-    drafter: Drafter | None = None,
+    drafter: Drafter | Callable[[RecordingDevice, int], Drafter] | None = None,
     max_drafts: int = 0,
     overlap: bool = True,
     with_graphs: bool = False,
     batch_invariant: bool = False,
     chunk: int = 64,
     logits: list[torch.Tensor] | None = None,
+    counts: list[tuple[int, int]] | None = None,
 ) -> tuple[list[list[int]], RecordingDevice, int]:
-    """Generate an answer to each prompt with a whole engine; return them, its device, and the accepted drafts."""
+    """Generate an answer to each prompt with a whole engine; return them, its device, and the accepted drafts.
+
+    Args:
+        folder: of the model, as the other arguments.
+        prompts: token ids.
+        samplings: of each prompt.
+        page_size: of the pool.
+        drafter: or a function of the device and the number of pages that makes it.
+        max_drafts: of a grant.
+        overlap: see `EngineConfig`.
+        with_graphs: whether steps are captured.
+        batch_invariant: see `EngineConfig`.
+        chunk: prompt tokens of a step.
+        logits: gets all logits.
+        counts: gets the drafted and the accepted tokens of each request.
+    """
     device = RecordingDevice()
     num_pages = NUM_PAGES_OF_4 * 4 // page_size
     model = load_model(
@@ -126,19 +149,21 @@ def answers(
     storage = KVStorage(layout, num_pages + 1)
     for layer in range(2):
         storage.layer(layer).fill_(1e3)  # unwritten positions must not count
+    if callable(drafter):
+        drafter = drafter(device, num_pages)
     runner = CUDARunner(
         model, storage, flashinfer_torch, device, max_rows=4, max_length=MAX_LENGTH, batch_invariant=batch_invariant,
         graph_sizes=[1, 2, 4] if with_graphs else (), drafter=drafter, max_drafts=max_drafts,
     )  # fmt: skip
     if logits is not None:
-        head = model._head
+        head = model.head
 
         def watched(x: torch.Tensor) -> torch.Tensor:
             rows = head(x)
             logits.append(rows.clone())
             return rows
 
-        model._head = watched
+        model.head = watched
     device.waits.clear()
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     engine = assemble(
@@ -163,6 +188,8 @@ def answers(
                 tokens[int(delta.request_id)] += delta.tokens
                 num_open -= delta.finish is not None
                 num_accepted += delta.num_accepted_tokens if delta.finish else 0
+                if delta.finish and counts is not None:
+                    counts.append((delta.num_drafted_tokens, delta.num_accepted_tokens))
     assert engine.violation() is None
     engine.close()
     assert set(device.waits) <= {"event.synchronize", "device.finish"}
@@ -257,14 +284,63 @@ def test_packed_masks_show_what_a_token_may_see(grants: list[tuple[int, int, int
             assert (bits == ((distance >= 0) & ((window < 0) | (distance <= window)))).all()
 
 
+def draft_model(folder: Path, *, page_size: int, **options: Any) -> Callable[[RecordingDevice, int], Drafter]:
+    def make(device: RecordingDevice, num_pages: int) -> Drafter:
+        layout = MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=page_size)
+        storage = KVStorage(layout, num_pages + 1)
+        for layer in range(2):
+            storage.layer(layer).fill_(1e3)
+        return DraftModel(
+            load_model(folder, CUDAOps(flashinfer_torch)), storage, flashinfer_torch, device, max_rows=4,
+            max_length=MAX_LENGTH, **options,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(("overlap", "with_graphs", "chunk"), [(True, True, 64), (True, False, 5), (False, False, 7)])
+def test_a_draft_model_does_not_change_the_text_and_the_model_itself_drafts_what_it_yields(
+    folder: Path, page_size: int, overlap: bool, with_graphs: bool, chunk: int
+) -> None:
+    prompts, samplings = prompts_of(6), samplings_of(6)
+    plain, _, _ = answers(folder, prompts, samplings, page_size=page_size)
+    counts: list[tuple[int, int]] = []
+    drafted, _, _ = answers(
+        folder, prompts, samplings, page_size=page_size, drafter=draft_model(folder, page_size=page_size),
+        max_drafts=4, overlap=overlap, with_graphs=with_graphs, chunk=chunk, counts=counts,
+    )  # fmt: skip
+    assert drafted == plain
+    drafted_tokens, accepted = (sum(column) for column in zip(*counts, strict=True))
+    assert accepted > 40
+    assert accepted == drafted_tokens  # also of drafts that end after a request
+
+
+def test_a_row_that_lacks_much_gets_drafts_when_it_is_computed(llama: Path) -> None:
+    prompts, samplings = [[i, *range(20 + i)] for i in range(4)], samplings_of(4)
+    plain, _, _ = answers(llama, prompts, samplings, page_size=4)
+    counts: list[tuple[int, int]] = []
+    drafted, _, _ = answers(
+        llama, prompts, samplings, page_size=4, drafter=draft_model(llama, page_size=4, max_rebuilt=6), max_drafts=3,
+        counts=counts,
+    )  # fmt: skip
+    assert drafted == plain
+    drafted_tokens, accepted = (sum(column) for column in zip(*counts, strict=True))
+    assert 20 < accepted == drafted_tokens
+
+
 def drafts_of(text: list[int], num_drafts: int, **options: int) -> list[int]:
     tokens = torch.full((3, 40), 9, dtype=torch.int32)
     tokens[1, : len(text)] = torch.tensor(text)
+    none = np.zeros(0, np.int32)
+    slot = StagingSlot(RecordingDevice(), windows=(), result_size=0)
     drafts, counts = NgramDrafter(**options).draft(
         DraftRequest(
-            tokens=tokens, rows=torch.tensor([1], dtype=torch.int32),
+            tokens=tokens, page_table=tokens, rows=torch.tensor([1], dtype=torch.int32),
             lengths=torch.tensor([len(text)], dtype=torch.int32), num_drafts=num_drafts,
-            longest=len(text) + num_drafts,
+            longest=len(text) + num_drafts, host_rows=none, host_starts=none, kv_lens=none,
+            sampling=SamplingArrays.of([], []), slot=slot,
+            tables=TableShape(max_rows=2, tokens_per_row=40, pages_per_row=1, page_size=64),
         )
     )  # fmt: skip
     assert ((drafts >= 0) & (drafts < 10)).all()

@@ -248,6 +248,9 @@ class GuessingDrafter:
         self._seed = seed
         self._num_calls = 0
 
+    def note(self, batch: Batch) -> None:
+        """Do nothing."""
+
     def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
         """Return right tokens and wrong ones, by a hash; of every third row fewer than are wanted."""
         self._num_calls += 1

@@ -291,9 +291,14 @@ class VerifyKernels:
                 seq_lens=host.kv_lens,
                 disable_split_kv=self._batch_invariant,
             )
-            if not self._has_graph:
-                wrapper._custom_mask_buf = masks.by_window[window]
-                wrapper._mask_indptr_buf = masks.offsets
+        if not self._has_graph:
+            self.take(masks)
+
+    def take(self, masks: Masks) -> None:
+        """Use other masks for the planned step."""
+        for window, wrapper in self.by_window.items():
+            wrapper._custom_mask_buf = masks.by_window[window]
+            wrapper._mask_indptr_buf = masks.offsets
 
 
 Kernels = DecodeKernels | PrefillKernels
@@ -385,6 +390,11 @@ class FlashInferAttention:
         )
         self._verify = self._verify_kernels(None, None) if verifies else None
 
+    @property
+    def layout(self) -> MultiHeadLayout:
+        """The layout of the KV memory."""
+        return self._storage.layout
+
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step, with the decode kernels if every grant has one token, otherwise with the prefill kernels."""
         kernels = self._decode if host.is_decode else self._prefill
@@ -395,6 +405,12 @@ class FlashInferAttention:
         """Plan a step in which each token sees what `masks` say."""
         assert self._verify is not None
         self._verify.plan(host, places.kv_indices, masks, staging)
+        return self.over(self._verify, places)
+
+    def replan_masks(self, places: Places, masks: Masks) -> PlannedAttention:
+        """Return the attention of a step that differs from the one planned last only in `masks` and positions."""
+        assert self._verify is not None
+        self._verify.take(masks)
         return self.over(self._verify, places)
 
     def kernels_of_verify_graph(self, memory: Places, masks: Masks) -> VerifyKernels:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.verify import DraftRequest
 
 MIN_N = 2
@@ -32,6 +33,9 @@ class NgramDrafter:
         """Compare suffixes of `min_n` to `max_n` tokens."""
         self._min_n = min_n
         self._max_n = max_n
+
+    def note(self, batch: Batch) -> None:
+        """Do nothing: the token table says everything."""
 
     def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
         """Return drafts; see `Drafter`."""

@@ -243,6 +243,8 @@ class CUDARunner:
     def _launch(self, batch: Batch) -> CUDAStepHandle:
         slot = self._staging.take()
         self._inexact.admit(batch)
+        if self._drafter is not None:
+            self._drafter.note(batch)
         try:
             expected = self._queue(batch, slot)
         except Exception:
@@ -294,7 +296,7 @@ class CUDARunner:
         host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
         indices = self._apply_updates(host, step)
         where = exact_places(step, self._lengths, self._tables.tokens_per_row)
-        num_drafted = self._draft(verify, step, where.positions, where.sources)
+        num_drafted = self._draft(batch, verify, step, where, slot)
         places = Places(
             grants=step.token_grants,
             positions=where.positions,
@@ -316,24 +318,35 @@ class CUDARunner:
         if len(batch.sampled):
             self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
 
-    def _draft(self, verify: VerifyStep, step: VerifyArrays[Tensor], positions: Tensor, sources: Tensor) -> Tensor:
+    def _draft(
+        self, batch: Batch, verify: VerifyStep, step: VerifyArrays[Tensor], where: ExactPlaces, slot: StagingSlot
+    ) -> Tensor:
         """Write drafts to the token table; return the number of each sampled grant, `[S] int32`."""
         num_drafted = torch.zeros(len(step.first_tokens), dtype=torch.int32, device=self._device.torch_device)
         if not len(step.drafting):
             return num_drafted
         if self._drafter is None:
             raise ValueError("num_promised must be 1 for a runner without a drafter")
+        drafting = verify.arrays.drafting
+        grants = batch.sampled[drafting]
         firsts = step.first_tokens.index_select(0, step.drafting)
         drafts, found = self._drafter.draft(
             DraftRequest(
                 tokens=self._tokens.view(-1, self._tables.tokens_per_row),
+                page_table=self._page_table,
                 rows=step.rows.index_select(0, step.token_grants.index_select(0, firsts)),
-                lengths=positions.index_select(0, firsts) + 1,
+                lengths=where.positions.index_select(0, firsts) + 1,
                 num_drafts=verify.width - 1,
                 longest=verify.longest,
+                host_rows=batch.rows[grants],
+                host_starts=batch.starts[grants],
+                kv_lens=batch.starts[grants] + batch.counts[grants],
+                sampling=batch.sampling.take(drafting),
+                tables=self._tables,
+                slot=slot,
             )
         )
-        places = sources.index_select(0, step.draft_tokens).long()
+        places = where.sources.index_select(0, step.draft_tokens).long()
         self._tokens.index_copy_(0, places, drafts.flatten().index_select(0, step.draft_cells))
         return num_drafted.index_copy_(0, step.drafting.long(), torch.minimum(found, step.most_drafts))
 
@@ -349,7 +362,7 @@ class CUDARunner:
     ) -> None:
         """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result."""
         positions = where.positions.index_select(0, step.wanted) + 1
-        sampler = sampler_of(batch.sampling, step, positions)
+        sampler = sampler_of(batch.sampling, step.sampling, positions)
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
         places = where.sources.index_select(0, step.wanted).long() + 1

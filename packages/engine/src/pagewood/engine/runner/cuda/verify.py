@@ -9,6 +9,7 @@ grant promises at most.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,27 +24,47 @@ from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda.race import row_keys
 from pagewood.engine.runner.cuda.sampling import Sampler
+from pagewood.engine.runner.cuda.staging import StagingSlot
+from pagewood.engine.runner.cuda.step_arrays import TableShape
 from pagewood.engine.runner.cuda.verify_arrays import VerifyArrays, VerifyStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What to draft in a step, on the device."""
+    """What to draft in a step."""
 
     tokens: Tensor
     """[R, positions] int32, the token table."""
+    page_table: Tensor
+    """[places] int32, page ids."""
     rows: Tensor
     """[D] int32, rows to draft for."""
     lengths: Tensor
     """[D] int32, known tokens of each row, at least 1."""
     num_drafts: int
-    """Draft tokens of each row."""
+    """Draft tokens of each row; rows that are granted fewer do not use the last ones."""
     longest: int
     """The largest value that `lengths` can have, plus `num_drafts`."""
+    host_rows: Int32
+    """[D], `rows` on the host."""
+    host_starts: Int32
+    """[D], position of the last known token of each row, at most."""
+    kv_lens: Int32
+    """[D], positions for which each row has pages, at least its known tokens and its drafts."""
+    sampling: SamplingArrays
+    """Sampling parameters of the D rows."""
+    tables: TableShape
+    """Shape of the tables."""
+    slot: StagingSlot
+    """Pinned memory of the step."""
 
 
 class Drafter(Protocol):
     """Proposes tokens, without waiting for the device."""
+
+    def note(self, batch: Batch) -> None:
+        """Follow the rows of a step, whether it has drafts or not; called before its drafts."""
+        ...
 
     def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
         """Return draft tokens `[D, num_drafts] int32`, and how many of each row are meant, `[D] int32`.
@@ -107,12 +128,12 @@ def exact_places(step: VerifyArrays[Tensor], lengths: Tensor, tokens_per_row: in
     return ExactPlaces(starts=starts, positions=positions, sources=rows * tokens_per_row + positions)
 
 
-def sampler_of(sampling: SamplingArrays, step: VerifyArrays[Tensor], positions: Tensor) -> Sampler:
-    """Return the sampler of the verified positions.
+def sampler_of(sampling: SamplingArrays, words: Mapping[str, Tensor], positions: Tensor) -> Sampler:
+    """Return the sampler of several positions.
 
     Args:
-        sampling: the parameters of the sampled grants.
-        step: holds those of all verified positions.
+        sampling: the parameters on the host, in any number.
+        words: those of each of the V positions, on the device and viewed as int32.
         positions: `[V] int32`, of the tokens that are drawn.
     """
     return Sampler(
@@ -120,11 +141,11 @@ def sampler_of(sampling: SamplingArrays, step: VerifyArrays[Tensor], positions: 
         filters_top_k=bool((sampling.top_ks > 0).any()),
         filters_top_p=bool((sampling.top_ps < 1).any()),
         filters_min_p=bool((sampling.min_ps > 0).any()),
-        temperatures=step.sampling["temperatures"].view(torch.float32),
-        top_ks=step.sampling["top_ks"],
-        top_ps=step.sampling["top_ps"].view(torch.float32),
-        min_ps=step.sampling["min_ps"].view(torch.float32),
-        seeds=step.sampling["seeds"].view(torch.int64),
+        temperatures=words["temperatures"].view(torch.float32),
+        top_ks=words["top_ks"],
+        top_ps=words["top_ps"].view(torch.float32),
+        min_ps=words["min_ps"].view(torch.float32),
+        seeds=words["seeds"].view(torch.int64),
         positions=positions,
     )
 
