@@ -21,6 +21,8 @@ from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
 
+_PIECE = 1 << 20  # bytes that are computed at a time: the intermediate numbers take some fifty times as much
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskShape:
@@ -72,22 +74,27 @@ def packed_masks(
         num_bytes: the last of `offsets`.
         rows_per_byte: see `MaskShape`.
     """
-    places = torch.arange(num_bytes, dtype=torch.int32, device=positions.device)
-    grants = torch.searchsorted(offsets[1:], places, right=True, out_int32=True)
-    bits = (places - offsets.index_select(0, grants)) * 8  # first bit of each byte, within its grant
-    lengths = kv_lens.index_select(0, grants)
-    first_rows = bits.div(lengths, rounding_mode="floor")
-    first_tokens = qo_indptr.index_select(0, grants)
-    counts = qo_indptr.index_select(0, grants + 1) - first_tokens
-    masks = {window: torch.zeros_like(places) for window in windows}
-    one = torch.ones_like(places)
-    for more in range(rows_per_byte):
-        rows = first_rows + more
-        seen = positions.index_select(0, (first_tokens + rows).clamp_(max=len(positions) - 1))
-        shift = rows * lengths - bits  # of the row's first bit, from the first bit of the byte
-        high = torch.where(rows < counts, (shift + seen + 1).clamp_(0, 8), 0)
-        for window, mask in masks.items():
-            first = shift if window < 0 else shift + (seen - window).clamp_(min=0)
-            low = torch.minimum(first.clamp(0, 8), high)
-            mask |= torch.bitwise_left_shift(one, high) - torch.bitwise_left_shift(one, low)
-    return Masks(by_window={window: mask.to(torch.uint8) for window, mask in masks.items()}, offsets=offsets)
+    masks = {window: torch.empty(num_bytes, dtype=torch.uint8, device=positions.device) for window in windows}
+    for start in range(0, num_bytes, _PIECE):
+        end = min(start + _PIECE, num_bytes)
+        places = torch.arange(start, end, dtype=torch.int32, device=positions.device)
+        grants = torch.searchsorted(offsets[1:], places, right=True, out_int32=True)
+        bits = (places - offsets.index_select(0, grants)) * 8  # first bit of each byte, within its grant
+        lengths = kv_lens.index_select(0, grants)
+        first_rows = bits.div(lengths, rounding_mode="floor")
+        first_tokens = qo_indptr.index_select(0, grants)
+        counts = qo_indptr.index_select(0, grants + 1) - first_tokens
+        pieces = {window: torch.zeros_like(places) for window in windows}
+        one = torch.ones_like(places)
+        for more in range(rows_per_byte):
+            rows = first_rows + more
+            seen = positions.index_select(0, (first_tokens + rows).clamp_(max=len(positions) - 1))
+            shift = rows * lengths - bits  # of the row's first bit, from the first bit of the byte
+            high = torch.where(rows < counts, (shift + seen + 1).clamp_(0, 8), 0)
+            for window, piece in pieces.items():
+                first = shift if window < 0 else shift + (seen - window).clamp_(min=0)
+                low = torch.minimum(first.clamp(0, 8), high)
+                piece |= torch.bitwise_left_shift(one, high) - torch.bitwise_left_shift(one, low)
+        for window, piece in pieces.items():
+            masks[window][start:end] = piece
+    return Masks(by_window=masks, offsets=offsets)
