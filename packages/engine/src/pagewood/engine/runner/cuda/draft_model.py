@@ -135,11 +135,8 @@ class DraftModel:
         } | {f"sampling.{name}": array.view(np.int32) for name, array in sampling.fields().items()}
         first, later = request.slot.drafting(self._device, windows=self.windows)
         host, step = first.upload(words)
-        num_pages = int(pages.kv_indptr[-1])
-        places = torch.arange(num_pages, dtype=torch.int32, device=self._device.torch_device)
-        owners = torch.searchsorted(step["kv_indptr"][1:], places, right=True, out_int32=True)
-        indices = request.page_table.index_select(0, step["page_shifts"].index_select(0, owners) + places)
-
+        of_sampling = {name[len("sampling.") :]: x for name, x in step.items() if name.startswith("sampling.")}
+        indices = request.pages_of(step["kv_indptr"], step["page_shifts"], int(pages.kv_indptr[-1]))
         lengths = request.lengths
         begins = lengths - step["lags"]
         positions = (begins.index_select(0, step["grants"]) + step["offsets"]).clamp_(min=0)
@@ -176,10 +173,7 @@ class DraftModel:
                 planned = self._attention.replan_masks(where, packed)
             wanted = step["ends"] if is_first else every
             logits = self._model(tokens, (positions, self._rotations), planned, wanted)
-            sampler = sampler_of(
-                sampling, {name[9:]: words for name, words in step.items() if name.startswith("sampling.")},
-                lengths + depth,
-            )  # fmt: skip
+            sampler = sampler_of(sampling, of_sampling, lengths + depth)
             drafts.append(sampler.tokens(self._filters, logits)[0].int())
         found = torch.where(step["is_late"] > 0, 0, request.num_drafts)
         return torch.stack(drafts, 1), found.int()

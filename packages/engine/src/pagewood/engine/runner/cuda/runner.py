@@ -39,6 +39,8 @@ from pagewood.engine.runner.cuda.verify import (
     Drafter,
     DraftRequest,
     ExactPlaces,
+    Extension,
+    HeadDrafter,
     InexactRows,
     Yielded,
     count_accepted,
@@ -111,8 +113,25 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_acceptance", "_attention", "_device", "_drafter", "_filters", "_graphs", "_inexact", "_lengths", "_model",
-        "_page_table", "_rotations", "_staging", "_tables", "_tokens", "_verify_graphs",
+        "_acceptance",
+        "_attention",
+        "_device",
+        "_drafter",
+        "_feature_memory",
+        "_features",
+        "_filters",
+        "_graphs",
+        "_head",
+        "_inexact",
+        "_lengths",
+        "_mask_windows",
+        "_model",
+        "_page_table",
+        "_rotations",
+        "_staging",
+        "_tables",
+        "_tokens",
+        "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -160,6 +179,7 @@ class CUDARunner:
         )
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
+        dtype = dtype or storage.layout.dtype
         self._model = model
         self._filters = None if batch_invariant else flashinfer
         self._device = device
@@ -172,9 +192,15 @@ class CUDARunner:
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = torch.cat(model.rope(points), -1)
             """[max_length + 1, head_dim] float32, the table of `CUDAOps`."""
-            dtype = dtype or storage.layout.dtype
             shape = AttentionShape(num_heads=config.num_heads, windows=config.windows, dtype=dtype)
             self._drafter = drafter
+            self._head = drafter if isinstance(drafter, HeadDrafter) else None
+            self._features: Tensor | None = None  # written by: runner
+            """[T, E], what the head keeps of the latest step."""
+            largest = max(graph_sizes, default=0) * (1 + max_drafts) if self._head else 0
+            size = self._head.feature_size if self._head else 1
+            self._feature_memory = torch.zeros(largest, size, dtype=getattr(torch, dtype), device=device.torch_device)
+            """[largest T of a graph, E], where graphs leave the features; contents written by: launch"""
             self._acceptance = acceptance
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
@@ -182,6 +208,7 @@ class CUDARunner:
             self._attention = FlashInferAttention(
                 flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
             )
+            self._mask_windows = sorted({*shape.all_windows_left, *(self._head.windows if self._head else ())})
             self._staging = StagingPool(
                 device, windows=shape.all_windows_left, result_size=result_size(max_rows, 1 + max_drafts)
             )
@@ -191,7 +218,7 @@ class CUDARunner:
                 self._graphs = capture_graphs(
                     graph_sizes,
                     self._attention,
-                    self._forward,
+                    self._forward_in_graph,
                     device=device,
                     padding_source=max_rows * (max_length + 1),
                     padding_page=storage.num_pages - 1,
@@ -203,7 +230,7 @@ class CUDARunner:
                     () if drafter is None else graph_sizes,
                     (1 + max_drafts,),
                     self._attention,
-                    self._forward,
+                    self._forward_in_graph,
                     device=device,
                     padding_source=max_rows * (max_length + 1),
                     padding_page=storage.num_pages - 1,
@@ -231,7 +258,7 @@ class CUDARunner:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
             host, step = _upload(slot, arrays)
-            logits = self._logits(host, step, slot, is_decode=False)
+            logits = self._logits(host, step, self._apply_updates(host, step), slot, is_decode=False)
         self._device.finish()
         self._staging.give_back(slot)
         return logits
@@ -272,15 +299,19 @@ class CUDARunner:
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
             host, step = _upload(slot, step_arrays(batch, self._tables, num_empty=num_empty))
-            logits = self._logits(host, step, slot, is_decode=is_decode)
+            indices = self._apply_updates(host, step)
+            logits = self._logits(host, step, indices, slot, is_decode=is_decode)
         else:
             host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
             indices = self._apply_updates(host, step)
             graph = self._graphs.of(size)
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
+            self._features = self._feature_memory[:size]
         if len(batch.sampled):
             self._sample(batch, step, logits, slot.result[: len(batch.sampled)])
+        if self._head is not None:
+            self._extend_plain(host, step, indices, slot, is_decode=is_decode)
 
     def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> None:
         """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
@@ -305,7 +336,7 @@ class CUDARunner:
             last_page_len=step.last_page_len,
         )
         masks = packed_masks(
-            where.positions, step.qo_indptr, step.kv_lens, step.mask_offsets, self._attention.shape.all_windows_left,
+            where.positions, step.qo_indptr, step.kv_lens, step.mask_offsets, self._mask_windows,
             num_bytes=num_mask_bytes(verify), rows_per_byte=verify.mask.rows_per_byte,
         )  # fmt: skip
         arrays = _host_arrays(host, is_decode=False)
@@ -315,8 +346,19 @@ class CUDARunner:
         else:
             logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
             logits = logits.index_select(0, step.wanted)
+            self._features = self._feature_memory[: shape[0] * shape[1]]
+        last, rows = step.wanted, where.positions[:0].long()
         if len(batch.sampled):
-            self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
+            last, rows = self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
+        if self._head is not None:
+            assert self._features is not None
+            following = self._tokens.index_select(0, where.sources + 1)
+            self._head.extend(
+                Extension(
+                    host=arrays, places=places, masks=masks, tokens=following, features=self._features, wanted=last,
+                    rows=rows, slot=slot,
+                )
+            )  # fmt: skip
 
     def _draft(
         self, batch: Batch, verify: VerifyStep, step: VerifyArrays[Tensor], where: ExactPlaces, slot: StagingSlot
@@ -359,8 +401,12 @@ class CUDARunner:
         num_drafted: Tensor,
         logits: Tensor,
         target: Tensor,
-    ) -> None:
-        """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result."""
+    ) -> tuple[Tensor, Tensor]:
+        """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result.
+
+        Returns:
+            `[S] int32`, the token at the last accepted position of each sampled grant; and `[S] int64`, its row.
+        """
         positions = where.positions.index_select(0, step.wanted) + 1
         sampler = sampler_of(batch.sampling, step.sampling, positions)
         chosen, is_broken = sampler.tokens(self._filters, logits)
@@ -375,8 +421,10 @@ class CUDARunner:
         self._tokens.index_copy_(0, places, tokens)
         rows = step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens)).long()
         ends = where.positions.index_select(0, step.first_tokens) + 1
-        self._lengths.index_copy_(0, rows, ends + counts.clamp(min=1))
+        yielded = counts.clamp(min=1)
+        self._lengths.index_copy_(0, rows, ends + yielded)
         torch.cat([tokens, counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
+        return step.first_tokens + yielded - 1, rows
 
     def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
         sampler = Sampler.of(batch.sampling, step)
@@ -386,17 +434,42 @@ class CUDARunner:
         self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 
+    def _extend_plain(
+        self,
+        host: StepArrays[Tensor],
+        step: StepArrays[Tensor],
+        indices: Tensor,
+        slot: StagingSlot,
+        *,
+        is_decode: bool,
+    ) -> None:
+        """Queue the head's part of a step without drafts."""
+        assert self._head is not None
+        assert self._features is not None
+        self._head.extend(
+            Extension(
+                host=_host_arrays(host, is_decode=is_decode),
+                places=_places(step, indices),
+                masks=None,
+                tokens=self._tokens.index_select(0, step.sources + 1),
+                features=self._features,
+                wanted=step.wanted,
+                rows=step.targets.view(torch.int64) // self._tables.tokens_per_row,
+                slot=slot,
+            )
+        )
+
     def _logits(
-        self, host: StepArrays[Tensor], step: StepArrays[Tensor], slot: StagingSlot, *, is_decode: bool
+        self,
+        host: StepArrays[Tensor],
+        step: StepArrays[Tensor],
+        indices: Tensor,
+        slot: StagingSlot,
+        *,
+        is_decode: bool,
     ) -> Tensor:
         """Queue a step without a graph; return the logits of the wanted tokens."""
-        places = Places(
-            grants=step.grants,
-            positions=step.positions,
-            kv_indptr=step.kv_indptr,
-            kv_indices=self._apply_updates(host, step),
-            last_page_len=step.last_page_len,
-        )
+        places = _places(step, indices)
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         return self._forward(step.sources, step.positions, planned, step.wanted)
 
@@ -415,12 +488,36 @@ class CUDARunner:
 
     def _forward(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
         tokens = self._tokens.index_select(0, sources)
-        return self._model(tokens, (positions, self._rotations), attention, wanted)
+        if self._head is None:
+            return self._model(tokens, (positions, self._rotations), attention, wanted)
+        logits, states = self._model.with_states(
+            tokens, (positions, self._rotations), attention, wanted, captured=self._head.captured
+        )
+        self._features = self._head.features(states)
+        return logits
+
+    def _forward_in_graph(
+        self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor
+    ) -> Tensor:
+        logits = self._forward(sources, positions, attention, wanted)
+        if self._features is not None:
+            self._feature_memory[: len(self._features)].copy_(self._features)
+        return logits
 
 
 def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
     pinned, on_device = slot.upload(arrays.words())
     return StepArrays.of_words(pinned), StepArrays.of_words(on_device)
+
+
+def _places(step: StepArrays[Tensor], indices: Tensor) -> Places:
+    return Places(
+        grants=step.grants,
+        positions=step.positions,
+        kv_indptr=step.kv_indptr,
+        kv_indices=indices,
+        last_page_len=step.last_page_len,
+    )
 
 
 def _host_arrays(host: StepArrays[Tensor] | VerifyArrays[Tensor], *, is_decode: bool) -> HostArrays:

@@ -9,9 +9,9 @@ grant promises at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.runner.cuda.attention import HostArrays, Places
+from pagewood.engine.runner.cuda.masks import Masks
 from pagewood.engine.runner.cuda.race import row_keys
 from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingSlot
@@ -58,6 +60,32 @@ class DraftRequest:
     slot: StagingSlot
     """Pinned memory of the step."""
 
+    def pages_of(self, kv_indptr: Tensor, page_shifts: Tensor, num_pages: int) -> Tensor:
+        """Return the page ids of rows, `[num_pages] int32`; the arguments are those of `StepArrays`."""
+        pages = torch.arange(num_pages, dtype=torch.int32, device=kv_indptr.device)
+        owners = torch.searchsorted(kv_indptr[1:], pages, right=True, out_int32=True)
+        return self.page_table.index_select(0, page_shifts.index_select(0, owners).add_(pages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """A step that the target has computed and sampled, for a head that reads its hidden states."""
+
+    host: HostArrays
+    places: Places
+    masks: Masks | None
+    """None: each token sees the positions up to its own."""
+    tokens: Tensor
+    """[T] int32, the token after each computed one; any valid token after one that was rejected."""
+    features: Tensor
+    """[T, E]"""
+    wanted: Tensor
+    """[max(S, 1)] int32, the token before the last one that each grant yields."""
+    rows: Tensor
+    """[S] int64, rows of the sampled grants."""
+    slot: StagingSlot
+    """Pinned memory of the step."""
+
 
 class Drafter(Protocol):
     """Proposes tokens, without waiting for the device."""
@@ -71,6 +99,34 @@ class Drafter(Protocol):
 
         The others are verified, too, but never accepted; they must be valid tokens.
         """
+        ...
+
+
+@runtime_checkable
+class HeadDrafter(Drafter, Protocol):
+    """A drafter that reads hidden states of the target after every step."""
+
+    @property
+    def windows(self) -> list[int]:
+        """For which extensions need masks."""
+        ...
+
+    @property
+    def captured(self) -> Sequence[int]:
+        """Which hidden states it reads, see `Decoder.with_states`."""
+        ...
+
+    @property
+    def feature_size(self) -> int:
+        """E."""
+        ...
+
+    def features(self, states: Sequence[Tensor]) -> Tensor:
+        """Return what it keeps of the captured states, `[T, E]`."""
+        ...
+
+    def extend(self, extension: Extension) -> None:
+        """Read a step."""
         ...
 
 

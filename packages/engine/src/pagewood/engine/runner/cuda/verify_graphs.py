@@ -61,8 +61,9 @@ class VerifyGraph:
         self._memory.grants.copy_(places.grants)
         self._memory.positions.copy_(places.positions)
         self._masks.offsets.copy_(masks.offsets)
-        for window, mask in masks.by_window.items():
-            self._masks.by_window[window][: len(mask)].copy_(mask)
+        for window, memory in self._masks.by_window.items():
+            mask = masks.by_window[window]
+            memory[: len(mask)].copy_(mask)
         self._kernels.plan(host, places.kv_indices, self._masks, staging)
         self._replay()
         return self._logits
