@@ -24,7 +24,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.draft_control import draft_control, measure_cost
-from pagewood.engine.drafter_cuda import LoadedDrafter, drafter_of
+from pagewood.engine.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
@@ -69,8 +69,9 @@ def build_cuda_engine(
     folder = model_folder(config.model)
     needs = [kernel_needs(config, ModelConfig.from_folder(folder))]
     found = drafter_of(config, folder)
-    if found is not None and found.folder is not None:
-        needs.append(_draft_needs(config, ModelConfig.from_folder(found.folder)))
+    layer = None if found is None else drafter_needs(config, found, folder)
+    if layer is not None:
+        needs.append(_drafter_kernels(config, layer))
     device, flashinfer = open_cuda()
     try:
         compile_kernels(needs, progress=progress)
@@ -159,22 +160,14 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
     )
 
 
-def _draft_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
-    """Return the attention kernels that a draft model needs: those with masks.
-
-    Raises:
-        ValueError: there are none for the model.
-    """
-    if model.head_dim not in HEAD_DIMS:
-        raise ValueError(
-            f"head_dim of the draft model must be one of {HEAD_DIMS} on CUDA, where FlashInfer attends, "
-            f"got {model.head_dim}"
-        )
+def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
+    """Return the attention kernels of a draft model or a head: with masks, and those of plain steps for a head."""
     return KernelNeeds(
         dtype=_dtype_of(config),
-        head_dim=model.head_dim,
-        group=model.num_heads // model.num_kv_heads,
-        has_windows=(),
+        head_dim=layer.head_dim,
+        group=layer.num_heads // layer.num_kv_heads,
+        has_windows=tuple(sorted({window is not None for window in layer.windows})),
+        batch_invariant=config.batch_invariant,
         kv_dtype=_kv_dtype_of(config),
         verifies=True,
     )
@@ -197,7 +190,9 @@ def build_cuda_runner(
     try:
         model = load_model(folder, ops, dtype=getattr(torch, dtype), device=device.torch_device, progress=progress)
         if found is not None:
-            drafter = LoadedDrafter.load(found, folder, ops, dtype=dtype, device=device.torch_device, progress=progress)
+            drafter = LoadedDrafter.load(
+                found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress
+            )
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
@@ -214,8 +209,8 @@ def build_cuda_runner(
     )
     parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
-    if drafter is not None and drafter.model is not None:
-        longest = min(longest, drafter.model.config.max_position)
+    if drafter is not None:
+        longest = min(longest, drafter.max_position or longest)
     budget = _Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,
