@@ -106,7 +106,7 @@ class OracleDrafter:
         places = request.lengths[:, None] + torch.arange(request.num_drafts)
         drafts = self._texts.index_select(0, texts).gather(1, places.long())
         wrong = places % self._wrong_every == 0
-        return torch.where(wrong, (drafts + 1) % 50, drafts), torch.full_like(request.rows, request.num_drafts)
+        return torch.where(wrong, (drafts + 1) % 49, drafts), torch.full_like(request.rows, request.num_drafts)
 
 
 def answers(
@@ -123,6 +123,8 @@ def answers(
     chunk: int = 64,
     logits: list[torch.Tensor] | None = None,
     counts: list[tuple[int, int]] | None = None,
+    bad_token: int | None = None,
+    num_pages: int | None = None,
 ) -> tuple[list[list[int]], RecordingDevice, int]:
     """Generate an answer to each prompt with a whole engine; return them, its device, and the accepted drafts.
 
@@ -139,6 +141,8 @@ def answers(
         chunk: prompt tokens of a step.
         logits: gets all logits.
         counts: gets the drafted and the accepted tokens of each request.
+        bad_token: its embedding is not a number.
+        num_pages: of the pool; None: enough for all.
     """
     device = RecordingDevice()
     num_pages = NUM_PAGES_OF_4 * 4 // page_size
@@ -164,6 +168,9 @@ def answers(
             return rows
 
         model.head = watched
+    if bad_token is not None:
+        embedding = model.embedding
+        model.embedding = lambda tokens: embedding(tokens).masked_fill((tokens == bad_token)[:, None], torch.nan)
     device.waits.clear()
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     engine = assemble(
@@ -327,6 +334,45 @@ def test_a_row_that_lacks_much_gets_drafts_when_it_is_computed(llama: Path) -> N
     assert drafted == plain
     drafted_tokens, accepted = (sum(column) for column in zip(*counts, strict=True))
     assert 20 < accepted == drafted_tokens
+
+
+def test_pages_that_held_what_is_not_a_number_can_be_used_again(llama: Path) -> None:
+    """A mask hides positions by a weight of zero, and zero times NaN is NaN."""
+    prompts = [[*range(i, i + 20), 49, *range(i, 30)] for i in range(4)] + prompts_of(12)[4:]
+    prompts = [prompt if i < 4 else [token % 49 for token in prompt] for i, prompt in enumerate(prompts)]
+    samplings = [SamplingParams(temperature=0.0, max_tokens=24)] * len(prompts)
+    plain, _, _ = answers(llama, prompts, samplings, page_size=16, bad_token=49, num_pages=9)
+    assert plain[:4] == [[]] * 4
+    assert sum(len(answer) for answer in plain) > 100
+    texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)][4:]
+    drafted, _, num_accepted = answers(
+        llama, prompts, samplings, page_size=16, bad_token=49, num_pages=9, max_drafts=4,
+        drafter=OracleDrafter(texts, wrong_every=3),
+    )  # fmt: skip
+    assert num_accepted > 40
+    assert drafted == plain
+
+
+def test_pages_of_a_row_without_a_token_are_cleared_before_another_row_gets_them(llama: Path) -> None:
+    model = load_model(llama, CUDAOps(flashinfer_torch))
+    storage = KVStorage(MultiHeadLayout(num_layers=2, num_kv_heads=1, head_dim=DIM, page_size=4), 21)
+    runner = CUDARunner(
+        model, storage, flashinfer_torch, RecordingDevice(), max_rows=4, max_length=MAX_LENGTH,
+        drafter=NgramDrafter(), max_drafts=2,
+    )  # fmt: skip
+    embedding = model.embedding
+    model.embedding = lambda tokens: embedding(tokens).masked_fill((tokens == 49)[:, None], torch.nan)
+    driver = RowDriver(runner, num_pages=20, page_size=4)
+    sound, broken = driver.add([1, 2, 3, 4, 5]), driver.add([1, 2, 3, 49, 5, 6])
+    runner.launch(driver.batch([(sound, 9), (broken, 5)])).wait()
+    before = storage.layer(1).clone()
+    assert before.isnan().any()
+    sound.tokens.append(7)
+    assert runner.launch(driver.batch([(sound, 9), (broken, 5)])).wait().counts.tolist() == [1, 0]
+    for layer in range(2):
+        assert storage.layer(layer).isfinite().all()
+    kept = torch.tensor(sound.pages[:1])
+    assert torch.equal(storage.layer(1)[kept], before[kept])
 
 
 def drafts_of(text: list[int], num_drafts: int, **options: int) -> list[int]:

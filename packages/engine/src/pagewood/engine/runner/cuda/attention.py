@@ -86,6 +86,9 @@ class Places:
     """[N], page ids; the memory of a graph may be longer, and the rest is not read."""
     last_page_len: Tensor
     """[G]"""
+    is_finite: Tensor | None = None
+    """[T, 1] bool, tokens whose keys and values are stored as finite numbers, because a step that must not see them may
+    read them all the same; None: no token's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +331,8 @@ class PlannedAttention:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`."""
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
+        if places.is_finite is not None:
+            k, v = (torch.where(places.is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (k, v))
         if k.dtype != memory.dtype:
             k, v = encode(k, memory.dtype), encode(v, memory.dtype)
         self._flashinfer.append_paged_kv_cache(

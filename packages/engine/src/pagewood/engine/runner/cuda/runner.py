@@ -8,8 +8,9 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ class OneEach:
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_done", "_expected", "_launch", "_pool", "_result", "_rows", "_slot")
+    __slots__ = ("_done", "_expected", "_pool", "_result", "_settle", "_slot")
 
     def __init__(
         self,
@@ -81,15 +82,14 @@ class CUDAStepHandle:
         slot: StagingSlot,
         done: Event,
         expected: OneEach | Yielded,
-        rows: InexactRows,
-        launch: int,
+        settle: Callable[[StepResult], None],
     ) -> None:
+        """Expect a result in `slot` when `done` is reached; `settle` is called with it."""
         self._pool = pool
         self._slot = slot
         self._done = done
         self._expected = expected
-        self._rows = rows
-        self._launch = launch
+        self._settle = settle
         self._result: StepResult | None = None  # written by: wait
 
     def wait(self) -> StepResult:
@@ -97,7 +97,7 @@ class CUDAStepHandle:
         if self._result is None:
             self._done.synchronize()
             self._result = self._expected.result(read(self._slot.on_host_result, self._expected.size))
-            self._rows.settle(self._launch)
+            self._settle(self._result)
             self._pool.give_back(self._slot)
         return self._result
 
@@ -113,25 +113,9 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_acceptance",
-        "_attention",
-        "_device",
-        "_drafter",
-        "_feature_memory",
-        "_features",
-        "_filters",
-        "_graphs",
-        "_head",
-        "_inexact",
-        "_lengths",
-        "_mask_windows",
-        "_model",
-        "_page_table",
-        "_rotations",
-        "_staging",
-        "_tables",
-        "_tokens",
-        "_verify_graphs",
+        "_acceptance", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters", "_graphs",
+        "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_rotations", "_staging",
+        "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -181,6 +165,7 @@ class CUDARunner:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
         dtype = dtype or storage.layout.dtype
         self._model = model
+        self._storage = storage
         self._filters = None if batch_invariant else flashinfer
         self._device = device
         options = {"dtype": torch.int32, "device": device.torch_device}
@@ -280,7 +265,28 @@ class CUDARunner:
             raise
         launch = self._inexact.mark(batch)
         done = self._device.download(slot.result[: expected.size], slot.on_host_result[: expected.size])
-        return CUDAStepHandle(self._staging, slot, done, expected, self._inexact, launch)
+        return CUDAStepHandle(self._staging, slot, done, expected, partial(self._settle, launch, batch))
+
+    def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
+        """Note that the host knows the result of a step, and clear the KV of grants whose logits are not numbers.
+
+        A mask hides a position by a weight of zero, and zero times NaN is NaN. So a page must not pass it on. All work
+        is queued before the page is given to another request. Steps that verify store finite numbers only, because a
+        rejected position may be read by the next step.
+        """
+        self._inexact.settle(launch)
+        if self._drafter is None or result.counts.all():
+            return
+        broken = batch.sampled[result.counts == 0]
+        ends = -(-(batch.starts + batch.counts)[broken] // self._tables.page_size)
+        with torch.inference_mode(), self._device.computing():
+            for row, end in zip(batch.rows[broken].tolist(), ends.tolist(), strict=True):
+                first = row * self._tables.pages_per_row
+                pages = self._page_table[first : first + end].long()
+                for layer in range(self._storage.layout.num_layers):
+                    memory = self._storage.layer(layer)
+                    clean = memory.index_select(0, pages).float().nan_to_num(0.0, 0.0, 0.0)
+                    memory.index_copy_(0, pages, clean.to(memory.dtype))
 
     def _queue(self, batch: Batch, slot: StagingSlot) -> OneEach | Yielded:
         """Queue a step, up to its result on the device; return how to read it."""
@@ -334,6 +340,7 @@ class CUDARunner:
             kv_indptr=step.kv_indptr,
             kv_indices=indices,
             last_page_len=step.last_page_len,
+            is_finite=(step.is_draft > 0)[:, None],
         )
         masks = packed_masks(
             where.positions, step.qo_indptr, step.kv_lens, step.mask_offsets, self._mask_windows,

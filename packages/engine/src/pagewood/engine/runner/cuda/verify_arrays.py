@@ -45,6 +45,8 @@ class VerifyArrays(Generic[X]):
     """[T] the grant whose pages hold each token; of a token that pads, a grant that pads."""
     token_offsets: X
     """[T] position of each token after the start of that grant."""
+    is_draft: X
+    """[T] 1 for the tokens of grants that verify."""
     qo_indptr: X
     """[G + 1], see `StepArrays`; here and below, G includes empty grants."""
     kv_indptr: X
@@ -157,6 +159,7 @@ def verify_step(
         is_inexact=np.concatenate([is_inexact.astype(np.int32), np.zeros(num_more, np.int32)]),
         token_grants=np.where(is_padding, np.int32(len(rows) - 1), slot_grants),
         token_offsets=np.where(is_padding, np.int32(0), slot_offsets),
+        is_draft=_of_tokens(promised > 1, sampled, slot_grants),
         qo_indptr=extended(offsets, num_empty + has_dummy, offsets[-1]),
         kv_indptr=extended(pages.kv_indptr, num_empty, pages.kv_indptr[-1]),
         page_shifts=extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
@@ -173,6 +176,11 @@ def verify_step(
         sampling={name: array.view(np.int32) for name, array in sampling.fields().items()},
     )
     return VerifyStep(arrays=arrays, mask=mask, width=width, longest=int(kv_lens.max()))
+
+
+def _of_tokens(is_draft: NDArray[np.bool_], sampled: Int32, slot_grants: Int32) -> Int32:
+    """Return `[T]`: 1 for the tokens of those `sampled` grants for which `is_draft` is true."""
+    return np.isin(slot_grants, sampled[is_draft]).astype(np.int32)
 
 
 def _ragged(counts: Int32) -> tuple[Int32, Int32]:

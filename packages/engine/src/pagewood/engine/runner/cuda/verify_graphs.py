@@ -165,6 +165,7 @@ def capture_verify_graphs(
             kv_indptr=kv_indptr.to(device.torch_device),
             kv_indices=indices,
             last_page_len=last.to(device.torch_device),
+            is_finite=torch.ones(num_tokens, 1, dtype=torch.bool, device=device.torch_device),
         )
         masks = Masks(by_window=bits, offsets=torch.zeros(num_grants + 1, **options))
         sources = torch.full((num_tokens,), padding_source, **options)
