@@ -39,6 +39,7 @@ from pagewood.engine.runner.cuda.verify import (
     count_accepted,
     simulated,
 )
+from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.testing.scenario import RandomDrafting
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
