@@ -207,6 +207,12 @@ def test_a_longer_match_wins_over_a_more_frequent_one() -> None:
     assert draft(index_of([7, 1, 2, 3], [8, 1, 2, 4], [9, 1, 2, 4]), [7, 1, 2], most=1) == [3]
 
 
+def test_a_longer_match_wins_over_many_later_ones() -> None:
+    text = [1, 2, 3, 50, *[9, 2, 3, 60] * 40, 1, 2, 3]
+    assert draft(index_of(), text, most=1) == [50]
+    assert draft(index_of([*text[:4], 5, *range(70, 120)], [9, 2, 3, 60] * 40), [1, 2, 3, 50], most=1) == [5]
+
+
 def test_an_output_begins_with_the_end_of_its_prompt() -> None:
     index = index_of()
     write(index, 0, [*range(100, 140), 5, 6, 7], num_prompt=40)
