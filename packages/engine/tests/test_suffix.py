@@ -318,6 +318,19 @@ def test_an_output_that_spans_logs_stays_whole() -> None:
                 assert draft(index, text[place - 24 : place], most=1) == [text[place]]
 
 
+@pytest.mark.parametrize("depth", [24, 40])
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_an_output_begins_in_a_log_that_has_room_for_its_context(left: int, depth: int) -> None:
+    index = index_of(max_tokens=1024, max_depth=depth)
+    write(index, 0, list(range(32 * (15 - left))))  # of the 16 blocks of a log, the first is not used
+    write(index, 1, list(range(1000, 1050)), num_prompt=45)
+    for outputs in index._outputs.values():
+        for log in (outputs.log, outputs.older):
+            assert 0 <= log.chains.min(initial=0) <= log.chains.max(initial=0) < max(len(log.tokens), 1)
+    assert draft(index, list(range(1039, 1045))) == list(range(1045, 1050))
+    assert draft(index, list(range(100, 108))) == list(range(108, 116))
+
+
 @pytest.mark.parametrize("text", [[5] * 3000, [1, 2] * 1500, [1, 2, 3, 4, 5, 6, 7] * 400])
 def test_periodic_texts_are_continued(text: list[int]) -> None:
     index = index_of(text)
