@@ -116,7 +116,8 @@ def back_from_load(make: type[Control]) -> list[float]:
     for start in range(200, 2000, 400):
         before, under = run.mean_length[start - 50 : start], run.mean_length[start + 10 : start + 200]
         assert sum(under) <= 0.02 * len(under) * max(before)
-        assert run.reasons[start : start + 200].count("load") > 100
+        assert "load" in run.reasons[start + 10 : start + 200]
+        assert sum(run.plain_s[start : start + 200]) >= 0.98 * sum(run.taken_s[start : start + 200])
         after = run.mean_length[start + 205 : start + 225]
         if after:
             parts.append(sum(after) / 20 / (sum(before) / 50))

@@ -29,6 +29,7 @@ Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "co
 _MARGIN = 1.02
 _LEAST = 0.005
 _FEW = 16
+_REQUESTS_PER_KEPT_STEP = 12
 _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
 _MIN_SAMPLE_INTERVAL = 4
@@ -398,8 +399,8 @@ class DraftControl(Generic[D]):
         return True
 
     def _steps_to_keep(self, cost: StepCost, lengths: list[int], num_plain: int, plain_s: float) -> int:
-        """Return for how many more steps lengths are kept: 1 for every 16 requests, if the account covers them."""
-        num_steps, num = (len(lengths) - 1) // _FEW, sum(lengths)
+        """Return for how many more steps lengths are kept: 1 for every 12 requests, if the account covers them."""
+        num_steps, num = (len(lengths) - 1) // _REQUESTS_PER_KEPT_STEP, sum(lengths)
         if num_steps:
             loss_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(max(lengths), num)
             while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
@@ -421,7 +422,7 @@ class DraftControl(Generic[D]):
                 estimate = known[arrival] = self._everyone.estimate()
                 self._probe_interval = _MIN_INTERVAL
             elif estimate.is_stale:
-                if is_small or not (turn + arrival) & 1 or estimate.num_observations < 6:
+                if is_small or not (turn + arrival) & 3 or estimate.num_observations < 6:
                     estimate.refresh()
             elif not (turn + arrival) & 15:
                 estimate.refresh()
@@ -540,19 +541,28 @@ class DraftControl(Generic[D]):
         return 0, reason
 
     def _probe(self, estimates: list[Estimate], cost: StepCost, num_plain: int, plain_s: float) -> list[int] | None:
-        """Return a few drafts for the requests of which least is known, if they can be paid for."""
+        """Return a few drafts for the requests of which least is known, if they can be paid for.
+
+        Where steps are padded, the least probe may pay for many tokens; then all requests take part.
+        """
         size = len(estimates)
-        for num_requests, num_each in ((max(1, size // 8), min(2, self.max_tokens)), (1, 1)):
-            num = num_requests * num_each
-            risk_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(num_each, num)
-            is_paid = risk_s <= 0.4 * self._max_slowdown * plain_s * self._num_zero
-            if is_paid and risk_s <= self.account_s / 2:
+        most_s = min(self.account_s / 2, 0.4 * self._max_slowdown * plain_s * self._num_zero)
+        num_each = min(2, self.max_tokens)
+        least_s = self._probe_s(cost, num_plain, plain_s, 1, 1)
+        for num_requests, length in ((size, num_each), (size, 1), (max(1, size // 8), num_each), (1, 1)):
+            risk_s = self._probe_s(cost, num_plain, plain_s, num_requests, length)
+            if risk_s <= most_s and (num_requests < size or size == 1 or risk_s <= least_s + 0.01 * plain_s):
                 least = sorted(range(size), key=lambda index: estimates[index].num_observations)
                 lengths = [0] * size
                 for index in least[:num_requests]:
-                    lengths[index] = num_each
+                    lengths[index] = length
                 return lengths
         return None
+
+    def _probe_s(self, cost: StepCost, num_plain: int, plain_s: float, num_requests: int, length: int) -> float:
+        """Return the seconds that a probe costs if nothing is accepted."""
+        num = num_requests * length
+        return cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(length, num)
 
 
 def _repeated(values: list[float], num: int) -> list[float]:
