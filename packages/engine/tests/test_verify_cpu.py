@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,8 +84,8 @@ class Bench:
             dtype="int8" if int8 else "float32", order="HND",
         )  # fmt: skip
         self.runner = CPURunner(
-            model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10, max_length=MAX_LENGTH,
-            num_threads=num_threads, make_lookup=make_lookup, drafter=drafter,
+            model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
+            max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup, drafter=drafter,
             simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
@@ -210,9 +209,8 @@ def test_drafts_beside_prompts_and_plain_grants() -> None:
     sequences = [first, second, third, fourth]
     while min(len(one.output) for one in sequences) < 30:
         live = [one for one in sequences if len(one.output) < 30]
-        batch = bench.driver.batch(
-            [(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live]
-        )
+        num_drafts = [0 if one is second else 4 for one in live]
+        batch = bench.driver.batch([(one, 3) for one in live], drafts=[(n, n) for n in num_drafts])
         result = bench.runner.launch(batch).wait()
         sampled = [live[i] for i in batch.sampled.tolist()]
         for one, tokens in zip(sampled, result.by_grant(), strict=True):
@@ -325,7 +323,7 @@ class GivenTrees:
 
     def give(self, grants: list[tuple[list[int], list[int]]]) -> None:
         """Set tokens and parents of all grants."""
-        tokens, parents = (sum((grant[i] for grant in grants), []) for i in (0, 1))
+        tokens, parents = ([number for grant in grants for number in grant[i]] for i in (0, 1))
         self.tokens[: len(tokens), 0] = tokens
         self.parents[: len(parents), 0] = parents
 
@@ -357,6 +355,17 @@ def path_of(parents: list[int], node: int) -> list[int]:
     while parents[path[-1]] >= 0:
         path.append(parents[path[-1]])
     return path[::-1]
+
+
+def num_accepted(drafts: list[int], parents: list[int], tokens: tuple[int, ...]) -> int:
+    """Return how many tokens of a text are nodes of a tree, one below the other from its root."""
+    node = 0
+    for depth, token in enumerate(tokens):
+        children = [i for i, parent in enumerate(parents) if parent == node and drafts[i] == token]
+        if not children:
+            return depth
+        [node] = children
+    return len(tokens)
 
 
 def depth_of(parents: list[int], node: int) -> int:
@@ -409,12 +418,8 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int
         for one, tokens, (drafts, parents), text in zip(sequences, result.by_grant(), trees, texts, strict=True):
             take(one, tokens)
             assert one.tokens == text[: len(one.tokens)]
-            node, expected = 0, 1
-            while children := [
-                i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]
-            ]:
-                node, expected = children[0], expected + 1
-            assert len(tokens) == expected
+            assert len(tokens) == 1 + num_accepted(drafts, parents, tokens)
+        assert result.num_drafted is not None
         assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]
     assert all(len(one.tokens) > n for one, n in zip(sequences, lengths, strict=True))
     drafter.give([(one.tokens[-1:], [0]) for one in sequences])

@@ -89,8 +89,8 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads", "_pass",
-        "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
+        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads",
+        "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
     )  # fmt: skip
 
     def __init__(

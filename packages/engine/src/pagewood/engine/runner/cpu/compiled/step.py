@@ -76,7 +76,8 @@ class Operation(IntEnum):
     PLANT = 17
     """scope."""
     COMPACT = 18
-    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens `[rows]`."""
+    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens
+    `[rows]`."""
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
 
