@@ -3,6 +3,7 @@
 import argparse
 import random
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -10,18 +11,28 @@ import torch
 import torch.nn.functional as F
 from batches import Encoder
 from dialog import memory_dialog, turns
-from export import save_model
+from eagle import Head, unrolled
+from export import load_model, save_head, save_model
 from fit import Loss, Plan, fit, log, scores
 from model import Llama, Shape
 from tasks import GENERATORS, draw
 from tokenizer import save_tokenizer, train_tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 VOCAB = 512
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
 DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
 MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
 DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
+HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
+HEAD_PLAN = Plan(name="eagle", chunks=4, hold=200, steps=1000, later=100, long=300)
+CAPTURED = (0, 1, 2)
+"""Layers of the model whose outputs the head reads."""
+DEPTH = 4
+"""Steps of the head that are trained together, on its own outputs."""
+STEP_FACTOR = 0.8
+"""Each step of the head weighs this much less than the one before."""
+PARTS = ("model", "draft", "eagle")
 LOOK = 40
 """Held-out prompts per task for the evaluation during training."""
 
@@ -57,13 +68,50 @@ def progress(model: Llama, encoder: Encoder) -> str:
     return ", ".join(shown)
 
 
-def imitate(teacher: Llama) -> Loss:
-    """Return the distance to the teacher's distribution, summed over tokens."""
+def predict(model: Llama) -> Loss:
+    """Return the surprise at the right answers, summed over tokens."""
 
-    def loss(logits: Tensor, tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+    def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(scores(model, tokens, at), targets, reduction="sum")
+
+    return loss
+
+
+def imitate(draft: Llama, target: Llama) -> Loss:
+    """Return the distance to the target's distribution, summed over tokens."""
+
+    def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = F.log_softmax(scores(teacher, tokens, at), -1)
-        return F.kl_div(F.log_softmax(logits, -1), wanted, reduction="sum", log_target=True)
+            wanted = F.log_softmax(scores(target, tokens, at), -1)
+        return F.kl_div(F.log_softmax(scores(draft, tokens, at), -1), wanted, reduction="sum", log_target=True)
+
+    return loss
+
+
+def imitate_ahead(head: Head, target: Llama) -> Loss:
+    """Return the distance of all steps of the head to the target's distribution, summed over tokens.
+
+    A step counts while all tokens of its chain, and the one it predicts, are in one answer.
+    """
+
+    def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+        rows, length = tokens.shape
+        follows = torch.zeros(rows * length, dtype=torch.bool)
+        follows[at] = True
+        follows_BT = F.pad(follows.view(rows, length), (0, DEPTH))
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            with torch.no_grad():
+                streams = target.streams(tokens)
+                wanted = F.log_softmax(target.logits(target.norm(streams[-1])).float(), -1)
+                wanted = F.pad(wanted, (0, 0, 0, DEPTH))
+            wants_BT, total = follows_BT[:, :length], torch.zeros(())
+            for step, output in enumerate(unrolled(head, target, tokens, streams, DEPTH)):
+                wants_BT = wants_BT & follows_BT[:, step + 1 : step + 1 + length]
+                logits = target.logits(head.norm(output[wants_BT])).float()
+                wanted_ND = wanted[:, step + 1 : step + 1 + length][wants_BT]
+                distance = F.kl_div(F.log_softmax(logits, -1), wanted_ND, reduction="sum", log_target=True)
+                total = total + STEP_FACTOR**step * distance
+        return total
 
     return loss
 
@@ -77,56 +125,42 @@ def main() -> None:
         default=Path("build/demo_model"),
         help="folder of checkpoints; a stopped run continues from it",
     )
+    parser.add_argument("--only", choices=PARTS, help="train one part; the draft and the head need the model in --out")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
+    parts = PARTS if options.only is None else (options.only,)
 
     tokenizer = train_tokenizer(corpus(4000), VOCAB)
-    save_tokenizer(tokenizer, options.out)
     encoder = Encoder(tokenizer)
 
-    torch.manual_seed(1)
-    model = Llama(MODEL)
-    log(f"model: {sum(p.numel() for p in model.parameters()):,} parameters")
+    def train(network: nn.Module, loss: Loss, plan: Plan, look: Callable[[int], None]) -> None:
+        log(f"{plan.name}: {sum(p.numel() for p in network.parameters()):,} parameters")
+        checkpoint = options.work / f"{plan.name}.pt"
+        fit(network, encoder, loss, plan, workers=options.workers, checkpoint=checkpoint, every=500, look=look)
 
-    def look(step: int) -> None:
-        save_model(model, tokenizer, options.out)
-        log(f"right answers of {LOOK} at step {step}: {progress(model, encoder)}")
+    if "model" in parts:
+        save_tokenizer(tokenizer, options.out)
+        torch.manual_seed(1)
+        model = Llama(MODEL)
 
-    def right(logits: Tensor, _tokens: Tensor, _at: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction="sum")
+        def look(step: int) -> None:
+            save_model(model, tokenizer, options.out)
+            log(f"right answers of {LOOK} at step {step}: {progress(model, encoder)}")
 
-    fit(
-        model,
-        encoder,
-        right,
-        MODEL_PLAN,
-        workers=options.workers,
-        checkpoint=options.work / "model.pt",
-        every=500,
-        look=look,
-    )
-
-    torch.manual_seed(2)
-    draft = Llama(DRAFT)
-    log(f"draft: {sum(p.numel() for p in draft.parameters()):,} parameters")
-
-    def keep(_step: int) -> None:
-        save_model(draft, tokenizer, options.out / "draft")
-
-    fit(
-        draft,
-        encoder,
-        imitate(model),
-        DRAFT_PLAN,
-        workers=options.workers,
-        checkpoint=options.work / "draft.pt",
-        every=500,
-        look=keep,
-    )
+        train(model, predict(model), MODEL_PLAN, look)
+    target = load_model(options.out)
+    if "draft" in parts:
+        torch.manual_seed(2)
+        draft = Llama(DRAFT)
+        train(draft, imitate(draft, target), DRAFT_PLAN, lambda _: save_model(draft, tokenizer, options.out / "draft"))
+    if "eagle" in parts:
+        torch.manual_seed(3)
+        head = Head(HEAD, CAPTURED)
+        train(head, imitate_ahead(head, target), HEAD_PLAN, lambda _: save_head(head, options.out / "eagle"))
 
 
 if __name__ == "__main__":
