@@ -53,6 +53,13 @@ class Head(nn.Module):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.data.mul_(2**-0.5)
 
+    @torch.no_grad()
+    def start_from(self, target: Llama) -> None:
+        """Begin with outputs that the target's output weights can read: mostly its last captured stream."""
+        self.fc.weight.mul_(0.3)
+        self.fc.weight[:, -self.shape.hidden :] += torch.eye(self.shape.hidden)
+        self.norm.weight.copy_(target.norm.weight)
+
     def features(self, streams: list[Tensor]) -> Tensor:
         """Return the head's [B, T, D] view of the target's residual streams."""
         return self.fc(torch.cat([streams[layer] for layer in self.captured], dim=-1))

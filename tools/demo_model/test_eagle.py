@@ -16,6 +16,7 @@ from drafting import draft_model_chains, head_chains, num_steps
 from eagle import Head, unrolled
 from export import load_head, save_head
 from model import Llama, Shape
+from train import greedy
 
 TARGET = Shape(vocab=40, hidden=32, layers=4, heads=4, kv_heads=2, head_dim=16, intermediate=48)
 HEAD = Shape(vocab=40, hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=24)
@@ -114,6 +115,12 @@ def test_the_chains_of_a_draft_model_are_greedy_continuations(target: Llama, tok
                 token = target.logits(target(prefix[None])[0, -1]).argmax()
                 assert chains[row, known, step] == token
                 prefix = torch.cat((prefix, token[None]))
+
+
+def test_an_answer_is_the_targets_own_until_it_departs() -> None:
+    is_answer = torch.tensor([[0, 1, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1]]).bool()
+    is_chosen = torch.tensor([[1, 1, 0, 1, 0, 1, 1, 1, 1, 0, 0, 1]]).bool()
+    assert greedy(is_answer, is_chosen).int().tolist() == [[0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0]]
 
 
 def test_a_verification_accepts_the_leading_drafts_that_are_right() -> None:

@@ -25,10 +25,10 @@ DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32
 MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
 DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
 HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
-HEAD_PLAN = Plan(name="eagle", chunks=4, hold=200, steps=1000, later=100, long=300)
+HEAD_PLAN = Plan(name="eagle", chunks=2, hold=700, steps=2000, later=100, long=600)
 CAPTURED = (0, 1, 2)
 """Layers of the model whose outputs the head reads."""
-DEPTH = 4
+DEPTH = 6
 """Steps of the head that are trained together, on its own outputs."""
 STEP_FACTOR = 0.8
 """Each step of the head weighs this much less than the one before."""
@@ -91,29 +91,42 @@ def imitate(draft: Llama, target: Llama) -> Loss:
 def imitate_ahead(head: Head, target: Llama) -> Loss:
     """Return the distance of all steps of the head to the target's distribution, summed over tokens.
 
-    A step counts while all tokens of its chain, and the one it predicts, are in one answer.
+    A step counts while the tokens of its chain are the target's own greedy answer, and an answer's token follows.
     """
 
     def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
         rows, length = tokens.shape
-        follows = torch.zeros(rows * length, dtype=torch.bool)
-        follows[at] = True
-        follows_BT = F.pad(follows.view(rows, length), (0, DEPTH))
+        is_answer = torch.zeros(rows * length, dtype=torch.bool)
+        is_answer[at + 1] = True
+        is_answer = is_answer.view(rows, length)
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             with torch.no_grad():
                 streams = target.streams(tokens)
                 wanted = F.log_softmax(target.logits(target.norm(streams[-1])).float(), -1)
-                wanted = F.pad(wanted, (0, 0, 0, DEPTH))
-            wants_BT, total = follows_BT[:, :length], torch.zeros(())
+            chosen = F.pad(wanted.argmax(-1), (1, -1), value=-1)
+            is_own = F.pad(greedy(is_answer, tokens == chosen), (0, DEPTH + 1))
+            is_answer, wanted = F.pad(is_answer, (0, DEPTH + 1)), F.pad(wanted, (0, 0, 0, DEPTH))
+            counts, total = torch.ones(rows, length, dtype=torch.bool), torch.zeros(())
             for step, output in enumerate(unrolled(head, target, tokens, streams, DEPTH)):
-                wants_BT = wants_BT & follows_BT[:, step + 1 : step + 1 + length]
-                logits = target.logits(head.norm(output[wants_BT])).float()
-                wanted_ND = wanted[:, step + 1 : step + 1 + length][wants_BT]
+                first, last = step + 1, step + 1 + length
+                counts = counts & is_own[:, first:last]
+                here = counts & is_answer[:, first + 1 : last + 1]
+                logits = target.logits(head.norm(output[here])).float()
+                wanted_ND = wanted[:, first:last][here]
                 distance = F.kl_div(F.log_softmax(logits, -1), wanted_ND, reduction="sum", log_target=True)
                 total = total + STEP_FACTOR**step * distance
         return total
 
     return loss
+
+
+def greedy(is_answer_BT: Tensor, is_chosen_BT: Tensor) -> Tensor:
+    """Return which tokens of answers are what the target chooses, with all tokens of their answer before them."""
+    departs = is_answer_BT & ~is_chosen_BT
+    departures = departs.cumsum(1)
+    begins = is_answer_BT & ~F.pad(is_answer_BT, (1, -1))
+    before = torch.where(begins, departures - departs.long(), 0).cummax(1).values
+    return is_answer_BT & (departures == before)
 
 
 def main() -> None:
@@ -160,6 +173,7 @@ def main() -> None:
     if "eagle" in parts:
         torch.manual_seed(3)
         head = Head(HEAD, CAPTURED)
+        head.start_from(target)
         train(head, imitate_ahead(head, target), HEAD_PLAN, lambda _: save_head(head, options.out / "eagle"))
 
 
