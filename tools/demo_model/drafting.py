@@ -1,4 +1,4 @@
-"""Greedy chains of drafts at every position of given rows, and how much of them a verification accepts."""
+"""Greedy chains of drafts at every position of given rows, and the number of verifications that answers need."""
 
 from typing import Protocol
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Drafter(Protocol):
-    """Drafts after every token of a row."""
+    """Drafts a chain after every token of the rows."""
 
     def __call__(self, tokens_BT: Tensor, depth: int) -> Tensor:
-        """Return [B, T, depth] int64, the tokens that are drafted when the row is known up to and with token t."""
+        """Return [B, T, depth] int64: the tokens that are drafted after token t, if the row ends there."""
         ...
 
 
@@ -31,7 +31,7 @@ def draft_model_chains(draft: Llama, tokens_BT: Tensor, depth: int) -> Tensor:
 
 @torch.no_grad()
 def head_chains(head: Head, target: Llama, tokens_BT: Tensor, depth: int) -> Tensor:
-    """Return the chains of a head; the first column of a row is empty (-1), because the first pair ends in token 1."""
+    """Return the chains of a head; those after token 0 are -1, because a pair needs two tokens."""
     x_BTD, past = head.features(target.streams(tokens_BT[:, :-1])), Past()
     last, chains = tokens_BT[:, 1:], list[Tensor]()
     for step in range(depth):

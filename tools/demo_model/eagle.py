@@ -55,7 +55,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def start_from(self, target: Llama) -> None:
-        """Begin with outputs that the target's output weights can read: mostly its last captured stream."""
+        """Initialize `fc` to pass on mostly the last captured layer, and `norm` with the target's norm."""
         self.fc.weight.mul_(0.3)
         self.fc.weight[:, -self.shape.hidden :] += torch.eye(self.shape.hidden)
         self.norm.weight.copy_(target.norm.weight)

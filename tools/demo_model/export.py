@@ -1,4 +1,4 @@
-"""Writes a trained model as a Hugging Face folder, in 16 bits."""
+"""Writes and reads Hugging Face folders of a trained model or head, in 16 bits."""
 
 import json
 from pathlib import Path

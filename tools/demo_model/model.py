@@ -28,11 +28,11 @@ class Shape:
 
 
 Past = list[tuple[Tensor, Tensor]]
-"""Keys and values of one layer, [B*H, T, K] each: of the rows' own tokens, then of each drafted step."""
+"""Keys and values of one layer, [B*H, T, K] each: first those of the rows, then those of each step of the chains."""
 
 
 class Attention(nn.Module):
-    """Grouped-query causal attention with rotary positions; `inputs` is the input width, if it is not `hidden`."""
+    """Grouped-query causal attention with rotary positions; `inputs` is the width of the input, by default `hidden`."""
 
     def __init__(self, shape: Shape, *, inputs: int | None = None) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor, mask_TT: Tensor, *, past: Past | None = None
     ) -> Tensor:
-        """Attend to the row up to the own position and, from the second call with the same `past`, to the own chain.
+        """Attend to the row up to each position and, with `past`, to the chain of drafts at that position.
 
-        The first call with an empty `past` computes the rows. Each later call computes the next drafted token of a
-        chain at every position of the rows: position t sees the row up to t and the earlier tokens of its own chain.
+        The first call, with an empty `past`, computes the rows. Each later call with the same `past` computes one more
+        token of every chain: the chain at position t sees the row up to t, and its own tokens.
         """
         batch, length, _ = x_BTD.shape
         weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
@@ -151,7 +151,7 @@ class Llama(nn.Module):
         Args:
             tokens_BT: [B, T] int64.
             start: the position of the first token.
-            pasts: for each layer what `Attention.forward` needs to continue chains.
+            pasts: a `Past` for each layer, to draft chains; see `Attention.forward`.
         """
         x_BTD = self.embed_tokens(tokens_BT)
         cos_TK, sin_TK, mask_TT = self.rotations(start, tokens_BT.shape[1])

@@ -1,4 +1,4 @@
-"""The forward passes that train and evaluate drafters are those that an engine computes step by step."""
+"""The forward passes that train and evaluate drafters equal the single steps that an engine computes."""
 
 import json
 import sys
@@ -65,7 +65,7 @@ class Cache:
         )  # fmt: skip
 
     def pair(self, embedded: Tensor, hidden: Tensor, position: int) -> Tensor:
-        """Return the output of the pair at `position`; what was cached from there on is forgotten."""
+        """Return the output of the pair at `position`; cached pairs from this position on are dropped."""
         layer = self.head.midlayer
         del self.keys[position:], self.values[position:]
         both = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)))

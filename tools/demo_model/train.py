@@ -1,4 +1,4 @@
-"""Trains the engine's embedded chat model, its draft and its tokenizer; the result is reproducible."""
+"""Trains the engine's embedded chat model, its tokenizer and its drafters; the result is reproducible."""
 
 import argparse
 import random
@@ -21,17 +21,17 @@ from torch import Tensor, nn
 
 VOCAB = 512
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
-DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
+DRAFT = Shape(vocab=VOCAB, hidden=96, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=256)
 MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
-DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
+DRAFT_PLAN = Plan(name="draft", chunks=4, hold=500, steps=1200, later=100, long=500)
 HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
-HEAD_PLAN = Plan(name="eagle", chunks=2, hold=700, steps=2000, later=100, long=600)
+HEAD_PLAN = Plan(name="eagle", chunks=2, hold=500, steps=1000, later=100, long=500)
 CAPTURED = (0, 1, 2)
 """Layers of the model whose outputs the head reads."""
 DEPTH = 6
 """Steps of the head that are trained together, on its own outputs."""
 STEP_FACTOR = 0.8
-"""Each step of the head weighs this much less than the one before."""
+"""Weight of the loss of each step of the head, relative to the step before."""
 PARTS = ("model", "draft", "eagle")
 LOOK = 40
 """Held-out prompts per task for the evaluation during training."""
@@ -69,7 +69,7 @@ def progress(model: Llama, encoder: Encoder) -> str:
 
 
 def predict(model: Llama) -> Loss:
-    """Return the surprise at the right answers, summed over tokens."""
+    """Return the cross-entropy of the right answers, summed over tokens."""
 
     def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(scores(model, tokens, at), targets, reduction="sum")
@@ -78,7 +78,7 @@ def predict(model: Llama) -> Loss:
 
 
 def imitate(draft: Llama, target: Llama) -> Loss:
-    """Return the distance to the target's distribution, summed over tokens."""
+    """Return the divergence from the target's distribution, summed over tokens."""
 
     def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
         with torch.no_grad():
@@ -89,7 +89,7 @@ def imitate(draft: Llama, target: Llama) -> Loss:
 
 
 def imitate_ahead(head: Head, target: Llama) -> Loss:
-    """Return the distance of all steps of the head to the target's distribution, summed over tokens.
+    """Return the divergence of all steps of the head from the target's distribution, summed over tokens.
 
     A step counts while the tokens of its chain are the target's own greedy answer, and an answer's token follows.
     """
@@ -113,15 +113,15 @@ def imitate_ahead(head: Head, target: Llama) -> Loss:
                 here = counts & is_answer[:, first + 1 : last + 1]
                 logits = target.logits(head.norm(output[here])).float()
                 wanted_ND = wanted[:, first:last][here]
-                distance = F.kl_div(F.log_softmax(logits, -1), wanted_ND, reduction="sum", log_target=True)
-                total = total + STEP_FACTOR**step * distance
+                divergence = F.kl_div(F.log_softmax(logits, -1), wanted_ND, reduction="sum", log_target=True)
+                total = total + STEP_FACTOR**step * divergence
         return total
 
     return loss
 
 
 def greedy(is_answer_BT: Tensor, is_chosen_BT: Tensor) -> Tensor:
-    """Return which tokens of answers are what the target chooses, with all tokens of their answer before them."""
+    """Return which tokens of answers are the target's choice, as are all earlier tokens of the same answer."""
     departs = is_answer_BT & ~is_chosen_BT
     departures = departs.cumsum(1)
     begins = is_answer_BT & ~F.pad(is_answer_BT, (1, -1))
