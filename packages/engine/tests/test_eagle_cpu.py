@@ -22,18 +22,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import load_head, load_model
 from pagewood.engine.models.decoder import Ops
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.valid_slots import drafter_layouts
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
-from pagewood.kvpool import JointLayout, MultiHeadLayout
-from pagewood.kvpool.memory import allocate_joint
-from pagewood.kvpool.storage import KVStorage
+from pagewood.kvpool import MultiHeadLayout
 from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB = 16, 32, 50, 30
@@ -95,28 +94,24 @@ class Bench:
     """A runner with a head, whose memory is joined with the target's."""
 
     def __init__(self, kind: str, sampling: SamplingParams, *, page_size: int = 4, num_threads: int = 2) -> None:
-        target, head = load(kind, CPUOps())
-        layouts = [
-            MultiHeadLayout(
-                num_layers=num_layers, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND"
-            )
-            for num_layers in (4, 1)
-        ]  # fmt: skip
-        parts = (layouts[0], *drafter_layouts(layouts[1]))
-        _, memories = allocate_joint(JointLayout(parts=parts), NUM_PAGES)
-        target_storage, head_storage = (
-            KVStorage(part, NUM_PAGES, memory=memory) for part, memory in zip(layouts, memories[:2], strict=True)
-        )
+        target_folder, head_folder = folders()
+        target = load_model(target_folder, CPUOps())
+        found = FoundDrafter(kind="eagle", folder=head_folder if kind == "eagle" else target_folder)
+        loaded = load_drafter(found, target, target_folder, fingerprint=lambda path: str(path).encode())
+        layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
+        memory = loaded.allocate(layout, NUM_PAGES)
         self.sampling = sampling
-        self.tags = memories[2].array(0, "tags")
+        self.tags = memory.tags.array(0, "tags")
         self.drafter: EagleDrafter
 
         def make(rows: RowTables) -> EagleDrafter:
-            self.drafter = EagleDrafter(head, target, head_storage, memories[2], rows, max_tokens=MAX_TOKENS, root=5)
-            return self.drafter
+            drafter = loaded.maker(memory, max_tokens=MAX_TOKENS)(rows)
+            assert isinstance(drafter, EagleDrafter)
+            self.drafter = drafter
+            return drafter
 
         self.runner = CPURunner(
-            target, target_storage, warm_up(DIM), max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
+            target, memory.target, warm_up(DIM), max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
             make_drafter=make,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
