@@ -241,8 +241,8 @@ def _final_logits(
     engine = _build(host, config)[0]
     runner: Any = engine._runner
     seen: list[torch.Tensor] = []
-    head = runner._model._head
-    runner._model._head = lambda x: seen.append(head(x)) or seen[-1]
+    head = runner._model.head
+    runner._model.head = lambda x: seen.append(head(x)) or seen[-1]
     rng = np.random.default_rng(0)
     driver = RowDriver(runner, num_pages=100, page_size=PAGE_SIZE)
     mine = driver.add(rng.integers(5, 200, 30).tolist())

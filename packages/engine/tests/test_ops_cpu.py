@@ -167,3 +167,18 @@ def test_matrices_in_use_at_the_same_time_do_not_share_memory(
     for source, weight in zip(sources, weights, strict=True):
         expected.append(norm(expected[source][places], weight))
     torch.testing.assert_close(compute(graph, start, places[:, None]), expected[-1])
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_concat(num_rows: int) -> None:
+    a, b = randn(num_rows, 37), randn(num_rows, 8, seed=1)
+    assert compute(lambda a, b: OPS.concat([a, b, a]), a, b).equal(torch.cat([a, b, a], -1))
+    assert compute(lambda a, b: OPS.concat([b]), a, b).equal(b)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_clear_first(num_rows: int) -> None:
+    x, positions = randn(num_rows, 37), torch.arange(num_rows) % 50
+    sines = torch.sin(positions[:, None] * torch.logspace(0, -4, 8) / 4096)
+    result = compute(lambda x, sines: OPS.clear_first(x, (sines, sines)), x, sines)
+    assert result.equal(x * (positions > 0)[:, None])

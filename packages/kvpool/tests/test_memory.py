@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewood.kvpool import HybridLayout, LatentLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout
+from pagewood.kvpool import HybridLayout, JointLayout, LatentLayout, MultiHeadLayout, PageArray, PageLayout, StateLayout
 
 torch = pytest.importorskip("torch")
 
-from pagewood.kvpool.memory import PageMemory, allocate, allocate_groups  # noqa: E402
+from pagewood.kvpool.memory import PageMemory, allocate, allocate_groups, allocate_joint  # noqa: E402
 
 HEADS = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=5, page_size=3, dtype="int8")
 LATENT = LatentLayout(num_layers=3, latent_dim=6, rope_dim=1, page_size=3, dtype="bfloat16")
@@ -181,3 +181,21 @@ def test_a_page_takes_memory_only_when_it_is_first_written(is_shared: bool):
     memory.array(1, "kv")[-1] = 1
     assert resident_bytes() - before < 2**26
     assert memory.array(1, "kv")[-1].sum() == 2 * 8 * 128 * 16
+
+
+def test_a_joint_page_is_the_pages_of_its_parts():
+    layout = JointLayout(parts=(HEADS, LATENT, STATE))
+    whole, parts = allocate_joint(layout, 5)
+    assert whole.layout.bytes_per_page == sum(part.layout.bytes_per_page for part in parts)
+    assert sum(array.num_bytes for array in layout.arrays) == layout.bytes_per_page
+    assert layout.pages_for(3 * layout.bytes_per_page + 1) == 3
+    before = [block for part in parts for block in fill(part)]
+    assert all(a.equal(b) for a, b in zip(contents(whole), before, strict=True))
+    whole.copy_pages(torch.tensor([0, 1]), torch.tensor([4, 0]))
+    for block, old in zip((block for part in parts for block in contents(part)), before, strict=True):
+        assert block[4].equal(old[0])
+        assert block[0].equal(old[1])
+        assert block[1:4].equal(old[1:4])
+    assert parts[1].array(2, "latent").data_ptr() == whole.array(0, "1.2.latent").data_ptr()
+    with pytest.raises(ValueError, match="parts must not be empty"):
+        JointLayout(parts=())

@@ -1,11 +1,18 @@
-"""The folder of a model: where it is, and which sampling it recommends. Imports neither torch nor transformers."""
+"""The folder of a model: where it is, what it recommends, and what it has for speculative decoding.
+
+Imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.head_config import find_head_names
 
 _LARGEST_TOP_K = (1 << 31) - 1
 
@@ -47,3 +54,57 @@ def default_sampling(folder: str | Path) -> SamplingParams:
         )
     except ValueError as error:
         raise ValueError(f"{file} must hold a generation configuration: {error}") from error
+
+
+DrafterKind = Literal["ngram", "suffix", "draft", "eagle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDrafter:
+    """What drafts for a model."""
+
+    kind: DrafterKind
+    folder: Path | None = None
+    """Of the draft model or the head; for layers for multi-token prediction it is the target's own. None: no model."""
+
+
+def find_drafter(
+    model: Path, speculative: DrafterKind | Literal["auto"], *, speculative_model: str | Path | None = None
+) -> FoundDrafter:
+    """Return what drafts for the model in folder `model`.
+
+    "auto" takes a head if there is one, otherwise a draft model, otherwise n-grams. It looks into `speculative_model`,
+    if that is given, otherwise into what ships with the model: `eagle/`, layers for multi-token prediction among the
+    model's own tensors, and `draft/`, in this order.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or the folder has no safetensors.
+        ValueError: a file is damaged, or `speculative_model` is given for a drafter without a model.
+    """
+    if speculative in ("ngram", "suffix"):
+        if speculative_model is not None:
+            raise ValueError(
+                f"speculative_model must be None for speculative {speculative!r}, got {str(speculative_model)!r}"
+            )
+        return FoundDrafter(kind=speculative)
+    if speculative_model is not None:
+        folder = Path(speculative_model)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"speculative_model must be a folder, got {str(folder)!r}")
+        kind = ("eagle" if _has_head(folder) else "draft") if speculative == "auto" else speculative
+        return FoundDrafter(kind=kind, folder=folder)
+    if speculative != "draft":
+        if (model / "eagle").is_dir():
+            return FoundDrafter(kind="eagle", folder=model / "eagle")
+        if _has_head(model):
+            return FoundDrafter(kind="eagle", folder=model)
+    if speculative != "eagle" and (model / "draft").is_dir():
+        return FoundDrafter(kind="draft", folder=model / "draft")
+    if speculative == "auto":
+        return FoundDrafter(kind="ngram")
+    wanted = "a folder draft/" if speculative == "draft" else "a folder eagle/ or layers for multi-token prediction"
+    raise FileNotFoundError(f"speculative_model must be given, because {model} does not hold {wanted}")
+
+
+def _has_head(folder: Path) -> bool:
+    return find_head_names(tensor_names(folder)) is not None

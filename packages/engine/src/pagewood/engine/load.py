@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a decoder that is ready to run."""
+"""From a Hugging Face folder to a decoder or a drafting head that is ready to run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from pagewood.engine.api import Progress
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import A, Decoder, Ops
+from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.head import Head
+from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
+
+_MAX_TOKEN = (1 << 24) - 1
 
 
 class _Headers:
-    """`Weights` of which only the headers are read and compared."""
+    """`HeadWeights` of which only the headers and the token map are read and compared."""
 
     __slots__ = ("_checkpoint",)
 
@@ -25,6 +30,9 @@ class _Headers:
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
         self._checkpoint.check(parts, *columns)
         return torch.empty(0)
+
+    def integers(self, name: str, rows: int) -> torch.Tensor:
+        return self._checkpoint.integers(name, rows)
 
 
 class _NoLinear:
@@ -95,6 +103,133 @@ def load_model(
     return decoder
 
 
+def check_head(folder: str | Path, config: HeadConfig) -> int:
+    """Compare the headers of a folder's safetensors with what a head asks for; return the number of weights.
+
+    Raises:
+        FileNotFoundError: a file is missing, or there are only pickled weights.
+        ValueError: the tensors are not those that the head needs, or its token map leads out of the vocabulary.
+    """
+    checkpoint = Checkpoint(folder, dtype=torch.float32)
+    ops = cast("Ops[torch.Tensor]", _NoOps())
+    embedding, output = ops.tied_embedding(torch.empty(0))
+    Head(config, _Headers(checkpoint), ops, embedding=embedding, output=output, device=torch.device("cpu"))
+    checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
+    return checkpoint.num_elements
+
+
+def load_head(
+    folder: str | Path,
+    target: Decoder[A],
+    ops: Ops[A],
+    *,
+    captured: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> Head[A]:
+    """Read the drafting head of `target` from a folder.
+
+    Args:
+        folder: of an EAGLE-3 head, or the target's own if its checkpoint has layers for multi-token prediction; only
+            the first of these layers is read.
+        target: the model that the head drafts for; the head shares its embedding and its output projection where the
+            folder has none of its own.
+        ops: see `load_model`, as `dtype`, `device` and `progress`.
+        captured: replaces the hidden states that the folder names, see `Decoder.with_states`.
+        dtype: of the parameters.
+        device: where the parameters lie.
+        progress: called for every tensor.
+
+    Raises:
+        FileNotFoundError: a file is missing, or there are only pickled weights.
+        ValueError: there is no head, its kind is not supported, it does not fit the target, or the tensors are not
+            those that it needs. This is found out before memory is taken for any of them.
+    """
+    config = HeadConfig.from_folder(folder, target.config, captured=captured)
+    check_head(folder, config)
+    device = device or torch.device("cpu")
+    checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
+    head = Head(config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device)
+    checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
+    return head
+
+
+def check_draft(folder: str | Path, target_folder: str | Path) -> ModelConfig:
+    """Return the configuration of a draft model whose vocabulary is the target's.
+
+    Raises:
+        FileNotFoundError: a config.json is missing.
+        ValueError: the architecture is not supported, or the vocabularies differ in size. If both folders have a
+            tokenizer.json: a token has different ids in the two.
+    """
+    config, target = ModelConfig.from_folder(folder), ModelConfig.from_folder(target_folder)
+    if config.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"{Path(folder) / 'config.json'}: vocab_size of a draft model must be the target's {target.vocab_size}, "
+            f"got {config.vocab_size}"
+        )
+    files = [Path(path) / "tokenizer.json" for path in (folder, target_folder)]
+    if all(file.is_file() for file in files):
+        own, others = (_token_ids(file) for file in files)
+        different = sorted(token for token in own.keys() | others.keys() if own.get(token) != others.get(token))
+        if different:
+            first = different[0]
+            raise ValueError(
+                f"{files[0]} must have the tokens of {files[1]}, got {len(different)} with other ids, the first is "
+                f"{first[:80]!r}: {own.get(first)} and {others.get(first)}"
+            )
+    return config
+
+
+def load_draft(
+    folder: str | Path,
+    target_folder: str | Path,
+    ops: Ops[A],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> Decoder[A]:
+    """Read a draft model for the model in `target_folder`; the other arguments are those of `load_model`.
+
+    Raises:
+        FileNotFoundError: see `load_model`.
+        ValueError: see `check_draft` and `load_model`.
+    """
+    check_draft(folder, target_folder)
+    return load_model(folder, ops, dtype=dtype, device=device, progress=progress)
+
+
+def _token_ids(file: Path) -> dict[str, int]:
+    """Return the id of every token in a tokenizer.json, added tokens included."""
+    fields = Fields.from_file(file)
+    model = fields.section("model") or fields.empty("model")
+    vocab = model.values.get("vocab")
+    ids: dict[str, int] = {}
+    if isinstance(vocab, dict):
+        ids.update(cast("dict[str, int]", vocab))
+    elif isinstance(vocab, list):  # of pairs of a piece and its score
+        ids.update({str(pair[0]): i for i, pair in enumerate(cast("list[list[object]]", vocab)) if pair})
+    added = fields.values.get("added_tokens")
+    for token in cast("list[object]", added) if isinstance(added, list) else []:
+        if isinstance(token, dict):
+            entry = Fields(f"{file}: added_tokens", cast("dict[str, object]", token))
+            ids[entry.text("content")] = entry.integer("id", high=_MAX_TOKEN)
+    return ids
+
+
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor repeats what the configuration or another tensor says."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+    """Whether a tensor repeats what the configuration or another tensor says, or is of a drafting head."""
+    return (
+        name.endswith("rotary_emb.inv_freq")
+        or (config.tied_embeddings and name == "lm_head.weight")
+        or is_mtp_tensor(name, config)
+    )
+
+
+def _is_not_of_head(name: str, config: HeadConfig) -> bool:
+    """Whether a head has no use for a tensor of its checkpoint."""
+    if name.endswith("rotary_emb.inv_freq") or name.startswith(config.names.ignored):
+        return True
+    return config.kind == "mtp" and not name.startswith(tuple(f"{prefix}." for prefix in config.names.layers))

@@ -6,6 +6,7 @@ The memory itself is in `storage`, `latent_storage`, `states` and `memory`. Only
 from pagewood.kvpool.allocator import Moves, OutOfPages, PageAllocator
 from pagewood.kvpool.arrays import PageArray
 from pagewood.kvpool.hybrid import HybridLayout
+from pagewood.kvpool.joint import JointLayout
 from pagewood.kvpool.latent import LatentLayout
 from pagewood.kvpool.layout import KVLayout, MultiHeadLayout, PageLayout
 from pagewood.kvpool.ragged import RaggedPages, ragged_pages
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HybridLayout",
+    "JointLayout",
     "KVLayout",
     "LatentLayout",
     "Moves",

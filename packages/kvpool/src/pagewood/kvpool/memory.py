@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from pagewood.kvpool.hybrid import ALIGNMENT_BYTES, HybridLayout
+from pagewood.kvpool.joint import JointLayout
 from pagewood.kvpool.layout import PageLayout
 from pagewood.kvpool.scatter import ScatteredRows, index_pages
 
@@ -15,7 +16,8 @@ _SYSTEM_PAGE_BYTES = 4096
 
 
 class PageMemory:
-    """The arrays of a layout for all pages of a pool, on one device; made by `allocate` or `allocate_groups`.
+    """The arrays of a layout for all pages of a pool, on one device; made by `allocate`, `allocate_groups`
+    or `allocate_joint`.
 
     Invariant: the contents of a page change only through the methods of this class and through writes to the tensors
     that `array` and `blocks` return. The caller keeps track of which request owns a page. All methods except `checksum`
@@ -155,6 +157,21 @@ def allocate_groups(
         ]
         memories.append(PageMemory(group, blocks))
     return tuple(memories)
+
+
+def allocate_joint(
+    layout: JointLayout, num_pages: int, *, device: str | torch.device = "cpu"
+) -> tuple[PageMemory, tuple[PageMemory, ...]]:
+    """Allocate `num_pages * layout.bytes_per_page` bytes; return the memory of whole pages, and a view for each part.
+
+    Each array of each layer of each part is contiguous, and starts as zeros.
+
+    Raises:
+        ValueError: `num_pages` is less than 1.
+    """
+    parts = tuple(allocate(part, num_pages, device=device) for part in layout.parts)
+    blocks = [block for part in parts for layer in range(part.layout.num_layers) for block in part.blocks(layer)]
+    return PageMemory(layout, [tuple(blocks)]), parts
 
 
 def memory_for(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.models.fields import Fields
+from pagewood.engine.models.checkpoint_files import checkpoint_files
 
-_DTYPES = ("F32", "BF16", "F16", "F64")
+FLOATS = ("F32", "BF16", "F16", "F64")
 """As headers of safetensors name them. Numbers of 8 bits need scales, which are not supported."""
-
-_FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+INTEGERS = ("I64", "I32")
 
 
 class Checkpoint:
@@ -56,22 +54,25 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._files = [_open(path) for path in _paths(self.folder)]  # written by: finish
+        self._files = [_open(path) for path in checkpoint_files(self.folder)]  # written by: finish
         self._unread = {name: file for file in self._files for name in _names(file)}  # written by: check, finish
         self._num_tensors = len(self._unread)
-        self._num_read = 0  # written by: stack
+        self._num_read = 0  # written by: stack, integers
         self.num_elements = 0  # written by: check
         """Total number of elements of the tensors that have been read or checked."""
 
-    def check(self, parts: Sequence[tuple[str, int]], *columns: int) -> list[tuple[str, safe_open]]:
+    def check(
+        self, parts: Sequence[tuple[str, int]], *columns: int, dtypes: Sequence[str] = FLOATS
+    ) -> list[tuple[str, safe_open]]:
         """Take tensors off the list of unread ones and return their names and files; only the headers are read.
 
         Args:
             parts: name and number of rows of each.
             columns: the other dimensions.
+            dtypes: the dtypes that are allowed, as headers of safetensors name them.
 
         Raises:
-            ValueError: a tensor is missing, or has another shape or no floating point numbers.
+            ValueError: a tensor is missing, or has another shape or dtype.
         """
         files: list[tuple[str, safe_open]] = []
         for name, rows in parts:
@@ -82,10 +83,10 @@ class Checkpoint:
             header = file.get_slice(name)
             if tuple(header.get_shape()) != shape:
                 raise ValueError(f"{self.folder}: {name} must have shape {shape}, got {tuple(header.get_shape())}")
-            if header.get_dtype() not in _DTYPES:
+            if header.get_dtype() not in dtypes:
+                kind = "floating point" if dtypes is FLOATS else "whole"
                 raise ValueError(
-                    f"{self.folder}: {name} must hold floating point numbers ({', '.join(_DTYPES)}), "
-                    f"got {header.get_dtype()}"
+                    f"{self.folder}: {name} must hold {kind} numbers ({', '.join(dtypes)}), got {header.get_dtype()}"
                 )
             self.num_elements += math.prod(shape)
             files.append((name, file))
@@ -103,10 +104,18 @@ class Checkpoint:
         for (name, file), (_, rows) in zip(files, parts, strict=True):
             stacked[start : start + rows].copy_(file.get_tensor(name))
             start += rows
-            self._num_read += 1
-            if self._progress:
-                self._progress("reading weights", self._num_read, self._num_tensors)
+            self._report()
         return stacked
+
+    def integers(self, name: str, rows: int) -> Tensor:
+        """Return the tensor `name` `[rows]` as int64 on the CPU.
+
+        Raises:
+            ValueError: it is missing, or has another shape or no whole numbers.
+        """
+        [(_, file)] = self.check([(name, rows)], dtypes=INTEGERS)
+        self._report()
+        return file.get_tensor(name).to(torch.int64)
 
     def finish(self, *, ignored: Callable[[str], bool]) -> None:
         """Close the files.
@@ -120,26 +129,10 @@ class Checkpoint:
         self._unread.clear()
         self._files.clear()
 
-
-def _paths(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        fields = Fields.from_file(index)
-        weight_map = fields.section("weight_map") or fields.empty("weight_map")
-        names = sorted({weight_map.text(name) for name in weight_map.values})
-        for name in names:
-            if not _FILE_NAME.fullmatch(name):
-                raise ValueError(f"{weight_map.source} must name *.safetensors files in the folder, got {name[:80]!r}")
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    if single.exists():
-        return [single]
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        raise FileNotFoundError(
-            f"{folder} holds weights only as pickles, which can run code when they are read: "
-            "convert them to model.safetensors"
-        )
-    raise FileNotFoundError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
+    def _report(self) -> None:
+        self._num_read += 1
+        if self._progress:
+            self._progress("reading weights", self._num_read, self._num_tensors)
 
 
 def _names(file: safe_open) -> list[str]:

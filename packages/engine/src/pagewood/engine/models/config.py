@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -14,7 +14,7 @@ from pagewood.engine.models.rope_config import MAX_POSITION, RopeConfig, read_ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder in numbers: all differences between Llama, Mistral, Qwen2 and Qwen3 are values here.
+    """A decoder in numbers: all differences between Llama, Mistral, Qwen2, Qwen3 and MiMo are values here.
 
     Raises:
         ValueError: a number is out of its range, or two numbers contradict each other.
@@ -43,6 +43,8 @@ class ModelConfig:
     tied_embeddings: bool
     """Whether the embedding table is also the output projection."""
     eos_token_ids: tuple[int, ...] = ()
+    num_mtp_layers: int = 0
+    """Layers for multi-token prediction that config.json announces; they are not part of the decoder."""
 
     def __post_init__(self) -> None:
         for name, high in _LARGEST.items():
@@ -89,7 +91,17 @@ class ModelConfig:
         fields = Fields.from_file(folder / "config.json")
         generation_path = folder / "generation_config.json"
         generation = Fields.from_file(generation_path) if generation_path.exists() else fields.empty("generation")
-        return _read(fields, generation)
+        return _read(fields, generation, *_architecture(fields))
+
+    @classmethod
+    def of_head(cls, fields: Fields, *, qk_norm: bool) -> ModelConfig:
+        """Read the layers of a drafting head, which are Llama's, with norms of q and k if `qk_norm`.
+
+        Raises:
+            ValueError: see `from_folder`.
+        """
+        traits = replace(_TRAITS["LlamaForCausalLM"], qk_norm=qk_norm, windows="some")
+        return _read(fields, fields.empty("generation"), "LlamaForCausalLM", traits)
 
 
 _LARGEST: Mapping[str, int] = MappingProxyType(
@@ -105,6 +117,7 @@ _LARGEST: Mapping[str, int] = MappingProxyType(
     }
 )
 """Far more than models have, and little enough to be handled: what a file says is checked before it is acted on."""
+_NUM_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _LONGEST_WINDOW = (1 << 31) - 1
 
 
@@ -127,6 +140,7 @@ _TRAITS: Mapping[str, _Traits] = MappingProxyType(
         "LlamaForCausalLM": _Traits(qkv_bias=None, output_bias=None, mlp_bias=None, qk_norm=False, windows="none"),
         "MistralForCausalLM": _Traits(qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, windows="all"),
         "Qwen2ForCausalLM": _Traits(qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"),
+        "MiMoForCausalLM": _Traits(qkv_bias=True, output_bias=False, mlp_bias=False, qk_norm=False, windows="some"),
         "Qwen3ForCausalLM": _Traits(
             qkv_bias=None, output_bias=None, mlp_bias=False, qk_norm=True, windows="some", head_dim=128
         ),
@@ -134,8 +148,7 @@ _TRAITS: Mapping[str, _Traits] = MappingProxyType(
 )
 
 
-def _read(fields: Fields, generation: Fields) -> ModelConfig:
-    architecture, traits = _architecture(fields)
+def _read(fields: Fields, generation: Fields, architecture: str, traits: _Traits) -> ModelConfig:
     if fields.section("quantization_config") is not None:
         raise ValueError(f"{fields.source}: quantization_config must be absent, quantised weights are not supported")
     activation = fields.text("hidden_act", "silu")
@@ -172,6 +185,7 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
             qk_norm=traits.qk_norm,
             tied_embeddings=fields.flag("tie_word_embeddings", False),
             eos_token_ids=eos_token_ids,
+            num_mtp_layers=max(fields.integer(name, 0, high=_LARGEST["num_layers"]) for name in _NUM_MTP_LAYERS),
         )
     except ValueError as error:
         raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error

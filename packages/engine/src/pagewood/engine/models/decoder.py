@@ -1,4 +1,4 @@
-"""One decoder for Llama, Mistral, Qwen2 and Qwen3: their differences are data in `ModelConfig`.
+"""One decoder for Llama, Mistral, Qwen2, Qwen3 and MiMo: their differences are data in `ModelConfig`.
 
 Legend: T tokens of a step, W tokens whose hidden state is wanted, E hidden_size, Q q_size, K kv_size, I
 intermediate_size, F head_dim / 2, V vocab_size.
@@ -52,7 +52,7 @@ class Ops(Protocol[A]):
     """The arithmetic of a device.
 
     `residual` is written in place. A result may lie in the memory of the first argument, which the caller does not read
-    again; `rms_norm`, `take` and projections leave theirs unchanged.
+    again; `rms_norm`, `take`, `concat` and projections leave theirs unchanged.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[A]:
@@ -94,6 +94,14 @@ class Ops(Protocol[A]):
         """Return `[W, n]`, the rows of `x` `[T, n]` at `wanted` `[W] int32`."""
         ...
 
+    def concat(self, parts: Sequence[A]) -> A:
+        """Return `[T, sum of n]` in new memory: the columns of all `parts` `[T, n]`, side by side."""
+        ...
+
+    def clear_first(self, x: A, rotation: tuple[A, A]) -> A:
+        """Return `x` `[T, E]` with zeros in the rows of tokens at position 0; `rotation` as in `split_heads`."""
+        ...
+
 
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
@@ -131,7 +139,7 @@ class Decoder(Generic[A]):
     writes the instructions that compute it.
     """
 
-    __slots__ = ("_embedding", "_head", "_layers", "_norm", "_ops", "config", "rope")
+    __slots__ = ("_layers", "_norm", "_ops", "config", "embedding", "head", "rope")
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops[A], *, device: torch.device) -> None:
         """Take every parameter from `weights`, layer by layer, and hand it to `ops`, which keeps it."""
@@ -139,12 +147,15 @@ class Decoder(Generic[A]):
         self.rope = Rope(config.rope, device=device)
         self._ops = ops
         table = weights.stack([("model.embed_tokens.weight", config.vocab_size)], config.hidden_size)
+        self.embedding: Embedding[A]
+        self.head: Linear[A]
+        """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`."""
         if config.tied_embeddings:
-            self._embedding, self._head = ops.tied_embedding(table)
+            self.embedding, self.head = ops.tied_embedding(table)
         else:
             head = weights.stack([("lm_head.weight", config.vocab_size)], config.hidden_size)
-            self._embedding, self._head = ops.embedding(table), ops.linear(head, None)
-        self._layers = [_read_layer(config, weights, ops, f"model.layers.{i}") for i in range(config.num_layers)]
+            self.embedding, self.head = ops.embedding(table), ops.linear(head, None)
+        self._layers = [read_layer(config, weights, ops, f"model.layers.{i}") for i in range(config.num_layers)]
         self._norm = weights.stack([("model.norm.weight", config.hidden_size)])
 
     def __call__(self, tokens: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> A:
@@ -159,22 +170,61 @@ class Decoder(Generic[A]):
         Returns:
             `[W, V]`, logits.
         """
-        ops, epsilon = self._ops, self.config.norm_epsilon
-        residual = self._embedding(tokens)
+        return self.with_states(tokens, rotation, attention, wanted, captured=())[0]
+
+    def with_states(
+        self, tokens: A, rotation: tuple[A, A], attention: Attention[A], wanted: A, *, captured: Sequence[int]
+    ) -> tuple[A, list[A]]:
+        """Compute a step and keep hidden states of all its tokens.
+
+        The last layer computes only what `wanted` needs, unless a state behind it is captured.
+
+        Args:
+            tokens: see `__call__`, as the next three.
+            rotation: of each token.
+            attention: of this step.
+            wanted: tokens whose logits are wanted.
+            captured: which states: i in [0, num_layers] is the residual stream after the first i layers (0: the
+                embeddings), and num_layers + 1 is what the output projection reads, after the last norm.
+
+        Returns:
+            `[W, V]`, logits; and `[T, E]` for each of `captured`, in its order.
+        """
+        ops, epsilon, last = self._ops, self.config.norm_epsilon, len(self._layers) - 1
+        narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
+        states: dict[int, A] = {}
+        residual = self.embedding(tokens)
         x = ops.rms_norm(residual, self._layers[0].input_norm, epsilon)
         for index, layer in enumerate(self._layers):
             if index > 0:
                 x = ops.add_rms_norm(x, residual, layer.input_norm, epsilon)
+            if index in captured:
+                states[index] = ops.concat([residual])  # copied, because the layer adds to it
             q, k, v = ops.split_heads(layer.qkv(x), rotation, layer.split)
             x = attention.run(q, k, v, index)
-            if index == len(self._layers) - 1:  # the other tokens are not needed any more
+            if index == last and narrows:
                 x, residual = ops.take(x, wanted), ops.take(residual, wanted)
             x = ops.add_rms_norm(layer.output(x), residual, layer.mlp_norm, epsilon)
             x = layer.down(ops.silu_mul(layer.gate_up(x)))
-        return self._head(ops.add_rms_norm(x, residual, self._norm, epsilon))
+        x = ops.add_rms_norm(x, residual, self._norm, epsilon)
+        if not narrows:
+            states[last + 1], states[last + 2] = residual, x
+            x = ops.take(x, wanted)
+        return self.head(x), [states[state] for state in captured]
 
 
-def _read_layer(config: ModelConfig, weights: Weights, ops: Ops[A], prefix: str) -> Layer[A]:
+def read_layer(
+    config: ModelConfig, weights: Weights, ops: Ops[A], prefix: str, *, attention_inputs: int | None = None
+) -> Layer[A]:
+    """Take the parameters of one layer from `weights`.
+
+    Args:
+        config: sizes, biases and norms of the layer.
+        weights: where the parameters come from.
+        ops: keeps them.
+        prefix: of their names, without the dot at its end.
+        attention_inputs: columns of the projections to q, k and v; None: hidden_size.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
 
     def vector(name: str, size: int) -> Tensor:
@@ -192,7 +242,7 @@ def _read_layer(config: ModelConfig, weights: Weights, ops: Ops[A], prefix: str)
     ]
     return Layer(
         input_norm=vector("input_layernorm", hidden),
-        qkv=linear(qkv, hidden, config.qkv_bias),
+        qkv=linear(qkv, attention_inputs or hidden, config.qkv_bias),
         split=HeadSplit(
             q_size=config.q_size,
             kv_size=config.kv_size,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass
@@ -49,6 +50,17 @@ class ProgramDrafter(Protocol):
 
     max_nodes: int
     """Most nodes of a tree, its root included; 0: drafts are chains."""
+
+    def plan(self, batch: Batch, grants: Grants | None) -> None:
+        """Decide on the worker what a step drafts, before its passes are laid out.
+
+        It may lower `grants.counts` of grants that promise more than one token: such a grant has fewer drafts.
+
+        Args:
+            batch: of the step; its page updates and token updates have been applied.
+            grants: of the target's pass; None: the step draws no tokens.
+        """
+        ...
 
     def record_drafts(self, tape: Tape, verify: Pass) -> None:
         """Write instructions that run before the target's.

@@ -8,6 +8,8 @@ Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -140,6 +142,20 @@ class CPUOps:
         out = x.tape.buffer(wanted.rows, x.size)
         x.tape.emit(Operation.TAKE, wanted.rows, x, wanted, out, x.size)
         return out
+
+    def concat(self, parts: Sequence[Buffer]) -> Buffer:
+        """Return the columns of all `parts` side by side, in new memory."""
+        tape, rows = parts[0].tape, parts[0].rows
+        out, start = tape.buffer(rows, sum(part.size for part in parts)), 0
+        for part in parts:
+            tape.emit(Operation.PUT, rows, part, out, part.size, out.size, start)
+            start += part.size
+        return out
+
+    def clear_first(self, x: Buffer, rotation: tuple[Buffer, Buffer]) -> Buffer:
+        """Return `x` with zeros in the rows of tokens at position 0, whose sines are all zero."""
+        x.tape.emit(Operation.CLEAR_FIRST, x.rows, x, rotation[1], x.size, rotation[1].size)
+        return x
 
 
 def _array(weight: Tensor) -> Float32:

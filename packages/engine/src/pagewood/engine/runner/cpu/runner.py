@@ -103,7 +103,7 @@ class CPURunner:
         max_length: int,
         num_threads: int,
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
-        drafter: ProgramDrafter | None = None,
+        make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
         simulated_acceptance: float | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
@@ -117,8 +117,8 @@ class CPURunner:
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
             make_lookup: called with the table of tokens `[rows, positions]`; returns what drafts before the program
                 runs.
-            drafter: drafts in the program. Without one of both, the drafts of a grant are what the token table happens
-                to hold.
+            make_drafter: called with the tables of rows; returns what drafts in the program. Without one of both, the
+                drafts of a grant are what the token table happens to hold.
             simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
                 the text is then meaningless.
         """
@@ -135,7 +135,7 @@ class CPURunner:
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
         self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
-        self._drafter = drafter
+        self._drafter = make_drafter(self._rows) if make_drafter else None
         self._chance = simulated_acceptance
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
         self._clock: Int64 = np.zeros((3, 2), np.int64)  # written by: the program
@@ -217,6 +217,8 @@ class CPURunner:
             self._update(step.batch)
             if self._lookup is not None and step.samples:
                 self._look_up(self._lookup, step)
+            if self._drafter is not None:
+                self._drafter.plan(step.batch, step.grants if step.samples else None)
             drafted = perf_counter()
             scopes, counts = self._lay_out(step)
             run = self._program.start(counts, scopes)

@@ -8,8 +8,9 @@ Legend: T tokens, E hidden_size, V vocab_size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -104,3 +105,11 @@ class CUDAOps:
     def take(self, x: Tensor, wanted: Tensor) -> Tensor:
         """Return the rows of `x` at `wanted`."""
         return x.index_select(0, wanted)
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the columns of all `parts` side by side, in new memory."""
+        return torch.cat(list(parts), dim=-1)
+
+    def clear_first(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return `x` with zeros in the rows of tokens at position 0."""
+        return x.masked_fill((rotation[0] == 0)[:, None], 0)

@@ -61,6 +61,12 @@ def integer_rows(address: Any, rows: Any, columns: Any) -> Any:
 
 
 @inlined
+def longs(address: Any, size: Any) -> Any:
+    """Return the int64 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.int64)
+
+
+@inlined
 def codes(address: Any, size: Any) -> Any:
     """Return the int8 vector `[size]` that starts at an address."""
     return carray(_pointer_to(address), size, np.int8)

@@ -53,6 +53,25 @@ def take_panels(panels: Any, places: Any, out: Any, size: Any, first: Any, last:
 
 
 @inlined
+def put(x: Any, out: Any, column: Any, first: Any, last: Any) -> None:
+    """Copy rows [first, last) of `x` to the columns of `out` from `column` on."""
+    size, column = _U(x.shape[1]), _U(column)
+    for row in range(_U(first), _U(last)):
+        for i in range(size):
+            out[row, column + i] = x[row, i]
+
+
+@inlined
+def clear_first(x: Any, sines: Any, first: Any, last: Any) -> None:
+    """Set those of the rows [first, last) of `x` to zero that are at position 0: the sine of no other one is zero."""
+    size = _U(x.shape[1])
+    for row in range(_U(first), _U(last)):
+        if sines[row, 0] == _F(0.0):
+            for i in range(size):
+                x[row, i] = _F(0.0)
+
+
+@inlined
 def norm(x: Any, weight: Any, epsilon: Any, out: Any, first: Any, last: Any) -> None:
     """Write the RMS norm of rows [first, last) of `x` `[T, E]`, times `weight` `[E]`, to `out`."""
     size = _U(x.shape[1])

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled import matmul, rows
+from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
@@ -68,6 +68,10 @@ class Operation(IntEnum):
     """gate and up, out, size."""
     DRAW = 11
     """logits, choices, tokens, size."""
+    PUT = 12
+    """x, out, size of x, size of out, first column in out."""
+    CLEAR_FIRST = 13
+    """x, sines, size, columns of sines."""
     SCATTER = 15
     """x, places `[rows]` of its rows, out, size."""
     ACCEPT = 16
@@ -80,6 +84,20 @@ class Operation(IntEnum):
     `[rows]`."""
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
+    FILL = 20
+    """scope, shift. The rows of this and the following are sampled grants; see `compiled.drafting`."""
+    TAG = 21
+    """scope, tags `[pages, page size]`, page size, hashes `[rows of the runner]`."""
+    NOTE = 22
+    """scope, drawn tokens `[rows]`, shift."""
+    LAST = 23
+    """scope, scope of the target, numbers of accepted tokens `[rows]`; the rows are those of the target's scope."""
+    KEEP = 24
+    """scope, x `[rows, size]`, states `[rows of the runner, size]`, size."""
+    RECALL = 25
+    """scope, states `[rows of the runner, size]`, out `[rows, size]`, size."""
+    SPREAD = 26
+    """scope, logits `[rows, size]`, size, token map `[size]`, out `[rows, V]`, V."""
 
 
 @inlined
@@ -153,6 +171,24 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             rows.scatter(one[2], integers(one[3], last), one[4], one[5], first, last)
 
     @inlined
+    def hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
+        scope = scopes[one[2]]
+        if op == Operation.FILL:
+            drafting.fill(scope, part, one[3])
+        elif op == Operation.TAG:
+            drafting.tag(scope, part, one[3], one[4], one[5])
+        elif op == Operation.NOTE:
+            drafting.note(scope, part, one[3], one[4])
+        elif op == Operation.LAST:
+            drafting.last(scope, scopes[one[3]], part, one[4])
+        elif op == Operation.KEEP:
+            drafting.keep(scope, part, one[3], one[4], one[5])
+        elif op == Operation.RECALL:
+            drafting.recall(scope, part, one[3], one[4], one[5])
+        else:
+            drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
+
+    @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
         if op == Operation.NORM:
             size = one[5]
@@ -165,6 +201,10 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
         elif op == Operation.SILU_MUL:
             size = one[4]
             rows.silu_mul(floats(one[2], num_rows, 2 * size), floats(one[3], num_rows, size), first, last)
+        elif op == Operation.PUT:
+            rows.put(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), one[6], first, last)
+        elif op == Operation.CLEAR_FIRST:
+            rows.clear_first(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), first, last)
         elif dim == other or one[12] == dim:
             split(one, number, num_rows, dim, first, last)
         else:
@@ -209,6 +249,8 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                     at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                     draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+                elif op >= Operation.FILL:
+                    hand_on(op, one, scopes, part)
                 elif op >= Operation.SCATTER:
                     settle(op, one, numbers[i], scopes, part, first, last)
                 elif op <= Operation.TAKE:

@@ -1,0 +1,238 @@
+"""A drafting head on the CPU: its drafts are those of the head in plain torch, and the text is that of plain decoding.
+
+`test_head.py` compares the head in plain torch with `transformers`.
+"""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.folder import FoundDrafter
+from pagewood.engine.load import load_head, load_model
+from pagewood.engine.models.decoder import Ops
+from pagewood.engine.runner.cpu.eagle import EagleDrafter
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.passes import RowTables
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.testing.driver import DrivenSequence, RowDriver
+from pagewood.kvpool import MultiHeadLayout
+from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
+
+DIM, SIZE, VOCAB, DRAFT_VOCAB = 16, 32, 50, 30
+NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 2000, 96, 5
+KINDS = ["eagle", "mtp"]
+
+
+@cache
+def folders() -> tuple[Path, Path]:
+    """Return the folders of a target with a layer for multi-token prediction, and of an EAGLE-3 head."""
+    target, head = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp())
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": SIZE, "intermediate_size": 48, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.3,
+    }  # fmt: skip
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    names = {"self_attn.q_proj": (64, 1), "self_attn.k_proj": (32, 1), "self_attn.v_proj": (32, 1)}
+    shapes = {"self_attn.o_proj": (SIZE, 64), "mlp.gate_proj": (48, SIZE), "mlp.up_proj": (48, SIZE)}
+    shapes |= {"mlp.down_proj": (SIZE, 48)}
+
+    def layer(prefix: str, width: int) -> dict[str, Tensor]:
+        tensors = {name: torch.randn(rows, width) * 0.2 for name, (rows, _) in names.items()}
+        tensors |= {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+        tensors |= {name: 1 + torch.randn(SIZE) * 0.2 for name in ("input_layernorm", "post_attention_layernorm")}
+        return {f"{prefix}.{name}.weight": tensor for name, tensor in tensors.items()}
+
+    mtp = layer("model.layers.4", SIZE)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        mtp[f"model.layers.4.{name}.weight"] = 1 + torch.randn(SIZE) * 0.2
+    mtp["model.layers.4.eh_proj.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.2
+    model.save_pretrained(target)
+    save_file({**{k: v.contiguous() for k, v in model.state_dict().items()}, **mtp}, target / "model.safetensors")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+
+    ids = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values
+    own = {
+        "fc.weight": torch.randn(SIZE, 3 * SIZE) * 0.2,
+        "midlayer.hidden_norm.weight": 1 + torch.randn(SIZE) * 0.2,
+        "norm.weight": 1 + torch.randn(SIZE) * 0.2,
+        "lm_head.weight": torch.randn(DRAFT_VOCAB, SIZE),
+        "d2t": ids - torch.arange(DRAFT_VOCAB),
+        **layer("midlayer", 2 * SIZE),
+    }
+    save_file(own, head / "model.safetensors")
+    values = {"num_hidden_layers": 1, "draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
+    (head / "config.json").write_text(json.dumps({**config, **values, "architectures": ["LlamaForCausalLMEagle3"]}))
+    return target, head
+
+
+def load(kind: str, ops: Ops[Any]) -> tuple[Any, Any]:
+    target_folder, head_folder = folders()
+    target = load_model(target_folder, ops)
+    return target, load_head(head_folder if kind == "eagle" else target_folder, target, ops)
+
+
+class Bench:
+    """A runner with a head, whose memory is joined with the target's."""
+
+    def __init__(self, kind: str, sampling: SamplingParams, *, page_size: int = 4, num_threads: int = 2) -> None:
+        target_folder, head_folder = folders()
+        target = load_model(target_folder, CPUOps())
+        found = FoundDrafter(kind="eagle", folder=head_folder if kind == "eagle" else target_folder)
+        loaded = load_drafter(found, target, target_folder, fingerprint=lambda path: str(path).encode())
+        layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
+        memory = loaded.allocate(layout, NUM_PAGES)
+        self.sampling = sampling
+        self.tags = memory.tags.array(0, "tags")
+        self.drafter: EagleDrafter
+
+        def make(rows: RowTables) -> EagleDrafter:
+            drafter = loaded.maker(memory, max_tokens=MAX_TOKENS)(rows)
+            assert isinstance(drafter, EagleDrafter)
+            self.drafter = drafter
+            return drafter
+
+        self.runner = CPURunner(
+            target, memory.target, warm_up(DIM), max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
+            make_drafter=make,
+        )  # fmt: skip
+        self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
+
+    def add(self, prompt: list[int], seed: int = 7, **share: Any) -> DrivenSequence:
+        sequence = self.driver.add(prompt, sampling=self.sampling, seed=seed, **share)
+        sequence.num_sent_tokens = 0  # a drafter needs all tokens of a row
+        return sequence
+
+    def prefilled(self, prompts: list[list[int]], *, chunk: int = 7) -> list[DrivenSequence]:
+        """Return sequences of which only the last token is not computed."""
+        sequences = [self.add(prompt, seed=7 + i) for i, prompt in enumerate(prompts)]
+        self.driver.generate(sequences, num_tokens=1, chunk=chunk)
+        return sequences
+
+    def step(self, sequences: list[DrivenSequence], drafts: list[int]) -> list[list[int]]:
+        """Compute a step with drafts; return the drafts of each sequence."""
+        work = [(one, 1) for one in sequences]
+        batch = self.driver.batch(work, drafts=[(n, n) for n in drafts])
+        result = self.runner.launch(batch).wait()
+        assert (result.num_drafted is None and not any(drafts)) or result.num_drafted.tolist() == drafts
+        verified = self.runner._program.inputs[0].view(np.int32)[: batch.num_tokens, 0]
+        for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
+            sequence.tokens.extend(tokens)
+            sequence.num_computed = len(sequence.tokens) - 1
+        return [part[1:].tolist() for part in np.split(verified.copy(), np.cumsum(batch.counts)[:-1])]
+
+
+@torch.inference_mode()
+def drafts_of(kind: str, tokens: list[int], count: int) -> list[int]:
+    """Return the greedy drafts after `tokens` of the head in plain torch."""
+    target, head = load(kind, torch_ops())
+    ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
+    one = torch.tensor([len(places) - 1])
+    attention = SequenceAttention(head_dim=DIM).at(places)
+    _, states = target.with_states(
+        ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured
+    )
+    attention, drafts, position = SequenceAttention(head_dim=DIM), [], len(places)
+    logits, state = head(ids[1:], head.features(states), rotation_at(head.rope, places), attention.at(places), one)
+    while True:
+        number = logits.argmax(-1)
+        token = number if head.token_map is None else head.token_map[number]
+        drafts.append(int(token))
+        if len(drafts) == count:
+            return drafts
+        rotation, first = rotation_at(head.rope, [position]), torch.tensor([0])
+        logits, state = head(token, state, rotation, attention.at([position]), first)
+        position += 1
+
+
+def prompts_of(num: int) -> list[list[int]]:
+    return [np.random.default_rng(i).integers(0, VOCAB, 3 + 5 * i).tolist() for i in range(num)]
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_those_of_the_head(kind: str, page_size: int) -> None:
+    """After a prompt in chunks, after accepted and rejected drafts, and after steps without drafts."""
+    bench = Bench(kind, SamplingParams(temperature=0.0), page_size=page_size)
+    sequences = bench.prefilled(prompts_of(4))
+    for drafts in ([5, 3, 0, 1], [5, 5, 5, 5], [0, 0, 0, 0], [1, 5, 2, 4]):
+        expected = [drafts_of(kind, one.tokens, n) if n else [] for one, n in zip(sequences, drafts, strict=True)]
+        assert bench.step(sequences, drafts) == expected
+    assert bench.drafter.counts.num_short == 0
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_that_of_plain_decoding(kind: str, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, top_p=0.95)
+    texts: list[list[list[int]]] = []
+    for drafts in (0, 1, 5):
+        bench = Bench(kind, sampling)
+        sequences = bench.prefilled(prompts_of(6))
+        while live := [one for one in sequences if len(one.output) < 25]:
+            bench.step(live, [drafts] * len(live))
+        bench.runner.close()
+        texts.append([one.output[:25] for one in sequences])
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cached_prefix_keeps_the_context(kind: str) -> None:
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    prompt = prompts_of(8)[7]
+    [first] = bench.prefilled([prompt])
+    shared = bench.add(prompt, share=first, num_shared_pages=5)
+    bench.driver.generate([shared], num_tokens=1, chunk=7)
+    assert bench.step([shared], [4]) == [drafts_of(kind, shared.tokens[: len(prompt) + 1], 4)]
+    assert not bench.drafter._slots.begins.any()
+    bench.tags[first.pages[2]] = 0
+    other = bench.add(prompt, share=first, num_shared_pages=5)
+    bench.driver.generate([other], num_tokens=1, chunk=7)
+    assert bench.drafter._slots.begins[other.row] == 12  # its attention begins behind the page whose tags are wrong
+    bench.step([other], [4])
+    assert bench.drafter._slots.begins[other.row] == 12
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_without_a_state_drafts_nothing(kind: str) -> None:
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    sequence = bench.add([3, 4, 5])
+    result = bench.runner.launch(bench.driver.batch([(sequence, 2)])).wait()
+    assert len(result.counts) == 0
+    result = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(3, 3)])).wait()
+    assert result.num_drafted is not None
+    assert (result.counts.tolist(), result.num_drafted.tolist()) == ([1], [0])
+    assert bench.drafter.counts.num_postponed == 1
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_computed_beside_drafts(kind: str) -> None:
+    """`forward` lays out no pass of the head, and leaves its states."""
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    sequences = bench.prefilled(prompts_of(3))
+    before = bench.drafter._states.copy()
+    batch = bench.driver.batch([(one, 1) for one in sequences])
+    assert bench.runner.forward(batch).shape == (3, VOCAB)
+    assert np.array_equal(bench.drafter._states, before)
+    bench.runner.close()
