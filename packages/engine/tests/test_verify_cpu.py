@@ -423,17 +423,8 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int
         for one, tokens, (drafts, parents), text in zip(sequences, result.by_grant(), trees, texts, strict=True):
             take(one, tokens)
             assert one.tokens == text[: len(one.tokens)]
-<<<<<<< HEAD
             assert len(tokens) == 1 + num_accepted(drafts, parents, tokens)
         assert result.num_drafted is not None
-=======
-            node, expected = 0, 1
-            while children := [
-                i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]
-            ]:
-                node, expected = children[0], expected + 1
-            assert len(tokens) == expected
->>>>>>> h-models
         assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]
     assert all(len(one.tokens) > n for one, n in zip(sequences, lengths, strict=True))
     drafter.give([(one.tokens[-1:], [0]) for one in sequences])
