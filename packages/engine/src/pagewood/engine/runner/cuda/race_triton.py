@@ -36,7 +36,7 @@ def first_to_arrive(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor
 
 
 @triton.jit
-def _mix(bits):  # noqa: ANN001, ANN202
+def _mix(bits):  # noqa: ANN202
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
     return bits ^ (bits >> 31)
