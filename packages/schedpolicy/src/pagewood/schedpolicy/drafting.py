@@ -76,9 +76,10 @@ class DraftControl(Generic[D]):
     table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
     held at the start (`max_slowdown` of 100 plain steps).
 
-    If nothing is drafted, a few requests draft one or two tokens after 16 steps, then after twice as many, up to 512,
-    and not before 0.4 of `max_slowdown` pays for it. If drafts are made in every step, one plain step is taken
-    after 16 steps, then up to every 256, to keep the cost of plain decoding measured.
+    If nothing is drafted, a few requests (all, where padding makes that free) draft one or two tokens after 16 steps,
+    then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for it. A step of a new size is first
+    taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every 256, and more often
+    where it differs from the table, to keep the cost of plain decoding measured.
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
