@@ -86,7 +86,7 @@ class Bench:
         )  # fmt: skip
         self.runner = CPURunner(
             model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
-            max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup, 
+            max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup,
             make_drafter=None if drafter is None else lambda _: drafter,
             simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
@@ -276,6 +276,27 @@ def test_a_run_ends_before_logits_that_are_not_numbers() -> None:
     bench.runner.close()
 
 
+def test_the_error_of_a_lookup_is_raised_by_the_wait_for_its_step() -> None:
+    text = [*prompts_of(1)[0], *plain(1, 30, False)[0]]
+    lookups: list[KnowingLookup] = []
+
+    def make(tokens: Int32) -> KnowingLookup:
+        lookups.append(KnowingLookup(tokens, [text], quality=1.0, seed=0, full=True))
+        return lookups[0]
+
+    bench = Bench(make_lookup=make)
+    [sequence] = bench.prefilled(prompts_of(1))
+    lookups[0].texts = []
+    broken = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(4, 4)]))
+    with pytest.raises(IndexError):
+        broken.wait()
+    lookups[0].texts = [text]
+    take(sequence, ())
+    assert bench.step([sequence], [(4, 4)]) == ([5], [4])
+    bench.runner.close()
+    assert sequence.tokens == text[: len(sequence.tokens)]
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.7, 1.0])
 def test_simulated_acceptance(chance: float) -> None:
     bench = Bench(
@@ -426,6 +447,8 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int
             assert len(tokens) == 1 + num_accepted(drafts, parents, tokens)
         assert result.num_drafted is not None
         assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]
+        assert result.draft_s > 0.0
+        assert result.verify_s > 0.0
     assert all(len(one.tokens) > n for one, n in zip(sequences, lengths, strict=True))
     drafter.give([(one.tokens[-1:], [0]) for one in sequences])
     after = bench.runner.forward(bench.driver.batch([(one, 1) for one in sequences]))
