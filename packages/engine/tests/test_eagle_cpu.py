@@ -132,7 +132,8 @@ class Bench:
         work = [(one, 1) for one in sequences]
         batch = self.driver.batch(work, drafts=[(n, n) for n in drafts])
         result = self.runner.launch(batch).wait()
-        assert (result.num_drafted is None and not any(drafts)) or result.num_drafted.tolist() == drafts
+        assert (drafts if result.num_drafted is None else result.num_drafted.tolist()) == drafts
+        assert result.num_drafted is not None or not any(drafts)
         verified = self.runner._program.inputs[0].view(np.int32)[: batch.num_tokens, 0]
         for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
             sequence.tokens.extend(tokens)

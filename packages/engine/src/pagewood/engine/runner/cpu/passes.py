@@ -34,11 +34,11 @@ _ROTATION_COLUMNS = slice(Column.COSINE_TABLE, Column.NUM_ROTATIONS + 1)
 class RowTables:
     """What the runner knows about every row."""
 
-    tokens: Int32
+    tokens: Int32  # contents written by: cpu.runner, the program
     """[rows, positions], token ids."""
-    lengths: Int32
+    lengths: Int32  # contents written by: cpu.runner, the program
     """[rows], how many of them are known."""
-    pages: Int32
+    pages: Int32  # contents written by: cpu.runner, the program
     """[rows, pages of a row], page ids."""
 
 
@@ -73,7 +73,7 @@ class Grants:
     """[G]"""
     starts: Int32
     """[G]"""
-    counts: Int32
+    counts: Int32  # contents written by: cpu.runner, draft_model, eagle
     """[G]"""
     sampled: Int32
     """[S], the grants after whose tokens others are drawn, ascending."""
