@@ -132,7 +132,8 @@ class Bench:
         work = [(one, 1) for one in sequences]
         batch = self.driver.batch(work, drafts=[(n, n) for n in drafts])
         result = self.runner.launch(batch).wait()
-        assert (result.num_drafted is None and not any(drafts)) or result.num_drafted.tolist() == drafts
+        assert (drafts if result.num_drafted is None else result.num_drafted.tolist()) == drafts
+        assert result.num_drafted is not None or not any(drafts)
         verified = self.runner._program.inputs[0].view(np.int32)[: batch.num_tokens, 0]
         for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
             sequence.tokens.extend(tokens)
@@ -141,8 +142,11 @@ class Bench:
 
 
 @torch.inference_mode()
-def drafts_of(kind: str, tokens: list[int], count: int) -> list[int]:
-    """Return the greedy drafts after `tokens` of the head in plain torch."""
+def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> tuple[list[int], Tensor]:
+    """Return the greedy drafts after `tokens` of the head in plain torch, and its state at the last token.
+
+    Its attention begins at position `begin`.
+    """
     target, head = load(kind, torch_ops())
     ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
     one = torch.tensor([len(places) - 1])
@@ -150,17 +154,24 @@ def drafts_of(kind: str, tokens: list[int], count: int) -> list[int]:
     _, states = target.with_states(
         ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured
     )
-    attention, drafts, position = SequenceAttention(head_dim=DIM), [], len(places)
+    attention, drafts, position = SequenceAttention(head_dim=DIM, begin=begin), [], len(places)
     logits, state = head(ids[1:], head.features(states), rotation_at(head.rope, places), attention.at(places), one)
+    kept = state[0].clone()
     while True:
         number = logits.argmax(-1)
         token = number if head.token_map is None else head.token_map[number]
         drafts.append(int(token))
         if len(drafts) == count:
-            return drafts
+            return drafts, kept
         rotation, first = rotation_at(head.rope, [position]), torch.tensor([0])
         logits, state = head(token, state, rotation, attention.at([position]), first)
         position += 1
+
+
+def assert_state(bench: Bench, kind: str, sequence: DrivenSequence, *, begin: int = 0) -> None:
+    """Compare the state that the runner keeps for a row with that of plain torch."""
+    kept = torch.from_numpy(bench.drafter._states[sequence.row])
+    torch.testing.assert_close(kept, drafted(kind, sequence.tokens, begin=begin)[1], atol=1e-4, rtol=1e-4)
 
 
 def prompts_of(num: int) -> list[list[int]]:
@@ -174,8 +185,10 @@ def test_drafts_are_those_of_the_head(kind: str, page_size: int) -> None:
     bench = Bench(kind, SamplingParams(temperature=0.0), page_size=page_size)
     sequences = bench.prefilled(prompts_of(4))
     for drafts in ([5, 3, 0, 1], [5, 5, 5, 5], [0, 0, 0, 0], [1, 5, 2, 4]):
-        expected = [drafts_of(kind, one.tokens, n) if n else [] for one, n in zip(sequences, drafts, strict=True)]
+        expected = [drafted(kind, one.tokens, n)[0] if n else [] for one, n in zip(sequences, drafts, strict=True)]
         assert bench.step(sequences, drafts) == expected
+        for one in sequences:
+            assert_state(bench, kind, one)
     assert bench.drafter.counts.num_short == 0
     bench.runner.close()
 
@@ -202,13 +215,19 @@ def test_a_cached_prefix_keeps_the_context(kind: str) -> None:
     [first] = bench.prefilled([prompt])
     shared = bench.add(prompt, share=first, num_shared_pages=5)
     bench.driver.generate([shared], num_tokens=1, chunk=7)
-    assert bench.step([shared], [4]) == [drafts_of(kind, shared.tokens[: len(prompt) + 1], 4)]
+    assert bench.step([shared], [4]) == [drafted(kind, shared.tokens[: len(prompt) + 1], 4)[0]]
+    assert_state(bench, kind, shared)
     assert not bench.drafter._slots.begins.any()
     bench.tags[first.pages[2]] = 0
     other = bench.add(prompt, share=first, num_shared_pages=5)
     bench.driver.generate([other], num_tokens=1, chunk=7)
     assert bench.drafter._slots.begins[other.row] == 12  # its attention begins behind the page whose tags are wrong
-    bench.step([other], [4])
+    for _ in range(2):
+        expected, _ = drafted(kind, other.tokens, 4, begin=12)
+        assert bench.step([other], [4]) == [expected]
+        assert_state(bench, kind, other, begin=12)
+        with pytest.raises(AssertionError):
+            assert_state(bench, kind, other)
     assert bench.drafter._slots.begins[other.row] == 12
     bench.runner.close()
 
