@@ -222,9 +222,10 @@ class DraftControl(Generic[D]):
         """Requests of which something is kept; `forget` drops them."""
         return len(self._estimates)
 
-    def set_cost(self, cost: StepCost) -> None:
-        """Replace the table of costs, for example when it has been measured."""
+    def set_cost(self, cost: StepCost, draft_cost: DraftCost | None = None) -> None:
+        """Replace the costs, for example when they have been measured; None: the cost of drafting stays."""
         self._cost, self._account_s = cost, None
+        self._draft_cost = draft_cost or self._draft_cost
 
     def forget(self, request: D) -> None:
         """Drop what is known of a request that has ended."""
@@ -315,7 +316,9 @@ class DraftControl(Generic[D]):
         profit_s = 0.0
         num_granted = sum(granted)
         if num_granted:
-            taken_s += draft_s if draft_s > 0 else self._draft_cost.seconds(max(granted), num_granted)
+            expected_s = self._draft_cost.seconds(max(granted), num_granted)
+            is_known = self._draft_cost.is_known and expected_s > 0
+            taken_s += min(draft_s, 2 * expected_s) if draft_s > 0 and is_known else draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False
