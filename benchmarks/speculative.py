@@ -23,10 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pagewood.engine.api import EngineConfig
 from speculation.engines import Run, System
 from speculation.prompts import task_prompts
-
-from pagewood.engine.api import EngineConfig
 
 BATCHES = (1, 4, 16, 64)
 DRAFTERS = ("ngram", "suffix", "draft", "eagle")
@@ -205,7 +204,7 @@ def _compare(systems: Sequence[System], options: Options, *, temperature: float,
         print(f"| {batch} | {speed:.0f} | " + " | ".join(shown) + " |", flush=True)
 
 
-class _random_model:  # noqa: N801  (used like a function)
+class _random_model:
     """A folder with random weights, of 110M parameters, for a `with` statement."""
 
     def __init__(self, options: Options) -> None:

@@ -1,14 +1,18 @@
-"""Counts exact answers on held-out prompts by task, and how often the draft agrees, for a folder of `train.py`."""
+"""Counts exact answers on held-out prompts by task, and how many drafts are accepted, for a folder of `train.py`."""
 
 import argparse
 import random
 import warnings
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from dialog import SYSTEM, memory_dialog, turns_of_any_task
+from drafting import Drafter, draft_model_chains, head_chains, num_steps
+from export import load_head, load_model
 from tasks import GENERATORS, Turn, draw
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -33,12 +37,19 @@ class Case:
 
 @dataclass(slots=True)
 class Score:
-    """Counts of one row of the table; `measure` writes them."""
+    """Counts of one row of the table; `measure` writes them.
+
+    The first token of an answer is not drafted: it comes from the step that computes the prompt.
+    """
 
     cases: int = 0
     right: int = 0
     tokens: int = 0
-    agreed: int = 0
+    steps: Counter[str] = field(default_factory=Counter[str])
+
+    def accepted_length(self, drafter: str) -> float:
+        """Return the tokens per verification, with the one that each verification adds to the drafts."""
+        return self.tokens / max(1, self.steps[drafter])
 
 
 def cases(count: int) -> Iterable[Case]:
@@ -66,14 +77,11 @@ def cases(count: int) -> Iterable[Case]:
 def answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    conversations: list[list[dict[str, str]]],
+    prompts: list[list[int]],
     *,
     rows: int = 50,
 ) -> list[list[int]]:
-    """Return greedy answers as token ids with their end token, in the order of the conversations."""
-    prompts = [
-        tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in conversations
-    ]
+    """Return greedy answers as token ids with their end token, in the order of the prompts."""
     order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
     found: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), rows):
@@ -86,25 +94,41 @@ def answers(
     return found
 
 
-@torch.no_grad()
-def agreed(draft: PreTrainedModel, prompt: list[int], answer: list[int]) -> int:
-    """Return how many tokens of the answer the draft predicts, each from the true tokens before it."""
-    logits = draft(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-    return int((logits.argmax(-1) == torch.tensor(answer)).sum())
+def drafters(folder: Path) -> dict[str, Drafter]:
+    """Return the drafters of the folder by name."""
+    found: dict[str, Drafter] = {}
+    if (folder / "draft").exists():
+        found["draft model"] = partial(draft_model_chains, load_model(folder / "draft"))
+    if (folder / "eagle").exists():
+        found["head"] = partial(head_chains, load_head(folder / "eagle"), load_model(folder))
+    return found
 
 
-def measure(folder: Path, count: int, *, misses: list[str]) -> dict[str, Score]:
+def count_steps(
+    drafter: Drafter, prompts: list[list[int]], made: list[list[int]], depth: int, *, rows: int = 20
+) -> list[int]:
+    """Return how many verifications each answer takes with chains of `depth` drafts."""
+    counts = [0] * len(prompts)
+    texts = [prompt + answer for prompt, answer in zip(prompts, made, strict=True)]
+    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+    for start in range(0, len(order), rows):
+        chosen = order[start : start + rows]
+        longest = len(texts[chosen[-1]])
+        tokens_BT = torch.tensor([texts[at] + [0] * (longest - len(texts[at])) for at in chosen])
+        for at, chains in zip(chosen, drafter(tokens_BT, depth).tolist(), strict=True):
+            counts[at] = num_steps(texts[at], len(prompts[at]), chains)
+    return counts
+
+
+def measure(folder: Path, count: int, depth: int, *, misses: list[str]) -> dict[str, Score]:
     """Return the rows of the table; a description of each wrong answer is added to `misses`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    draft_folder = folder / "draft"
-    draft = (
-        AutoModelForCausalLM.from_pretrained(draft_folder, dtype=torch.float32).eval()
-        if draft_folder.exists()
-        else None
-    )
     asked = list(cases(count))
-    made = answers(model, tokenizer, [case.messages() for case in asked])
+    prompts = [
+        tokenizer.apply_chat_template(case.messages(), add_generation_prompt=True, return_dict=False) for case in asked
+    ]
+    made = answers(model, tokenizer, prompts)
     table: dict[str, Score] = {}
     for case, ids in zip(asked, made, strict=True):
         score = table.setdefault(case.row, Score())
@@ -113,24 +137,28 @@ def measure(folder: Path, count: int, *, misses: list[str]) -> dict[str, Score]:
         score.right += text == wanted and ids[-1] == tokenizer.eos_token_id
         if text != wanted:
             misses.append(f"{case.row}: {case.dialog[-1].prompt!r} gave {text!r}, not {wanted!r}")
-        score.tokens += len(ids)
-        if draft is not None:
-            prompt = tokenizer.apply_chat_template(case.messages(), add_generation_prompt=True, return_dict=False)
-            score.agreed += agreed(draft, prompt, ids)
+        score.tokens += len(ids) - 1
+    for name, drafter in drafters(folder).items():
+        for case, steps in zip(asked, count_steps(drafter, prompts, made, depth), strict=True):
+            table[case.row].steps[name] += steps
     return table
 
 
 def markdown(table: dict[str, Score]) -> str:
-    """Return the table of the README, with a last row for all tasks."""
+    """Return the table of RESULTS.md, with a last row for all tasks."""
     total = Score(
         cases=sum(row.cases for row in table.values()),
         right=sum(row.right for row in table.values()),
         tokens=sum(row.tokens for row in table.values()),
-        agreed=sum(row.agreed for row in table.values()),
+        steps=sum((row.steps for row in table.values()), Counter[str]()),
     )
-    lines = ["| task | held-out prompts | exact answers | draft agrees |", "|---|---:|---:|---:|"]
+    lines = [
+        " | ".join(["| task", "held-out prompts", "exact answers", *total.steps]) + " |",
+        "|---" + "|---:" * (2 + len(total.steps)) + "|",
+    ]
     for name, row in {**table, "**all**": total}.items():
-        lines.append(f"| {name} | {row.cases} | {row.right / row.cases:.1%} | {row.agreed / row.tokens:.0%} |")
+        lengths = [f"{row.accepted_length(drafter):.2f}" for drafter in total.steps]
+        lines.append(" | ".join([f"| {name}", f"{row.cases}", f"{row.right / row.cases:.1%}", *lengths]) + " |")
     return "\n".join(lines)
 
 
@@ -138,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=200, help="prompts per task")
+    parser.add_argument("--draft-tokens", type=int, default=5, help="tokens per chain of drafts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--misses", action="store_true", help="print each wrong answer")
     options = parser.parse_args()
@@ -145,7 +174,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable_progress_bar()
     misses: list[str] = []
-    print(markdown(measure(options.folder, options.count, misses=misses)))
+    print(markdown(measure(options.folder, options.count, options.draft_tokens, misses=misses)))
     if options.misses:
         print("\n".join(misses))
 

@@ -13,13 +13,13 @@ import torch
 from batches import Encoder, batch
 from model import Llama
 from muon import Muon
-from torch import Tensor
+from torch import Tensor, nn
 
 CHUNK = 1024
 """Tokens per chunk."""
 
-Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Computes the summed loss from logits, tokens, positions and targets."""
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Computes the summed loss from tokens, positions and targets, as `batch` returns them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def scores(model: Llama, tokens: Tensor, at: Tensor) -> Tensor:
 
 
 def fit(
-    model: Llama,
+    model: nn.Module,
     encoder: Encoder,
     loss_of: Loss,
     plan: Plan,
@@ -73,7 +73,7 @@ def fit(
     """
     names = [name for name, _ in model.named_parameters()]
     parameters = [parameter for _, parameter in model.named_parameters()]
-    inner = [p.ndim == 2 and n.startswith("layers.") for n, p in zip(names, parameters, strict=True)]
+    inner = [p.ndim == 2 and n != "embed_tokens.weight" for n, p in zip(names, parameters, strict=True)]
     muon = Muon([p for p, is_inner in zip(parameters, inner, strict=True) if is_inner])
     adam = torch.optim.AdamW(
         [p for p, is_inner in zip(parameters, inner, strict=True) if not is_inner],
@@ -92,7 +92,7 @@ def fit(
     def chunk(seed: str, later: bool, long: bool) -> tuple[list[Tensor], float, int, int]:
         torch.set_num_threads(1)
         tokens, at, targets = batch(encoder, seed, CHUNK, later=later, long=long)
-        loss = loss_of(scores(model, tokens, at), tokens, at, targets)
+        loss = loss_of(tokens, at, targets)
         return list(torch.autograd.grad(loss, parameters)), loss.item(), len(targets), tokens.numel()
 
     started = time.monotonic() - spent

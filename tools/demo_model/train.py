@@ -1,8 +1,9 @@
-"""Trains the engine's embedded chat model, its draft and its tokenizer; the result is reproducible."""
+"""Trains the engine's embedded chat model, its tokenizer and its drafters; the result is reproducible."""
 
 import argparse
 import random
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -10,18 +11,28 @@ import torch
 import torch.nn.functional as F
 from batches import Encoder
 from dialog import memory_dialog, turns
-from export import save_model
+from eagle import Head, unrolled
+from export import load_model, save_head, save_model
 from fit import Loss, Plan, fit, log, scores
 from model import Llama, Shape
 from tasks import GENERATORS, draw
 from tokenizer import save_tokenizer, train_tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 VOCAB = 512
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
-DRAFT = Shape(vocab=VOCAB, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=192)
+DRAFT = Shape(vocab=VOCAB, hidden=96, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=256)
 MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
-DRAFT_PLAN = Plan(name="draft", chunks=4, hold=200, steps=1000, later=100, long=300)
+DRAFT_PLAN = Plan(name="draft", chunks=4, hold=500, steps=1200, later=100, long=500)
+HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
+HEAD_PLAN = Plan(name="eagle", chunks=2, hold=500, steps=1000, later=100, long=500)
+CAPTURED = (0, 1, 2)
+"""Layers of the model whose outputs the head reads."""
+DEPTH = 6
+"""Steps of the head that are trained together, on its own outputs."""
+STEP_FACTOR = 0.8
+"""Weight of the loss of each step of the head, relative to the step before."""
+PARTS = ("model", "draft", "eagle")
 LOOK = 40
 """Held-out prompts per task for the evaluation during training."""
 
@@ -57,15 +68,65 @@ def progress(model: Llama, encoder: Encoder) -> str:
     return ", ".join(shown)
 
 
-def imitate(teacher: Llama) -> Loss:
-    """Return the distance to the teacher's distribution, summed over tokens."""
+def predict(model: Llama) -> Loss:
+    """Return the cross-entropy of the right answers, summed over tokens."""
 
-    def loss(logits: Tensor, tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = F.log_softmax(scores(teacher, tokens, at), -1)
-        return F.kl_div(F.log_softmax(logits, -1), wanted, reduction="sum", log_target=True)
+    def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(scores(model, tokens, at), targets, reduction="sum")
 
     return loss
+
+
+def imitate(draft: Llama, target: Llama) -> Loss:
+    """Return the divergence from the target's distribution, summed over tokens."""
+
+    def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = F.log_softmax(scores(target, tokens, at), -1)
+        return F.kl_div(F.log_softmax(scores(draft, tokens, at), -1), wanted, reduction="sum", log_target=True)
+
+    return loss
+
+
+def imitate_ahead(head: Head, target: Llama) -> Loss:
+    """Return the divergence of all steps of the head from the target's distribution, summed over tokens.
+
+    A step counts while the tokens of its chain are the target's own greedy answer, and an answer's token follows.
+    """
+
+    def loss(tokens: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+        rows, length = tokens.shape
+        is_answer = torch.zeros(rows * length, dtype=torch.bool)
+        is_answer[at + 1] = True
+        is_answer = is_answer.view(rows, length)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            with torch.no_grad():
+                streams = target.streams(tokens)
+                wanted = F.log_softmax(target.logits(target.norm(streams[-1])).float(), -1)
+            chosen = F.pad(wanted.argmax(-1), (1, -1), value=-1)
+            is_own = F.pad(greedy(is_answer, tokens == chosen), (0, DEPTH + 1))
+            is_answer, wanted = F.pad(is_answer, (0, DEPTH + 1)), F.pad(wanted, (0, 0, 0, DEPTH))
+            counts, total = torch.ones(rows, length, dtype=torch.bool), torch.zeros(())
+            for step, output in enumerate(unrolled(head, target, tokens, streams, DEPTH)):
+                first, last = step + 1, step + 1 + length
+                counts = counts & is_own[:, first:last]
+                here = counts & is_answer[:, first + 1 : last + 1]
+                logits = target.logits(head.norm(output[here])).float()
+                wanted_ND = wanted[:, first:last][here]
+                divergence = F.kl_div(F.log_softmax(logits, -1), wanted_ND, reduction="sum", log_target=True)
+                total = total + STEP_FACTOR**step * divergence
+        return total
+
+    return loss
+
+
+def greedy(is_answer_BT: Tensor, is_chosen_BT: Tensor) -> Tensor:
+    """Return which tokens of answers are the target's choice, as are all earlier tokens of the same answer."""
+    departs = is_answer_BT & ~is_chosen_BT
+    departures = departs.cumsum(1)
+    begins = is_answer_BT & ~F.pad(is_answer_BT, (1, -1))
+    before = torch.where(begins, departures - departs.long(), 0).cummax(1).values
+    return is_answer_BT & (departures == before)
 
 
 def main() -> None:
@@ -77,56 +138,43 @@ def main() -> None:
         default=Path("build/demo_model"),
         help="folder of checkpoints; a stopped run continues from it",
     )
+    parser.add_argument("--only", choices=PARTS, help="train one part; the draft and the head need the model in --out")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
+    parts = PARTS if options.only is None else (options.only,)
 
     tokenizer = train_tokenizer(corpus(4000), VOCAB)
-    save_tokenizer(tokenizer, options.out)
     encoder = Encoder(tokenizer)
 
-    torch.manual_seed(1)
-    model = Llama(MODEL)
-    log(f"model: {sum(p.numel() for p in model.parameters()):,} parameters")
+    def train(network: nn.Module, loss: Loss, plan: Plan, look: Callable[[int], None]) -> None:
+        log(f"{plan.name}: {sum(p.numel() for p in network.parameters()):,} parameters")
+        checkpoint = options.work / f"{plan.name}.pt"
+        fit(network, encoder, loss, plan, workers=options.workers, checkpoint=checkpoint, every=500, look=look)
 
-    def look(step: int) -> None:
-        save_model(model, tokenizer, options.out)
-        log(f"right answers of {LOOK} at step {step}: {progress(model, encoder)}")
+    if "model" in parts:
+        save_tokenizer(tokenizer, options.out)
+        torch.manual_seed(1)
+        model = Llama(MODEL)
 
-    def right(logits: Tensor, _tokens: Tensor, _at: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction="sum")
+        def look(step: int) -> None:
+            save_model(model, tokenizer, options.out)
+            log(f"right answers of {LOOK} at step {step}: {progress(model, encoder)}")
 
-    fit(
-        model,
-        encoder,
-        right,
-        MODEL_PLAN,
-        workers=options.workers,
-        checkpoint=options.work / "model.pt",
-        every=500,
-        look=look,
-    )
-
-    torch.manual_seed(2)
-    draft = Llama(DRAFT)
-    log(f"draft: {sum(p.numel() for p in draft.parameters()):,} parameters")
-
-    def keep(_step: int) -> None:
-        save_model(draft, tokenizer, options.out / "draft")
-
-    fit(
-        draft,
-        encoder,
-        imitate(model),
-        DRAFT_PLAN,
-        workers=options.workers,
-        checkpoint=options.work / "draft.pt",
-        every=500,
-        look=keep,
-    )
+        train(model, predict(model), MODEL_PLAN, look)
+    target = load_model(options.out)
+    if "draft" in parts:
+        torch.manual_seed(2)
+        draft = Llama(DRAFT)
+        train(draft, imitate(draft, target), DRAFT_PLAN, lambda _: save_model(draft, tokenizer, options.out / "draft"))
+    if "eagle" in parts:
+        torch.manual_seed(3)
+        head = Head(HEAD, CAPTURED)
+        head.start_from(target)
+        train(head, imitate_ahead(head, target), HEAD_PLAN, lambda _: save_head(head, options.out / "eagle"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -41,6 +41,8 @@ class Problem:
     num_threads: int
     seed: int
     int8: bool = False
+    begins: tuple[int, ...] | None = None
+    """First position that each grant attends to."""
 
 
 @cache
@@ -95,6 +97,8 @@ class Bench:
         )
         distance = torch.arange(start, start + count)[:, None] - torch.arange(start + count)[None]
         seen = (distance >= 0) & (distance < (problem.window or MAX_LENGTH))
+        if problem.begins is not None:
+            seen &= torch.arange(start + count)[None] >= problem.begins[row]
         scores = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1).float()
@@ -145,7 +149,12 @@ class Bench:
             return np.array([grant[i] for grant in grants], np.int32)
 
         granted = GrantedAttention(
-            attention=attention, page_table=page_table, rows=column(0), starts=column(1), counts=column(2)
+            attention=attention,
+            page_table=page_table,
+            rows=column(0),
+            starts=column(1),
+            counts=column(2),
+            begins=None if self.problem.begins is None else np.array(self.problem.begins, np.int32)[column(0)],
         )
         q = torch.cat(
             [self.queries[row][start - self.problem.grants[row][0] :][:count] for row, start, count in grants]
@@ -167,6 +176,20 @@ class Bench:
 def test_attention_is_the_naive_one(problem: Problem) -> None:
     bench = Bench(problem)
     torch.testing.assert_close(bench.compiled(), bench.naive(), atol=2e-6, rtol=2e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.data())
+def test_a_grant_may_attend_to_later_positions_only(problem: Problem, data: st.DataObject) -> None:
+    """The keys before are unwritten, as after a gap that a drafter leaves."""
+    begins = tuple(data.draw(st.integers(0, start)) for start, _ in problem.grants)
+    problem = replace(problem, begins=begins)
+    bench = Bench(problem)
+    expected = bench.naive()
+    for row, begin in enumerate(begins):
+        bench.keys[row][:begin] = bench.values[row][:begin] = torch.nan
+    torch.testing.assert_close(bench.compiled(), expected, atol=2e-6, rtol=2e-5)
+    assert torch.equal(bench.compiled(in_steps_of=7), bench.compiled())
 
 
 @settings(max_examples=15, deadline=None)

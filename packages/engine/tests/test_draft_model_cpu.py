@@ -22,10 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.draft_model import DraftModel
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -43,7 +45,7 @@ ROOT = -77
 
 
 @cache
-def model(seed: int = 3, head_dim: int = DIM, scale: float = 0.3) -> Decoder[Buffer]:
+def folder_of(seed: int, head_dim: int, scale: float) -> Path:
     folder = Path(tempfile.mkdtemp())
     torch.manual_seed(seed)
     config: Any = transformers.Qwen3Config(
@@ -51,7 +53,12 @@ def model(seed: int = 3, head_dim: int = DIM, scale: float = 0.3) -> Decoder[Buf
         num_key_value_heads=2, head_dim=head_dim, initializer_range=scale, tie_word_embeddings=False,
     )  # fmt: skip
     transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
-    return load_model(folder, CPUOps())
+    return folder
+
+
+@cache
+def model(seed: int = 3, head_dim: int = DIM, scale: float = 0.3) -> Decoder[Buffer]:
+    return load_model(folder_of(seed, head_dim, scale), CPUOps())
 
 
 def layout_of(decoder: Decoder[Buffer], page_size: int) -> MultiHeadLayout:
@@ -244,3 +251,22 @@ def test_steps_are_launched_before_accepted_counts_are_known(quality: str) -> No
     for output, expected in zip(outputs, plain(3, 40), strict=True):
         assert tuple(output) == expected[1 : 1 + len(output)]
         assert len(output) == 20 or quality == "other"
+
+
+def test_a_drafter_from_its_folder() -> None:
+    target, folder = model(), folder_of(3, DIM, 0.3)
+    found = FoundDrafter(kind="draft", folder=folder)
+    loaded = load_drafter(found, target, folder, fingerprint=lambda path: str(path).encode())
+    memory = loaded.allocate(layout_of(target, 4), 100)
+    assert memory.whole.layout == loaded.layout(layout_of(target, 4))
+    assert memory.whole.layout.bytes_per_page == 2 * layout_of(target, 4).bytes_per_page + 4 * 8
+    runner = CPURunner(
+        target, memory.target, warm_up(DIM), max_rows=3, max_length=MAX_LENGTH, num_threads=1,
+        make_drafter=loaded.maker(memory, max_tokens=4),
+    )  # fmt: skip
+    driver = RowDriver(runner, num_pages=100, page_size=4)
+    sequence = driver.add(prompts_of(3)[2])
+    driver.generate([sequence], num_tokens=1, chunk=64)
+    result = runner.launch(driver.batch([(sequence, 1)], drafts=[(4, 4)])).wait()
+    runner.close()
+    assert result.counts.tolist() == [5]

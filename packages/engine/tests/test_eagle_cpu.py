@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.folder import FoundDrafter
+from pagewood.engine.load import load_model
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.valid_slots import drafter_layouts
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
-from pagewood.kvpool import JointLayout, MultiHeadLayout
-from pagewood.kvpool.memory import allocate_joint
-from pagewood.kvpool.storage import KVStorage
-from stand_ins.tiny_heads import DIM, KINDS, VOCAB, drafts_of, load, prompts_of
+from pagewood.kvpool import MultiHeadLayout
+from stand_ins.tiny_heads import DIM, KINDS, VOCAB, drafted, folders, prompts_of
 
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 2000, 96, 5
 
@@ -33,28 +34,24 @@ class Bench:
     """A runner with a head, whose memory is joined with the target's."""
 
     def __init__(self, kind: str, sampling: SamplingParams, *, page_size: int = 4, num_threads: int = 2) -> None:
-        target, head = load(kind, CPUOps())
-        layouts = [
-            MultiHeadLayout(
-                num_layers=num_layers, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND"
-            )
-            for num_layers in (4, 1)
-        ]  # fmt: skip
-        parts = (layouts[0], *drafter_layouts(layouts[1]))
-        _, memories = allocate_joint(JointLayout(parts=parts), NUM_PAGES)
-        target_storage, head_storage = (
-            KVStorage(part, NUM_PAGES, memory=memory) for part, memory in zip(layouts, memories[:2], strict=True)
-        )
+        target_folder, head_folder = folders()
+        target = load_model(target_folder, CPUOps())
+        found = FoundDrafter(kind="eagle", folder=head_folder if kind == "eagle" else target_folder)
+        loaded = load_drafter(found, target, target_folder, fingerprint=lambda path: str(path).encode())
+        layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
+        memory = loaded.allocate(layout, NUM_PAGES)
         self.sampling = sampling
-        self.tags = memories[2].array(0, "tags")
+        self.tags = memory.tags.array(0, "tags")
         self.drafter: EagleDrafter
 
         def make(rows: RowTables) -> EagleDrafter:
-            self.drafter = EagleDrafter(head, target, head_storage, memories[2], rows, max_tokens=MAX_TOKENS, root=5)
-            return self.drafter
+            drafter = loaded.maker(memory, max_tokens=MAX_TOKENS)(rows)
+            assert isinstance(drafter, EagleDrafter)
+            self.drafter = drafter
+            return drafter
 
         self.runner = CPURunner(
-            target, target_storage, warm_up(DIM), max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
+            target, memory.target, warm_up(DIM), max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
             make_drafter=make,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
@@ -75,12 +72,19 @@ class Bench:
         work = [(one, 1) for one in sequences]
         batch = self.driver.batch(work, drafts=[(n, n) for n in drafts])
         result = self.runner.launch(batch).wait()
-        assert (result.num_drafted is None and not any(drafts)) or result.num_drafted.tolist() == drafts
+        assert (drafts if result.num_drafted is None else result.num_drafted.tolist()) == drafts
+        assert result.num_drafted is not None or not any(drafts)
         verified = self.runner._program.inputs[0].view(np.int32)[: batch.num_tokens, 0]
         for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
             sequence.tokens.extend(tokens)
             sequence.num_computed = len(sequence.tokens) - 1
         return [part[1:].tolist() for part in np.split(verified.copy(), np.cumsum(batch.counts)[:-1])]
+
+
+def assert_state(bench: Bench, kind: str, sequence: DrivenSequence, *, begin: int = 0) -> None:
+    """Compare the state that the runner keeps for a row with that of plain torch."""
+    kept = torch.from_numpy(bench.drafter._states[sequence.row])
+    torch.testing.assert_close(kept, drafted(kind, sequence.tokens, begin=begin)[1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -90,8 +94,10 @@ def test_drafts_are_those_of_the_head(kind: str, page_size: int) -> None:
     bench = Bench(kind, SamplingParams(temperature=0.0), page_size=page_size)
     sequences = bench.prefilled(prompts_of(4))
     for drafts in ([5, 3, 0, 1], [5, 5, 5, 5], [0, 0, 0, 0], [1, 5, 2, 4]):
-        expected = [drafts_of(kind, one.tokens, n) if n else [] for one, n in zip(sequences, drafts, strict=True)]
+        expected = [drafted(kind, one.tokens, n)[0] if n else [] for one, n in zip(sequences, drafts, strict=True)]
         assert bench.step(sequences, drafts) == expected
+        for one in sequences:
+            assert_state(bench, kind, one)
     assert bench.drafter.counts.num_short == 0
     bench.runner.close()
 
@@ -118,13 +124,19 @@ def test_a_cached_prefix_keeps_the_context(kind: str) -> None:
     [first] = bench.prefilled([prompt])
     shared = bench.add(prompt, share=first, num_shared_pages=5)
     bench.driver.generate([shared], num_tokens=1, chunk=7)
-    assert bench.step([shared], [4]) == [drafts_of(kind, shared.tokens[: len(prompt) + 1], 4)]
+    assert bench.step([shared], [4]) == [drafted(kind, shared.tokens[: len(prompt) + 1], 4)[0]]
+    assert_state(bench, kind, shared)
     assert not bench.drafter._slots.begins.any()
     bench.tags[first.pages[2]] = 0
     other = bench.add(prompt, share=first, num_shared_pages=5)
     bench.driver.generate([other], num_tokens=1, chunk=7)
     assert bench.drafter._slots.begins[other.row] == 12  # its attention begins behind the page whose tags are wrong
-    bench.step([other], [4])
+    for _ in range(2):
+        expected, _ = drafted(kind, other.tokens, 4, begin=12)
+        assert bench.step([other], [4]) == [expected]
+        assert_state(bench, kind, other, begin=12)
+        with pytest.raises(AssertionError):
+            assert_state(bench, kind, other)
     assert bench.drafter._slots.begins[other.row] == 12
     bench.runner.close()
 

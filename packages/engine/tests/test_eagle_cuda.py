@@ -17,7 +17,7 @@ from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
-from stand_ins.tiny_heads import DIM, KINDS, drafts_of, load, prompts_of
+from stand_ins.tiny_heads import DIM, KINDS, drafted, load, prompts_of
 from stand_ins.torch_decoding import torch_ops
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
@@ -80,8 +80,8 @@ class Bench:
         for sequence, tokens in zip(sequences, result.by_grant(), strict=True):
             sequence.tokens.extend(tokens)
             sequence.num_computed = len(sequence.tokens) - 1
-        drafted = iter(self.drafter.latest.tolist() if any(drafts) else [])
-        return [next(drafted)[:n] if n else [] for n in drafts]
+        latest = iter(self.drafter.latest.tolist() if any(drafts) else [])
+        return [next(latest)[:n] if n else [] for n in drafts]
 
 
 @pytest.mark.parametrize("with_graphs", [False, True])
@@ -92,7 +92,7 @@ def test_drafts_are_those_of_the_head(kind: str, page_size: int, with_graphs: bo
     bench = Bench(kind, SamplingParams(temperature=0.0), page_size=page_size, with_graphs=with_graphs)
     sequences = bench.prefilled(prompts_of(4))
     for drafts in ([5, 3, 0, 1], [5, 5, 5, 5], [0, 0, 0, 0], [1, 5, 2, 4]):
-        expected = [drafts_of(kind, one.tokens, n) if n else [] for one, n in zip(sequences, drafts, strict=True)]
+        expected = [drafted(kind, one.tokens, n)[0] if n else [] for one, n in zip(sequences, drafts, strict=True)]
         assert bench.step(sequences, drafts) == expected
     assert (bench.device.num_replayed > 0) == with_graphs
 

@@ -143,13 +143,10 @@ def assert_fits(tokens: Int32, probabilities: NDArray[np.float64]) -> None:
     counts = np.bincount(tokens, minlength=len(expected)).astype(np.float64)
     assert counts[probabilities == 0].sum() == 0
     rare = expected < 10
-    if expected[rare].sum() >= 10:
-        counts, expected = (
-            np.append(counts[~rare], counts[rare].sum()),
-            np.append(expected[~rare], expected[rare].sum()),
-        )
-    else:
-        counts, expected = counts[~rare], expected[~rare]
+    pooled = counts[rare].sum(), expected[rare].sum()
+    counts, expected = counts[~rare], expected[~rare]
+    if pooled[1] >= 10:
+        counts, expected = np.append(counts, pooled[0]), np.append(expected, pooled[1])
     degrees = len(expected) - 1
     assert ((counts - expected) ** 2 / expected).sum() < degrees + 3.3 * np.sqrt(2 * degrees) + 1e-9
 

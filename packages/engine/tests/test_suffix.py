@@ -207,6 +207,12 @@ def test_a_longer_match_wins_over_a_more_frequent_one() -> None:
     assert draft(index_of([7, 1, 2, 3], [8, 1, 2, 4], [9, 1, 2, 4]), [7, 1, 2], most=1) == [3]
 
 
+def test_a_longer_match_wins_over_many_later_ones() -> None:
+    text = [1, 2, 3, 50, *[9, 2, 3, 60] * 40, 1, 2, 3]
+    assert draft(index_of(), text, most=1) == [50]
+    assert draft(index_of([*text[:4], 5, *range(70, 120)], [9, 2, 3, 60] * 40), [1, 2, 3, 50], most=1) == [5]
+
+
 def test_an_output_begins_with_the_end_of_its_prompt() -> None:
     index = index_of()
     write(index, 0, [*range(100, 140), 5, 6, 7], num_prompt=40)
@@ -310,6 +316,19 @@ def test_an_output_that_spans_logs_stays_whole() -> None:
         for place in (end - 1, end - 40, end - 300):
             if place > 24:
                 assert draft(index, text[place - 24 : place], most=1) == [text[place]]
+
+
+@pytest.mark.parametrize("depth", [24, 40])
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_an_output_begins_in_a_log_that_has_room_for_its_context(left: int, depth: int) -> None:
+    index = index_of(max_tokens=1024, max_depth=depth)
+    write(index, 0, list(range(32 * (15 - left))))  # of the 16 blocks of a log, the first is not used
+    write(index, 1, list(range(1000, 1050)), num_prompt=45)
+    for outputs in index._outputs.values():
+        for log in (outputs.log, outputs.older):
+            assert 0 <= log.chains.min(initial=0) <= log.chains.max(initial=0) < max(len(log.tokens), 1)
+    assert draft(index, list(range(1039, 1045))) == list(range(1045, 1050))
+    assert draft(index, list(range(100, 108))) == list(range(108, 116))
 
 
 @pytest.mark.parametrize("text", [[5] * 3000, [1, 2] * 1500, [1, 2, 3, 4, 5, 6, 7] * 400])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,8 +85,8 @@ class Bench:
             dtype="int8" if int8 else "float32", order="HND",
         )  # fmt: skip
         self.runner = CPURunner(
-            model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10, max_length=MAX_LENGTH,
-            num_threads=num_threads, make_lookup=make_lookup,
+            model(window, nan_token), KVStorage(layout, NUM_PAGES), warm_up(DIM, int8=int8), max_rows=10,
+            max_length=MAX_LENGTH, num_threads=num_threads, make_lookup=make_lookup,
             make_drafter=None if drafter is None else lambda _: drafter,
             simulated_acceptance=simulated_acceptance,
         )  # fmt: skip
@@ -212,9 +211,8 @@ def test_drafts_beside_prompts_and_plain_grants() -> None:
     sequences = [first, second, third, fourth]
     while min(len(one.output) for one in sequences) < 30:
         live = [one for one in sequences if len(one.output) < 30]
-        batch = bench.driver.batch(
-            [(one, 3) for one in live], drafts=[(0 if one is second else 4,) * 2 for one in live]
-        )
+        num_drafts = [0 if one is second else 4 for one in live]
+        batch = bench.driver.batch([(one, 3) for one in live], drafts=[(n, n) for n in num_drafts])
         result = bench.runner.launch(batch).wait()
         sampled = [live[i] for i in batch.sampled.tolist()]
         for one, tokens in zip(sampled, result.by_grant(), strict=True):
@@ -278,6 +276,27 @@ def test_a_run_ends_before_logits_that_are_not_numbers() -> None:
     bench.runner.close()
 
 
+def test_the_error_of_a_lookup_is_raised_by_the_wait_for_its_step() -> None:
+    text = [*prompts_of(1)[0], *plain(1, 30, False)[0]]
+    lookups: list[KnowingLookup] = []
+
+    def make(tokens: Int32) -> KnowingLookup:
+        lookups.append(KnowingLookup(tokens, [text], quality=1.0, seed=0, full=True))
+        return lookups[0]
+
+    bench = Bench(make_lookup=make)
+    [sequence] = bench.prefilled(prompts_of(1))
+    lookups[0].texts = []
+    broken = bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(4, 4)]))
+    with pytest.raises(IndexError):
+        broken.wait()
+    lookups[0].texts = [text]
+    take(sequence, ())
+    assert bench.step([sequence], [(4, 4)]) == ([5], [4])
+    bench.runner.close()
+    assert sequence.tokens == text[: len(sequence.tokens)]
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.7, 1.0])
 def test_simulated_acceptance(chance: float) -> None:
     bench = Bench(
@@ -330,7 +349,7 @@ class GivenTrees:
 
     def give(self, grants: list[tuple[list[int], list[int]]]) -> None:
         """Set tokens and parents of all grants."""
-        tokens, parents = (sum((grant[i] for grant in grants), []) for i in (0, 1))
+        tokens, parents = ([number for grant in grants for number in grant[i]] for i in (0, 1))
         self.tokens[: len(tokens), 0] = tokens
         self.parents[: len(parents), 0] = parents
 
@@ -362,6 +381,17 @@ def path_of(parents: list[int], node: int) -> list[int]:
     while parents[path[-1]] >= 0:
         path.append(parents[path[-1]])
     return path[::-1]
+
+
+def num_accepted(drafts: list[int], parents: list[int], tokens: tuple[int, ...]) -> int:
+    """Return how many tokens of a text are nodes of a tree, one below the other from its root."""
+    node = 0
+    for depth, token in enumerate(tokens):
+        children = [i for i, parent in enumerate(parents) if parent == node and drafts[i] == token]
+        if not children:
+            return depth
+        [node] = children
+    return len(tokens)
 
 
 def depth_of(parents: list[int], node: int) -> int:
@@ -414,13 +444,11 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(window: int | None, int
         for one, tokens, (drafts, parents), text in zip(sequences, result.by_grant(), trees, texts, strict=True):
             take(one, tokens)
             assert one.tokens == text[: len(one.tokens)]
-            node, expected = 0, 1
-            while children := [
-                i for i in range(len(drafts)) if parents[i] == node and drafts[i] == tokens[expected - 1]
-            ]:
-                node, expected = children[0], expected + 1
-            assert len(tokens) == expected
+            assert len(tokens) == 1 + num_accepted(drafts, parents, tokens)
+        assert result.num_drafted is not None
         assert result.num_drafted.tolist() == [len(tokens) - 1 for tokens, _ in trees]
+        assert result.draft_s > 0.0
+        assert result.verify_s > 0.0
     assert all(len(one.tokens) > n for one, n in zip(sequences, lengths, strict=True))
     drafter.give([(one.tokens[-1:], [0]) for one in sequences])
     after = bench.runner.forward(bench.driver.batch([(one, 1) for one in sequences]))

@@ -13,17 +13,18 @@ from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.draft_control import draft_control, measure_cost
-from pagewood.engine.folder import model_folder, model_name
-from pagewood.engine.load import check_weights, load_model
+from pagewood.engine.folder import FoundDrafter, find_drafter, model_folder, model_name
+from pagewood.engine.load import check_draft, check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.ngram import NgramLookup
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.suffix import SuffixIndex
-from pagewood.engine.tiers import tiered_cache
-from pagewood.kvpool import MultiHeadLayout
+from pagewood.engine.tiers import model_fingerprint, tiered_cache
+from pagewood.kvpool import MultiHeadLayout, PageLayout
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take if the configuration does not say how much."""
 _TYPICAL_LENGTH = 2048
 """Tokens for which every row has room if the configuration does not say how much."""
+_LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
 
 
 def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress: Progress | None = None) -> Engine:
@@ -50,8 +52,17 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             f"got {weights_bytes / 1e9:.1f} GB of weights in float32"
         )
     num_threads = config.num_threads or _num_cores()
-    kernel = warm_up(model_config.head_dim, int8=config.kv_cache_dtype == "int8", progress=progress)
+    found = None if config.speculative == "off" else _find_drafter(config, folder)
     model = load_model(folder, CPUOps(), progress=progress)
+    drafter = None
+    if found is not None and found.folder is not None:
+        drafter = load_drafter(found, model, folder, fingerprint=model_fingerprint, progress=progress)
+    kernel = warm_up(
+        model_config.head_dim,
+        int8=config.kv_cache_dtype == "int8",
+        draft_head_dim=drafter.layer.head_dim if drafter else None,
+        progress=progress,
+    )
     layout = MultiHeadLayout(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
@@ -60,7 +71,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         dtype=config.resolved().kv_cache_dtype,
         order="HND",
     )
-    num_pages, max_length = _memory(config, model_config, layout)
+    page_layout = layout if drafter is None else drafter.layout(layout)
+    num_pages, max_length = _memory(config, model_config, page_layout)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=max_length,
@@ -76,16 +88,22 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages * config.page_size,
         num_pages,
         config.page_size,
-        num_pages * layout.bytes_per_page / 1e9,
+        num_pages * page_layout.bytes_per_page / 1e9,
         "as configured" if config.max_total_tokens else "set another size with --max-total-tokens",
         max_length,
         num_threads,
     )
 
     control = draft_control(config)
-    storage = KVStorage(layout, num_pages)
-    populator = Populator(storage.memory)
-    make_cache = tiered_cache(config, folder, storage.memory)
+    if drafter is None:
+        storage, make_drafter = KVStorage(layout, num_pages), None
+        memory = storage.memory
+    else:
+        joint = drafter.allocate(layout, num_pages)
+        storage, memory = joint.target, joint.whole
+        make_drafter = drafter.maker(joint, max_tokens=config.speculative_num_tokens)
+    populator = Populator(memory)
+    make_cache = tiered_cache(config, folder, memory)
 
     def make_runner(kv: KVSpace) -> PopulatingRunner:
         runner = CPURunner(
@@ -95,7 +113,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             max_rows=config.num_rows,
             max_length=max_length,
             num_threads=num_threads,
-            make_lookup={"ngram": NgramLookup, "suffix": SuffixIndex}.get(config.speculative),
+            make_lookup=None if found is None else _LOOKUPS.get(found.kind),
+            make_drafter=make_drafter,
             simulated_acceptance=config.speculative_acceptance,
         )
         populating = PopulatingRunner(runner, populator)
@@ -117,7 +136,17 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     )
 
 
-def _memory(config: EngineConfig, model: ModelConfig, layout: MultiHeadLayout) -> tuple[int, int]:
+def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
+    """Return what drafts for the model, after a comparison of its folder with the target's."""
+    assert config.speculative != "off"
+    found = find_drafter(folder, config.speculative, speculative_model=config.speculative_model)
+    if found.kind == "draft" and found.folder is not None:
+        check_draft(found.folder, folder)
+    _log.info("drafts: %s%s", found.kind, "" if found.folder is None else f" in {found.folder}")
+    return found
+
+
+def _memory(config: EngineConfig, model: ModelConfig, layout: PageLayout) -> tuple[int, int]:
     """Return (pages of KV memory, longest request in tokens): see `build_cpu_engine`."""
     longest = min(config.max_length or model.max_position, model.max_position)
     available = available_memory_bytes()

@@ -1,4 +1,4 @@
-"""How long the steps of a runner take by their number of tokens; the draft lengths are decided by it."""
+"""How long the steps of a runner take by their number of tokens, and its drafts; draft lengths are decided by it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pagewood.engine.core.sampling import SamplingArrays
 
 _CONTEXT = 64  # tokens before the computed ones in each row
 _NUM_REPEATS = 4  # the first also gets memory, so the least time counts
+_SEVERAL = 8  # rows
 _NAMESPACE = -1  # of no request: `BatchBuilder` hashes names
 
 
@@ -63,6 +64,52 @@ def measure_step_times(
         if perf_counter() - began > limit_s and len(sizes) > 1:
             break
     return StepTimes(sizes=tuple(sizes), seconds=tuple(seconds))
+
+
+def measure_draft_times(
+    runner: Runner, *, num_rows: int, max_length: int, num_drafts: int
+) -> tuple[tuple[int, int, float], ...]:
+    """Let the runner draft, for one row and for several; return (drafts of a row, all drafts, seconds) of each case.
+
+    Seconds are those that the runner reports, 0 if it drafted nothing. Pages of the rows must have been set by
+    `measure_step_times`; what is written goes to these and to page 0.
+
+    Args:
+        runner: to measure; no step is in flight.
+        num_rows: its rows.
+        max_length: longest sequence of a row.
+        num_drafts: most draft tokens of a row.
+    """
+    cases: list[tuple[int, int, float]] = []
+    for rows, drafts in dict.fromkeys(((1, 1), (1, num_drafts), (min(num_rows, _SEVERAL), num_drafts))):
+        if 2 + (_NUM_REPEATS + 1) * (1 + drafts) > max_length:
+            continue
+        runner.launch(_batch(rows, 1, start=1, page_size=max_length)).wait()
+        batch = _drafting_batch(rows, drafts, start=1)
+        results = [runner.launch(batch).wait() for _ in range(_NUM_REPEATS + 1)]
+        seconds = [one.draft_s for one in results if one.num_drafted is not None and one.num_drafted.all()]
+        cases.append((drafts, rows * drafts, min(seconds, default=0.0)))
+    return tuple(cases)
+
+
+def _drafting_batch(num_rows: int, num_drafts: int, *, start: int) -> Batch:
+    """Return a step in which each row continues from position `start`, or from its last token, with drafts."""
+    rows, empty = np.arange(num_rows, dtype=np.int32), np.empty(0, np.int32)
+    size = np.full(num_rows, 1 + num_drafts, np.int32)
+    return Batch(
+        page_rows=empty,
+        page_columns=empty,
+        page_ids=empty,
+        token_rows=empty,
+        token_positions=empty,
+        token_ids=empty,
+        rows=rows,
+        starts=np.full(num_rows, start + _NUM_REPEATS * (1 + num_drafts), np.int32),
+        counts=size,
+        sampled=rows,
+        num_promised=size,
+        sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
+    )
 
 
 def _sizes(most: int) -> Iterator[int]:

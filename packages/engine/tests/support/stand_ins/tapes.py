@@ -19,6 +19,7 @@ from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 
@@ -73,6 +74,8 @@ class GrantedAttention:
     rows: Int32
     starts: Int32
     counts: Int32
+    begins: Int32 | None = None
+    """[G], first position that each grant attends to; None: 0."""
 
     def scope(self, tape: Tape) -> Pass:
         """Return a new pass on a tape, for rows whose tokens are all 0."""
@@ -83,7 +86,10 @@ class GrantedAttention:
             pages=self.page_table,
         )
         rope = Rope(RopeConfig(head_dim=2, theta=10000.0, scaling=None), device=torch.device("cpu"))
-        return Pass(tape, tables, self.attention, Rotations(rope), half=1, vocab_size=1)
+        one = Pass(tape, tables, self.attention, Rotations(rope), half=1, vocab_size=1)
+        if self.begins is not None:
+            tape.fill(one.scope, {Column.BEGINS: self.begins})
+        return one
 
     def grants(self) -> Grants:
         """Return the grants, none of which is sampled."""

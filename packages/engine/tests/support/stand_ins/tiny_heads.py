@@ -77,8 +77,11 @@ def load(kind: str, ops: Ops[Any]) -> tuple[Any, Any]:
 
 
 @torch.inference_mode()
-def drafts_of(kind: str, tokens: list[int], count: int) -> list[int]:
-    """Return the greedy drafts after `tokens` of the head in plain torch."""
+def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> tuple[list[int], Tensor]:
+    """Return the greedy drafts after `tokens` of the head in plain torch, and its state at the last token.
+
+    Its attention begins at position `begin`.
+    """
     target, head = load(kind, torch_ops())
     ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
     one = torch.tensor([len(places) - 1])
@@ -86,14 +89,15 @@ def drafts_of(kind: str, tokens: list[int], count: int) -> list[int]:
     _, states = target.with_states(
         ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured
     )
-    attention, drafts, position = SequenceAttention(head_dim=DIM), [], len(places)
+    attention, drafts, position = SequenceAttention(head_dim=DIM, begin=begin), [], len(places)
     logits, state = head(ids[1:], head.features(states), rotation_at(head.rope, places), attention.at(places), one)
+    kept = state[0].clone()
     while True:
         number = logits.argmax(-1)
         token = number if head.token_map is None else head.token_map[number]
         drafts.append(int(token))
         if len(drafts) == count:
-            return drafts
+            return drafts, kept
         rotation, first = rotation_at(head.rope, [position]), torch.tensor([0])
         logits, state = head(token, state, rotation, attention.at([position]), first)
         position += 1

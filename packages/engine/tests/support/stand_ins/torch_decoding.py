@@ -27,8 +27,10 @@ def rotation_at(rope: Rope, positions: list[int]) -> tuple[Tensor, Tensor]:
 class SequenceAttention:
     """Attention over the keys and values of one sequence. Invariant: a later call overwrites the positions it names."""
 
-    def __init__(self, *, head_dim: int) -> None:
+    def __init__(self, *, head_dim: int, begin: int = 0) -> None:
+        """Attend from position `begin` on."""
         self._head_dim = head_dim
+        self._begin = begin
         self._memory: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by layer and position
         self._positions: list[int] = []
 
@@ -38,13 +40,17 @@ class SequenceAttention:
         return self
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Store `k` and `v`, and return the attention of each token to all positions up to its own."""
+        """Store `k` and `v`, and return the attention of each token to the positions up to its own."""
         for i, position in enumerate(self._positions):
             self._memory[layer, position] = k[i].clone(), v[i].clone()
         return torch.stack([self._attend(q[i], layer, position) for i, position in enumerate(self._positions)])
 
     def _attend(self, q: Tensor, layer: int, position: int) -> Tensor:
-        kept = [self._memory[layer, p] for p in range(position + 1) if (layer, p) in self._memory]
+        kept = [
+            self._memory[layer, p]
+            for p in range(min(self._begin, position), position + 1)
+            if (layer, p) in self._memory
+        ]
         k, v = (torch.stack(parts).view(len(kept), -1, self._head_dim) for parts in zip(*kept, strict=True))
         heads = q.view(-1, self._head_dim)
         group = len(heads) // k.shape[1]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 _PRIOR_RATE = 0.6
-_PRIOR_WEIGHT = 3.0
-_OWN_DECAY = 0.95
-_ALL_DECAY = 0.97
+_PRIOR_WEIGHT = 6.0
+_OWN_DECAY = 0.97
+_ALL_DECAY = 0.98
 _IDLE_DECAY = 0.995
 _IDLE_EVERY = 8
 

@@ -13,16 +13,23 @@ from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 Mode = Literal["adaptive", "fixed"]
 
 Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "cost unknown", "fixed", "idle"]
-"""Why the lengths of a step are what they are.
+"""Why the lengths of a step are what they are:
 
-gain: the lengths with the most expected tokens per second. load: no drafts, because they cost too much at this load;
-a single request would get some. acceptance: no drafts, because too few would be accepted. account: no drafts, because
-recent ones have lost the time that may be lost. probe: a few drafts, to measure acceptance. sample: no drafts in this
-step, to measure what a plain step costs. cost unknown: no drafts without a table of costs. fixed: the mode is fixed.
-idle: no request decodes."""
+- gain: they have the most expected tokens per second.
+- load: no drafts, because they cost too much at this load; the same requests alone would get some.
+- acceptance: no drafts, because too few would be accepted.
+- account: no drafts, because a step could lose more time than speculation may lose now.
+- probe: a few drafts, to measure acceptance or the cost of drafting.
+- sample: no drafts in this step, to measure what a plain step costs.
+- cost unknown: no drafts without a table of costs.
+- fixed: the mode is "fixed".
+- idle: no request decodes.
+"""
 
 _MARGIN = 1.02
+_LEAST = 0.005
 _FEW = 16
+_REQUESTS_PER_KEPT_STEP = 12
 _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
 _MIN_SAMPLE_INTERVAL = 4
@@ -60,8 +67,8 @@ class DraftControl(Generic[D]):
     In the mode "adaptive" it chooses the drafts with the most expected tokens per second: all pairs (request, position)
     in descending order of the probability that the draft survives up to there, times the weight of the request, up to
     the prefix for which (tokens of plain decoding + expected accepted tokens) / (seconds of the step) is greatest. All
-    prefixes are compared, because the cost of a step need not be convex. Without a prefix that gains 2%, or twice what
-    it costs, nothing is drafted.
+    prefixes are compared, because the cost of a step need not be convex. If none gains 2%, or 0.5% and twice what it
+    costs, nothing is drafted.
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
     that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
@@ -69,9 +76,10 @@ class DraftControl(Generic[D]):
     table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
     held at the start (`max_slowdown` of 100 plain steps).
 
-    If nothing is drafted, a few requests draft one or two tokens after 16 steps, then after twice as many, up to 512,
-    and not before 0.4 of `max_slowdown` pays for it. If drafts are made in every step, one plain step is taken
-    after 16 steps, then up to every 256, to keep the cost of plain decoding measured.
+    If nothing is drafted, a few requests (all, where padding makes that free) draft one or two tokens after 16 steps,
+    then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for it. A step of a new size is first
+    taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every 256, and more often
+    where it differs from the table, to keep the cost of plain decoding measured.
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -121,7 +129,7 @@ class DraftControl(Generic[D]):
         weight: Callable[[D], float] = weight_by_priority,
         computes_padding: bool = False,
         prior_acceptance: float = 0.6,
-        prior_weight: float = 3.0,
+        prior_weight: float = 6.0,
     ) -> None:
         """Start without observations.
 
@@ -209,9 +217,15 @@ class DraftControl(Generic[D]):
         """Seconds that speculation may lose now."""
         return self._account_s or 0.0
 
-    def set_cost(self, cost: StepCost) -> None:
-        """Replace the table of costs, for example when it has been measured."""
+    @property
+    def num_known(self) -> int:
+        """Requests of which something is kept; `forget` drops them."""
+        return len(self._estimates)
+
+    def set_cost(self, cost: StepCost, draft_cost: DraftCost | None = None) -> None:
+        """Replace the costs, for example when they have been measured; None: the cost of drafting stays."""
         self._cost, self._account_s = cost, None
+        self._draft_cost = draft_cost or self._draft_cost
 
     def forget(self, request: D) -> None:
         """Drop what is known of a request that has ended."""
@@ -282,7 +296,7 @@ class DraftControl(Generic[D]):
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
             cost.observe(num_tokens, verify_s)
-        if num_granted and draft_s > 0:
+        if num_granted:
             self._draft_cost.observe(max(granted), num_granted, draft_s)
 
     def _settle(
@@ -302,7 +316,9 @@ class DraftControl(Generic[D]):
         profit_s = 0.0
         num_granted = sum(granted)
         if num_granted:
-            taken_s += draft_s if draft_s > 0 else self._draft_cost.seconds(max(granted), num_granted)
+            expected_s = self._draft_cost.seconds(max(granted), num_granted)
+            is_known = self._draft_cost.is_known and expected_s > 0
+            taken_s += min(draft_s, 2 * expected_s) if draft_s > 0 and is_known else draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False
@@ -355,6 +371,8 @@ class DraftControl(Generic[D]):
                 lengths = [length] if length else None
             else:
                 lengths, reason = self._best(requests, estimates, cost, num_plain, plain_s)
+        if lengths is not None and not self._draft_cost.is_known:
+            return "probe", [1] + [0] * (size - 1)
         if lengths is not None:
             for estimate, length in zip(estimates, lengths, strict=True):
                 estimate.length = length
@@ -385,8 +403,8 @@ class DraftControl(Generic[D]):
         return True
 
     def _steps_to_keep(self, cost: StepCost, lengths: list[int], num_plain: int, plain_s: float) -> int:
-        """Return for how many steps more the lengths are kept: 1 for every 16 requests, as far as the account covers."""
-        num_steps, num = (len(lengths) - 1) // _FEW, sum(lengths)
+        """Return for how many more steps lengths are kept: 1 for every 12 requests, if the account covers them."""
+        num_steps, num = (len(lengths) - 1) // _REQUESTS_PER_KEPT_STEP, sum(lengths)
         if num_steps:
             loss_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(max(lengths), num)
             while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
@@ -408,7 +426,7 @@ class DraftControl(Generic[D]):
                 estimate = known[arrival] = self._everyone.estimate()
                 self._probe_interval = _MIN_INTERVAL
             elif estimate.is_stale:
-                if is_small or not (turn + arrival) & 1 or estimate.num_observations < 6:
+                if is_small or not (turn + arrival) & 3 or estimate.num_observations < 6:
                     estimate.refresh()
             elif not (turn + arrival) & 15:
                 estimate.refresh()
@@ -469,7 +487,7 @@ class DraftControl(Generic[D]):
             best = affordable
             num = rates.index(best) + 1
         extra_s, gained_s = step_s[num - 1] - plain_s, values[num - 1] * token_s - plain_s
-        if best * token_s >= _MARGIN or (best > 0 and gained_s > 2 * max(extra_s, 0.0)):
+        if best * token_s >= _MARGIN or (best > 0 and gained_s > max(2 * extra_s, _LEAST * plain_s)):
             return _lengths(estimates, weights, num, ranked[num - 1]), "gain"
         if reason != "account":
             likeliest = max(estimates, key=lambda estimate: estimate.survival[0])
@@ -522,24 +540,33 @@ class DraftControl(Generic[D]):
                         reason = "account"
                     continue
                 best, num, gain_s, extra_s = rate, length, value_s - plain_s, step_s - plain_s
-        if best >= _MARGIN or (num and gain_s > 2 * max(extra_s, 0.0)):
+        if best >= _MARGIN or (num and gain_s > max(2 * extra_s, _LEAST * plain_s)):
             return num, "gain"
         return 0, reason
 
     def _probe(self, estimates: list[Estimate], cost: StepCost, num_plain: int, plain_s: float) -> list[int] | None:
-        """Return a few drafts for the requests of which least is known, if they can be paid for."""
+        """Return a few drafts for the requests of which least is known, if they can be paid for.
+
+        Where steps are padded, the least probe may pay for many tokens; then all requests take part.
+        """
         size = len(estimates)
-        for num_requests, num_each in ((max(1, size // 8), min(2, self.max_tokens)), (1, 1)):
-            num = num_requests * num_each
-            risk_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(num_each, num)
-            is_paid = risk_s <= 0.4 * self._max_slowdown * plain_s * self._num_zero
-            if is_paid and risk_s <= self.account_s / 2:
+        most_s = min(self.account_s / 2, 0.4 * self._max_slowdown * plain_s * self._num_zero)
+        num_each = min(2, self.max_tokens)
+        least_s = self._probe_s(cost, num_plain, plain_s, 1, 1)
+        for num_requests, length in ((size, num_each), (size, 1), (max(1, size // 8), num_each), (1, 1)):
+            risk_s = self._probe_s(cost, num_plain, plain_s, num_requests, length)
+            if risk_s <= most_s and (num_requests < size or size == 1 or risk_s <= least_s + 0.01 * plain_s):
                 least = sorted(range(size), key=lambda index: estimates[index].num_observations)
                 lengths = [0] * size
                 for index in least[:num_requests]:
-                    lengths[index] = num_each
+                    lengths[index] = length
                 return lengths
         return None
+
+    def _probe_s(self, cost: StepCost, num_plain: int, plain_s: float, num_requests: int, length: int) -> float:
+        """Return the seconds that a probe costs if nothing is accepted."""
+        num = num_requests * length
+        return cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(length, num)
 
 
 def _repeated(values: list[float], num: int) -> list[float]:

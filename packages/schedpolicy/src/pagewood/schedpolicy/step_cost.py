@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-_SLOW_RATE = 0.02
+_SLOW_RATE = 0.05
 _LAST_COUNT = 19
 _NUM_TRUSTED = 3
+_DRAFT_RATE = 0.2
+_TOKEN_SHARE = 0.01
 
 
 class StepCost:
@@ -77,7 +79,7 @@ class StepCost:
                 table[size] *= 1 + change / (1 + 2 * counts[size])
 
     def credible(self, num_tokens: int, seconds: float) -> float:
-        """Return a measured duration, limited to a factor of two if this size is known: a slow step may be an accident."""
+        """Return a measured duration, limited to a factor of two if this size is known."""
         expected_s = self.seconds(num_tokens)
         if self._counts[num_tokens] < _NUM_TRUSTED:
             return seconds
@@ -110,7 +112,7 @@ class DraftCost:
     (normalised least mean squares). Invariant: no part is negative.
     """
 
-    __slots__ = ("per_pass_s", "per_step_s", "per_token_s")
+    __slots__ = ("is_known", "per_pass_s", "per_step_s", "per_token_s")
 
     def __init__(self, *, per_step_s: float = 0.0, per_pass_s: float = 0.0, per_token_s: float = 0.0) -> None:
         """Start from a measurement, or from 0.
@@ -126,6 +128,8 @@ class DraftCost:
         for name, value in (("per_step_s", per_step_s), ("per_pass_s", per_pass_s), ("per_token_s", per_token_s)):
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be >= 0 and finite, got {value}")
+        self.is_known = per_step_s + per_pass_s + per_token_s > 0
+        """Whether it has been measured."""  # written by: DraftCost
         self.per_step_s = per_step_s  # written by: DraftCost
         self.per_pass_s = per_pass_s  # written by: DraftCost
         self.per_token_s = per_token_s  # written by: DraftCost
@@ -138,9 +142,12 @@ class DraftCost:
 
     def observe(self, num_passes: int, num_tokens: int, seconds: float) -> None:
         """Correct the parts by a measured step that drafted."""
-        predicted = self.seconds(num_passes, num_tokens)
-        error = min(seconds, 2 * predicted) - predicted if predicted > 0 else seconds
-        step = 0.2 * error / (1 + num_passes * num_passes + num_tokens)
+        predicted_s = self.seconds(num_passes, num_tokens)
+        error_s = (seconds if not self.is_known else min(seconds, 2 * predicted_s)) - predicted_s
+        # Tokens are blamed last: the time of a pass depends little on how many requests are in it.
+        norm = 1 + num_passes * num_passes + _TOKEN_SHARE * num_tokens * num_tokens
+        step = (_DRAFT_RATE if self.is_known else 1.0) * error_s / norm
         self.per_step_s = max(0.0, self.per_step_s + step)
         self.per_pass_s = max(0.0, self.per_pass_s + step * num_passes)
-        self.per_token_s = max(0.0, self.per_token_s + step)
+        self.per_token_s = max(0.0, self.per_token_s + step * _TOKEN_SHARE * num_tokens)
+        self.is_known = True

@@ -108,7 +108,7 @@ def _is_loopback_name(name: str) -> bool:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether `name` is an IP address: no DNS is asked for it, so it cannot be rebound."""
+    """Return whether `name` is an IP address, which needs no DNS and so cannot be rebound."""
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -37,7 +37,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
 
 
 def log_speculation(counts: wire.Speculation | None) -> None:
-    """Log what came of drafts, in one line; nothing if the engine does not speculate."""
+    """Log the counts of drafts in one line; log nothing if the engine does not speculate."""
     if counts is None:
         return
     positions = zip(counts.accepted_by_position, counts.drafted_by_position, strict=True)

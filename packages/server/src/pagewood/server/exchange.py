@@ -30,7 +30,7 @@ _log = logging.getLogger("pagewood.server.requests")
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """One HTTP request and what became of it."""
+    """One HTTP request and its outcome."""
 
     request_id: str
     method: str

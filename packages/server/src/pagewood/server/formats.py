@@ -18,7 +18,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Draft tokens, by what the model made of them. Rejected ones are not in `completion_tokens`."""
+    """Draft tokens that were verified. Rejected ones are not in `completion_tokens`."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

@@ -111,7 +111,7 @@ class LiveRequests:
         return group
 
     def close(self, group: LiveGroup) -> None:
-        """Cancel what is left of a group: its client has all answers, or is gone."""
+        """Cancel the open requests of a group, whose client has all answers or has left."""
         for request_id in tuple(group.open_ids):
             self._cancel(request_id, self._forget(request_id))
 

@@ -200,7 +200,7 @@ class StopSignals:
     """While entered, SIGINT and SIGTERM stop the server and do nothing else.
 
     uvicorn handles them only while it runs, and raises the signal again afterwards. Without these handlers, that would
-    end this process before it has ended its children. A signal that comes before there is a server is kept for it.
+    end this process before it has ended its children. A signal that comes earlier is passed to the server later.
     """
 
     __slots__ = ("_before", "_pending", "_server")

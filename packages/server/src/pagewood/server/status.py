@@ -10,9 +10,9 @@ from enum import Enum
 from pagewood.server import wire
 
 SILENT_LIMIT_S = 60.0
-"""The engine process is taken to be stuck after this time without a pulse. A thread of its own sends one per second."""
+"""The engine process counts as stuck after this time without a pulse; one of its threads sends one per second."""
 STEP_LIMIT_S = 900.0
-"""The engine is taken to be stuck if one step takes longer. Under heavy load a step may take minutes."""
+"""The engine counts as stuck if one step takes longer. Under heavy load a step may take minutes."""
 
 
 class EngineState(Enum):

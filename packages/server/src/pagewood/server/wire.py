@@ -156,7 +156,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """What has come of drafts since the engine was built; the fields of the engine's `SpeculationCounts`."""
+    """Counts of drafts since the engine was built: the fields of the engine's `SpeculationCounts`."""
 
     num_drafted: int
     num_accepted: int
@@ -224,7 +224,7 @@ text_options: msgspec.msgpack.Decoder[TextOptions] = msgspec.msgpack.Decoder(Tex
 
 
 def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterator[T]:
-    """Yield the message of each frame. A frame that is no valid message is reported and dropped."""
+    """Yield the message of each frame. A frame that is not a valid message is reported and dropped."""
     for frame in frames:
         try:
             yield decoder.decode(frame)

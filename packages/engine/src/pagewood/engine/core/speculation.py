@@ -55,7 +55,7 @@ class Drafting(Protocol):
         """Note the result of a step, of one without drafts too.
 
         Args:
-            requests: those that were given drafts.
+            requests: all that decoded, those without drafts too.
             granted: draft tokens that each was given.
             drafted: how many of them the drafter really proposed.
             accepted: how many of those were accepted.
@@ -147,16 +147,18 @@ class Speculation:
         drafted: list[int] = []
         accepted: list[int] = []
         for grant, count, num_drafted in zip(promised, counts, drafted_of, strict=True):
-            if grant.num_promised == 1:
+            if grant.num_tokens != grant.num_promised:  # the end of a prompt
                 continue
             request, num_accepted = grant.request, max(count - 1, 0)
-            request.num_launched -= grant.num_promised - count
-            request.num_drafted += num_drafted
-            request.num_accepted += num_accepted
             requests.append(request)
             granted.append(grant.num_promised - 1)
             drafted.append(num_drafted)
             accepted.append(num_accepted)
+            if grant.num_promised == 1:
+                continue
+            request.num_launched -= grant.num_promised - count
+            request.num_drafted += num_drafted
+            request.num_accepted += num_accepted
             for position in range(num_drafted):
                 self._drafted_by_position[position] += 1
             for position in range(num_accepted):

@@ -120,9 +120,7 @@ class Head(Generic[A]):
             joined = ops.rms_norm(joined, self._feature_norms[0], epsilon)
         return self._projection(joined)
 
-    def __call__(
-        self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A
-    ) -> tuple[A, A]:
+    def __call__(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> tuple[A, A]:
         """Compute a step of pairs.
 
         Args:
@@ -150,9 +148,7 @@ class Head(Generic[A]):
             return self._output(hidden)
         return self._output(self._ops.rms_norm(hidden, self._norm, self.config.layer.norm_epsilon))
 
-    def _advance(
-        self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A
-    ) -> tuple[A, A]:
+    def _advance(self, tokens: A, hidden: A, rotation: tuple[A, A], attention: Attention[A], wanted: A) -> tuple[A, A]:
         """Return `[W, E]` after the last norm, and `[W, E]` before it."""
         ops, config, epsilon = self._ops, self.config, self.config.layer.norm_epsilon
         embedded = self._embedding(tokens)

@@ -1,4 +1,4 @@
-"""The calls of an engine's users: which requests belong to which call, and what has been answered to them."""
+"""The calls of an engine's users: the requests of each call, and their answers so far."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has arrived for a call since it last asked for news."""
+    """What has arrived for a call between two calls of `read`."""
 
     text: str
     """New text of all its requests, in order of arrival."""
@@ -69,7 +69,7 @@ class News:
 class Call:
     """The requests of one call and their answers so far.
 
-    Deltas are only queued when they arrive, and decoded when the call asks for news: a caller pays for the decoding of
+    Deltas are only queued when they arrive, and decoded by `read`: a caller pays for the decoding of
     its own answers, and its errors stay its own. Memory is bounded by the `max_tokens` of the requests.
 
     Args:
@@ -102,12 +102,12 @@ class Call:
         return list(self._answers)
 
     def receive(self, delta: Delta) -> None:
-        """Queue what a step did for one of the requests."""
+        """Queue the result of a step for one of the requests."""
         self._deltas.append(delta)
         self.notify()
 
     def read(self) -> News:
-        """Decode what has arrived."""
+        """Decode the Deltas that have arrived since the last call."""
         texts: list[str] = []
         ended: list[str] = []
         while self._deltas:
@@ -126,7 +126,7 @@ class Call:
 
 
 class Router:
-    """Hands each Delta to the call that its request belongs to, no matter which call stepped the engine.
+    """Passes each Delta to the call that its request belongs to, no matter which call stepped the engine.
 
     Invariant: a request is known here from before it is submitted until its last Delta arrives or its call is left.
     """
@@ -147,7 +147,7 @@ class Router:
             self._calls[submit.request_id] = call
 
     def deliver(self, deltas: Iterable[Delta]) -> list[Abort]:
-        """Hand over Deltas; return aborts for requests that are still computed but belong to no call."""
+        """Pass Deltas to their calls; return aborts for requests that are still computed but belong to no call."""
         unknown: list[Abort] = []
         for delta in deltas:
             call = self._calls.get(delta.request_id)

@@ -42,7 +42,7 @@ class EngineThread:
         self._router = Router()
         self._inbox = ThreadInbox()
         self._stopping = threading.Event()
-        """Tells the engine's thread to end."""
+        """Set when the engine's thread must end."""
         self._loop: asyncio.AbstractEventLoop | None = None  # written by: start
         self._thread: threading.Thread | None = None  # written by: start
         self._ready: asyncio.Future[None] | None = None
@@ -164,7 +164,7 @@ class EngineThread:
         self._ready.set_result(None)
 
     def _deliver(self, deltas: Sequence[Delta]) -> None:
-        """Hand answers, in the event loop, to the calls that wait for them."""
+        """Pass answers, in the event loop, to the calls that wait for them."""
         for abort in self._router.deliver(deltas):
             self._inbox.put(abort)
 
@@ -188,7 +188,7 @@ class EngineThread:
             self._run(loop)
         except _StoppedError:
             pass
-        except BaseException as error:  # whatever it is, the callers must learn of it
+        except BaseException as error:  # the callers get every exception
             failure = error
         if loop.is_closed():  # no caller is left
             return

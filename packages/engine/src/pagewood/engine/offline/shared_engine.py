@@ -167,7 +167,7 @@ class SharedEngine:
         self._advance()
 
     def _advance(self) -> None:
-        """Do one step, and hand its answers to the calls that wait for them."""
+        """Do one step, and pass its answers to the calls that wait for them."""
         try:
             self._pending = self._engine.advance(self._pending)
             self._abort(self._router.deliver(self._outbox.take()))

@@ -75,7 +75,7 @@ class CPUAttention:
         scope, size = q.rows.scope, memory.size
         tape.emit(Operation.STORE, q.rows, k, v, memory, k.size, heads, page_size, scales, scope, size)
         tape.emit(
-            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer], scales, scope, size,
-            layout.head_dim, number=layout.head_dim**-0.5,
+            Operation.ATTEND, q.rows, q, memory, out, q.size, heads, page_size, self._windows[layer], scales, scope,
+            size, layout.head_dim, number=layout.head_dim**-0.5,
         )  # fmt: skip
         return out

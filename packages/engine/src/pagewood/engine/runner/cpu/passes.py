@@ -35,11 +35,11 @@ class RowTables:
     """What the runner knows about every row."""
 
     tokens: Int32
-    """[rows, positions], token ids."""
+    """[rows, positions], token ids."""  # written by: cpu.runner
     lengths: Int32
-    """[rows], how many of them are known."""
+    """[rows], how many of them are known."""  # written by: cpu.runner
     pages: Int32
-    """[rows, pages of a row], page ids."""
+    """[rows, pages of a row], page ids."""  # written by: cpu.runner
 
 
 class Rotations:
@@ -74,7 +74,7 @@ class Grants:
     starts: Int32
     """[G]"""
     counts: Int32
-    """[G]"""
+    """[G]"""  # written by: cpu.runner, draft_model, eagle
     sampled: Int32
     """[S], the grants after whose tokens others are drawn, ascending."""
     promised: Int32

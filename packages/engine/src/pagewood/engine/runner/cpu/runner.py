@@ -89,8 +89,8 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads", "_pass",
-        "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
+        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads",
+        "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -230,7 +230,8 @@ class CPURunner:
             self._helpers.submit(run.work)
         run.work()
         ended = perf_counter()
-        self._sampled_rows = step.grants.rows[step.grants.sampled] if step.samples else self._sampled_rows
+        if self._lookup is not None and step.samples:
+            self._sampled_rows = step.grants.rows[step.grants.sampled]
         in_program_s = 0.0
         if self._drafter is not None:
             drafts_ns, rest_ns = np.diff(self._clock @ _TO_NANOSECONDS).tolist()

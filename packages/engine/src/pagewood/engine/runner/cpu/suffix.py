@@ -116,7 +116,7 @@ class SuffixIndex:
         longest = max(int(max_depth * max_spec_factor + 1e-6), 1)
         self._pool: Int32 = np.empty((NUM_CANDIDATES, longest), np.int32)  # written by: draft
         self._keys: list[int | None] = [None] * len(tokens)  # written by: begin
-        self._states: Int32 = np.zeros((len(tokens), 4), np.int32)  # written by: begin, advance
+        self._states: Int32 = np.zeros((len(tokens), 3), np.int32)  # written by: begin, advance
         self._serials = count(1)  # written by: _renew
         nothing = _Log.of(0, next(self._serials))
         self._none = _Outputs(nothing, nothing)
@@ -143,7 +143,7 @@ class SuffixIndex:
         For a request that was preempted, all tokens that were indexed before count as prompt.
         """
         self._keys[row] = namespace
-        self._states[row] = (num_prompt, -1, 0, 0)
+        self._states[row] = (num_prompt, -1, 0)
 
     def advance(self, rows: Int32, ends: Int32) -> None:
         """Index the tokens that rows `[S]` have gained, up to `ends` `[S]`, the numbers of their known tokens."""

@@ -1,4 +1,4 @@
-"""Turning the grants of a step into the inputs of a forward pass: tokens, rotations, wanted rows, choices, attention items.
+"""From the grants of a step to the inputs of a forward pass: tokens, rotations, wanted rows, choices, attention items.
 
 A program computes one or more scopes. A scope is a group of tokens that go through a model together. A row of the table
 of scopes says where the scope's tables are and how long they are, so that instructions find them by address.

@@ -32,16 +32,6 @@ def take(source: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -
 
 
 @inlined
-def scatter(source: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
-    """Copy rows [first, last) of `size` elements of the matrix at address `source` to rows of the one at `out`."""
-    for row in range(first, last):
-        start = vector(source + row * size * 4, size)
-        to = vector(out + np.int64(places[row]) * size * 4, size)
-        for i in range(_U(size)):
-            to[i] = start[i]
-
-
-@inlined
 def take_panels(panels: Any, places: Any, out: Any, size: Any, first: Any, last: Any) -> None:
     """Like `take`, from a matrix in panels `[P, size, 32]` at address `panels`."""
     for row in range(first, last):

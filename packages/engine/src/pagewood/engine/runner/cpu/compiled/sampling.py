@@ -118,7 +118,7 @@ def limit_of(logits: Any, best: Any, temperature: Any, top_k: Any, top_p: Any, m
 
 
 @exact
-def _best(logits: Any) -> Any:
+def best_of(logits: Any) -> Any:
     """Return the index of the largest number, the first of equal ones, or -1 if any is not a number.
 
     There are many running maxima side by side, so that they are compared as vectors.
@@ -148,7 +148,7 @@ def _best(logits: Any) -> Any:
 @exact
 def choose(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, key: Any) -> Any:
     """Return a token of `logits` `[V]`, or -1 if one of them is not a number; `key` is that of the row's noise."""
-    best = _best(logits)
+    best = best_of(logits)
     if best < 0 or temperature == _F(0.0):
         return best
     limit = limit_of(logits, best, temperature, top_k, top_p, min_p)

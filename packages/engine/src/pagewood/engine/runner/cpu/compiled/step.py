@@ -72,15 +72,14 @@ class Operation(IntEnum):
     """x, out, size of x, size of out, first column in out."""
     CLEAR_FIRST = 13
     """x, sines, size, columns of sines."""
-    SCATTER = 15
-    """x, places `[rows]` of its rows, out, size."""
     ACCEPT = 16
     """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`, their nodes `[W]`; see `accept`. The
     rows of this instruction and the next two are sampled grants; its number is the probability of `accept` or -1."""
     PLANT = 17
     """scope."""
     COMPACT = 18
-    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens `[rows]`."""
+    """scope, memory, groups of a page, page size, words of a slot in a group, nodes `[W]`, numbers of tokens
+    `[rows]`."""
     CLOCK = 19
     """address of two int64, written: seconds and nanoseconds when all instructions before are done."""
     FILL = 20
@@ -157,17 +156,15 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             rows.take_panels(one[3], integers(one[2], last), one[4], one[5], first, last)
 
     @inlined
-    def settle(op: Any, one: Any, number: Any, scopes: Any, part: Any, first: Any, last: Any) -> None:
+    def settle(op: Any, one: Any, number: Any, scopes: Any, part: Any) -> None:
         if op == Operation.ACCEPT:
             accept(scopes[one[2]], part, one[3], one[4], one[5], one[6], number)
         elif op == Operation.PLANT:
             plant(scopes[one[2]], part)
         elif op == Operation.COMPACT:
             compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
-        elif op == Operation.CLOCK:
-            write_time(one[2])
         else:
-            rows.scatter(one[2], integers(one[3], last), one[4], one[5], first, last)
+            write_time(one[2])
 
     @inlined
     def hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
@@ -250,8 +247,8 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
                 elif op >= Operation.FILL:
                     hand_on(op, one, scopes, part)
-                elif op >= Operation.SCATTER:
-                    settle(op, one, numbers[i], scopes, part, first, last)
+                elif op >= Operation.ACCEPT:
+                    settle(op, one, numbers[i], scopes, part)
                 elif op <= Operation.TAKE:
                     move(op, one, first, last)
                 else:

@@ -84,12 +84,12 @@ def _put(token: Any, last: Any, log: Any, links: Any, used: Any) -> Any:
 
 
 @inlined
-def _enter(row: Any, end: Any, first: Any, place: Any, chains: Any) -> None:
-    """Put `place`, which holds `row[end - 1]`, into its chains; the output begins with `row[first]`."""
+def _enter(row: Any, end: Any, place: Any, chains: Any) -> None:
+    """Put `place`, which holds `row[end - 1]`, into its chains."""
     mask = np.int64(chains.shape[2] - 1)
     for order in range(ORDERS):
         n = np.int64(_SHORTEST) << order
-        if end - first >= n:
+        if end >= n:
             slot = _U(_hash(row, end, n) & mask)
             chains[1, order, _U(place)] = chains[0, order, slot]
             chains[0, order, slot] = place
@@ -118,8 +118,7 @@ def append(
         rows: `[S] int32`, rows of the step.
         ends: `[S] int32`, number of known tokens of each.
         which: `[N] int32`, which of the S rows belong to this log.
-        states: `[R, 4] int32`, written: tokens of the row that are logged; the place of the last; the log it is in; the
-            first token of the row that is in the log.
+        states: `[R, 3] int32`, written: tokens of the row that are logged; the place of the last; its log's number.
         serial: number of this log, not 0.
         depth: longest suffix that is compared.
         log: `[C] int32`, written: the tokens plus 1; 0 is empty.
@@ -141,16 +140,16 @@ def append(
             for j in range(first, position):
                 last = _put(row[j], last, log, links, used)
             if position > first:
-                _enter(row, position, first, last, chains)
-            state[1], state[2], state[3] = last, serial, first
-        last, first = np.int64(state[1]), np.int64(state[3])
+                _enter(row, position, last, chains)
+            state[1], state[2] = last, serial
+        last = np.int64(state[1])
         while position < end:
             place = _put(row[position], last, log, links, used)
             if place < 0:
                 break
             last = place
             position += 1
-            _enter(row, position, first, last, chains)
+            _enter(row, position, last, chains)
         state[0], state[1] = position, last
         if position < end:
             return False

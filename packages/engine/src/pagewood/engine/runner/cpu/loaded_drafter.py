@@ -1,0 +1,123 @@
+"""A draft model or a drafting head from its folder, up to the object that drafts in the CPU's program."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from pagewood.engine.api import Progress
+from pagewood.engine.folder import FoundDrafter
+from pagewood.engine.load import load_draft, load_head
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.draft_model import DraftModel
+from pagewood.engine.runner.cpu.drafting import ProgramDrafter
+from pagewood.engine.runner.cpu.eagle import EagleDrafter
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.passes import RowTables
+from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.runner.cpu.valid_slots import drafter_layouts
+from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool.memory import PageMemory, allocate_joint
+from pagewood.kvpool.storage import KVStorage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointMemory:
+    """The memory of a target and its drafter."""
+
+    whole: PageMemory
+    """Of whole pages: for tiers, and for what provides memory ahead."""
+    target: KVStorage
+    drafter: KVStorage
+    tags: PageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDrafter:
+    """What drafts for a target, with its weights."""
+
+    model: Decoder[Buffer] | Head[Buffer]
+    target: Decoder[Buffer]
+    root: int
+    """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
+
+    @property
+    def layer(self) -> ModelConfig:
+        """Sizes of its layers; the kernels are compiled for its `head_dim`."""
+        return self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
+
+    def layout(self, target: MultiHeadLayout) -> JointLayout:
+        """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
+        config = self.model.config
+        own = MultiHeadLayout(
+            num_layers=config.num_layers,
+            num_kv_heads=self.layer.num_kv_heads,
+            head_dim=self.layer.head_dim,
+            page_size=target.page_size,
+            dtype=target.dtype,
+            order=target.order,
+        )
+        return JointLayout(parts=(target, *drafter_layouts(own)))
+
+    def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
+        """Allocate the memory of `layout`."""
+        layout = self.layout(target)
+        whole, (for_target, for_drafter, tags) = allocate_joint(layout, num_pages)
+        own = layout.parts[1]
+        assert isinstance(own, MultiHeadLayout)
+        return JointMemory(
+            whole=whole,
+            target=KVStorage(target, num_pages, memory=for_target),
+            drafter=KVStorage(own, num_pages, memory=for_drafter),
+            tags=tags,
+        )
+
+    def maker(self, memory: JointMemory, *, max_tokens: int) -> Callable[[RowTables], ProgramDrafter]:
+        """Return the argument `make_drafter` of `CPURunner`; a row gets at most `max_tokens` drafts in a step."""
+
+        def make(rows: RowTables) -> ProgramDrafter:
+            model, target = self.model, self.target
+            if isinstance(model, Decoder):
+                return DraftModel(
+                    model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root
+                )
+            return EagleDrafter(model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root)
+
+        return make
+
+
+def load_drafter(
+    found: FoundDrafter,
+    target: Decoder[Buffer],
+    target_folder: Path,
+    *,
+    fingerprint: Callable[[Path], bytes],
+    progress: Progress | None = None,
+) -> LoadedDrafter:
+    """Load the draft model or the head of `target`.
+
+    Args:
+        found: of kind draft or eagle.
+        target: the decoder that verifies.
+        target_folder: its folder.
+        fingerprint: returns bytes that identify the model of a folder.
+        progress: called for every tensor.
+
+    Raises:
+        FileNotFoundError: see `load_model`.
+        ValueError: it does not fit the target; see `load_draft` and `load_head`.
+    """
+    assert found.folder is not None
+    if found.kind == "draft":
+        model = load_draft(found.folder, target_folder, CPUOps(), progress=progress)
+    else:
+        model = load_head(found.folder, target, CPUOps(), progress=progress)
+    digest = sha256(fingerprint(found.folder) + fingerprint(target_folder) + found.kind.encode()).digest()
+    return LoadedDrafter(model=model, target=target, root=int.from_bytes(digest[:8], "little", signed=True))
