@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.runner.cuda.eagle import EagleDrafter
+from pagewood.engine.runner.cuda.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver

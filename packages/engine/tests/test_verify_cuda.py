@@ -23,7 +23,7 @@ from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.load import load_model
-from pagewood.engine.runner.cuda.draft_model import DraftModel
+from pagewood.engine.runner.cuda.drafting_model import DraftModel
 from pagewood.engine.runner.cuda.invariance import linear_by_row
 from pagewood.engine.runner.cuda.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.masks import MaskShape, packed_masks
@@ -426,8 +426,11 @@ def test_a_run_ends_before_logits_that_are_not_numbers() -> None:
 def test_results_are_cut_to_the_counts() -> None:
     promised = np.array([3, 1, 2], np.int32)
     words = np.array([10, 11, 12, 20, 30, 31, 2, 1, 0, 2, 0, 1], np.int32)
-    assert Yielded(promised=promised).size == len(words)
-    result = Yielded(promised=promised).result(words)
+    yielded = Yielded(promised=promised, stamps=[RecordingDevice().stamp() for _ in range(4)])
+    assert yielded.size == len(words)
+    result = yielded.result(words)
+    assert result.draft_s > 0
+    assert result.verify_s > 0
     assert result.by_grant() == [(10, 11), (20,), ()]
     assert result.num_drafted is not None
     assert result.num_drafted.tolist() == [2, 0, 1]

@@ -20,8 +20,8 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.draft_model import DraftModel
-from pagewood.engine.runner.cuda.eagle import EagleDrafter
+from pagewood.engine.runner.cuda.drafting_head import EagleDrafter
+from pagewood.engine.runner.cuda.drafting_model import DraftModel
 from pagewood.engine.runner.cuda.flashinfer_api import HEAD_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.ops import CUDAOps

@@ -29,7 +29,7 @@ from pagewood.engine.runner.cuda.attention import (
     Places,
     PlannedAttention,
 )
-from pagewood.engine.runner.cuda.device import Device, Event
+from pagewood.engine.runner.cuda.device import Device, Event, Stamp
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.graphs import capture_graphs
 from pagewood.engine.runner.cuda.masks import packed_masks
@@ -292,8 +292,8 @@ class CUDARunner:
         """Queue a step, up to its result on the device; return how to read it."""
         is_inexact = self._inexact.of(batch)
         if is_inexact.any() or (batch.num_promised > 1).any():
-            self._queue_verify(batch, is_inexact, slot)
-            return Yielded(promised=batch.num_promised)
+            stamps = self._queue_verify(batch, is_inexact, slot)
+            return Yielded(promised=batch.num_promised, stamps=stamps)
         self._queue_plain(batch, slot)
         return OneEach(size=len(batch.sampled))
 
@@ -319,8 +319,12 @@ class CUDARunner:
         if self._head is not None:
             self._extend_plain(host, step, indices, slot, is_decode=is_decode)
 
-    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> None:
-        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
+    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> list[Stamp]:
+        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own.
+
+        Returns:
+            The stamps of `Yielded`.
+        """
         shape = None
         if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
             shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
@@ -333,7 +337,9 @@ class CUDARunner:
         host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
         indices = self._apply_updates(host, step)
         where = exact_places(step, self._lengths, self._tables.tokens_per_row)
+        stamps = [self._device.stamp()]
         num_drafted = self._draft(batch, verify, step, where, slot)
+        stamps.append(self._device.stamp())
         places = Places(
             grants=step.token_grants,
             positions=where.positions,
@@ -357,6 +363,7 @@ class CUDARunner:
         last, rows = step.wanted, where.positions[:0].long()
         if len(batch.sampled):
             last, rows = self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
+        stamps.append(self._device.stamp())
         if self._head is not None:
             assert self._features is not None
             following = self._tokens.index_select(0, where.sources + 1)
@@ -366,6 +373,8 @@ class CUDARunner:
                     rows=rows, slot=slot,
                 )
             )  # fmt: skip
+        stamps.append(self._device.stamp())
+        return stamps
 
     def _draft(
         self, batch: Batch, verify: VerifyStep, step: VerifyArrays[Tensor], where: ExactPlaces, slot: StagingSlot

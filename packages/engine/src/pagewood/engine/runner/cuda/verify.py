@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +24,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda.attention import HostArrays, Places
+from pagewood.engine.runner.cuda.device import Stamp
 from pagewood.engine.runner.cuda.masks import Masks
 from pagewood.engine.runner.cuda.race import row_keys
 from pagewood.engine.runner.cuda.sampling import Sampler
@@ -242,6 +244,8 @@ class Yielded:
 
     promised: Int32
     """[S]"""
+    stamps: Sequence[Stamp]
+    """Before the drafts, after them, after acceptance, and after what the drafter does then."""
 
     @property
     def size(self) -> int:
@@ -249,13 +253,20 @@ class Yielded:
         return int(self.promised.sum()) + 2 * len(self.promised)
 
     def result(self, words: Int32) -> StepResult:
-        """Return the result that `words` `[size]` stand for."""
+        """Return the result that `words` `[size]` stand for; the device has reached the end of the step."""
         num_tokens, num_grants = int(self.promised.sum()), len(self.promised)
         counts = words[num_tokens : num_tokens + num_grants]
         ends = np.cumsum(self.promised)
         places = np.arange(num_tokens) - np.repeat(ends - self.promised, self.promised)
         tokens = words[:num_tokens][places < np.repeat(counts, self.promised)]
-        return StepResult(tokens=tokens, counts=counts, num_drafted=words[num_tokens + num_grants :])
+        drafting_s, verifying_s, extending_s = (one.seconds_until(other) for one, other in pairwise(self.stamps))
+        return StepResult(
+            tokens=tokens,
+            counts=counts,
+            num_drafted=words[num_tokens + num_grants :],
+            draft_s=drafting_s + extending_s,
+            verify_s=verifying_s,
+        )
 
 
 def result_size(max_rows: int, width: int) -> int:
