@@ -182,7 +182,7 @@ class Speculation:
     def _with_drafts(grants: Sequence[Grant], result: StepResult) -> list[tuple[Grant, int, int]]:
         """Return the grants with drafts, each with the tokens that it yielded and the drafts that were verified."""
         promised = [grant for grant in grants if grant.num_promised]
-        if all([grant.num_promised == 1 for grant in promised]):
+        if all(grant.num_promised == 1 for grant in promised):
             return []
         drafted = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
         each = zip(promised, result.counts.tolist(), drafted, strict=True)
