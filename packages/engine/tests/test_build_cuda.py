@@ -15,7 +15,7 @@ import torch
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
-from pagewood.engine.build_cuda import build_on, kernel_needs
+from pagewood.engine.build_cuda import build_cuda_engine, build_on, kernel_needs
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -23,7 +23,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
-from stand_ins import flashinfer_torch
+from stand_ins import flashinfer_torch, tiny_heads
 from stand_ins.recording_device import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
@@ -65,6 +65,58 @@ def test_a_conversation_equals_that_on_the_cpu(batch_invariant: bool) -> None:
     assert set(device.waits) == {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
     assert device.num_replayed > 0
+
+
+@pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp"])
+@pytest.mark.parametrize("control", ["adaptive", "fixed"])
+def test_drafts_do_not_change_a_conversation(speculative: str, control: str) -> None:
+    model: dict[str, Any] = {}
+    drafting: dict[str, Any] = {"speculative": speculative, "speculative_control": control}
+    if speculative in ("eagle", "mtp"):
+        target, head = tiny_heads.folders()
+        model, drafting["speculative"] = {"model": str(target)}, "eagle"
+        drafting |= {"speculative_model": str(head)} if speculative == "eagle" else {}
+    size = 40 if model else 200
+    prompts = [np.array([5 + (seed * 7919 + i * i * 31 + i) % size for i in range(30)] * 2, "<i4") for seed in range(3)]
+
+    def run(**options: Any) -> tuple[list[list[int]], int]:
+        device = RecordingDevice()
+        engine, inbox, outbox = build(device, max_total_tokens=1024, **options)
+        device.waits.clear()
+        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        for i, prompt in enumerate(prompts):
+            inbox.put(Submit(request_id=str(i), tokens=prompt.tobytes(), sampling=sampling))
+        tokens: list[list[int]] = [[] for _ in prompts]
+        num_open, num_accepted, pending = len(prompts), 0, None
+        with device.watching():
+            while num_open or pending is not None:
+                pending = engine.advance(pending)
+                for delta in outbox.take():
+                    tokens[int(delta.request_id)] += delta.tokens
+                    num_open -= delta.finish is not None
+                    num_accepted += delta.num_accepted_tokens if delta.finish else 0
+        engine.close()
+        assert set(device.waits) == {"event.synchronize", "device.finish"}
+        assert device.waits.count("device.finish") == 1  # by close
+        return tokens, num_accepted
+
+    plain, _ = run(**model)
+    drafted, num_accepted = run(**model, **drafting)
+    assert drafted == plain
+    if control == "fixed" and not model:  # the random heads draft nothing of use
+        assert num_accepted > 0
+
+
+def test_what_cuda_does_not_draft_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"head_dim of the draft model must be one of .* got 32"):
+        build_cuda_engine(EngineConfig(device="cuda", speculative="draft"), inbox=MemoryInbox(), outbox=MemoryOutbox())
+    for options, message in (
+        ({"speculative": "suffix"}, "speculative must be off, ngram, draft, eagle or auto on CUDA, got suffix"),
+        ({"speculative": "draft", "speculative_topk": 2}, "speculative_topk must be 1 on CUDA"),
+        ({"speculative": "draft", "speculative_verify": "rejection"}, "speculative_verify must be exact on CUDA"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(RecordingDevice(), **options)
 
 
 def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again() -> None:

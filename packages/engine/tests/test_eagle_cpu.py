@@ -8,23 +8,15 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from safetensors.torch import save_file
-from torch import Tensor
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import FoundDrafter
-from pagewood.engine.load import load_head, load_model
-from pagewood.engine.models.decoder import Ops
+from pagewood.engine.load import load_model
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
@@ -33,61 +25,9 @@ from pagewood.engine.runner.cpu.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
-from stand_ins.torch_decoding import SequenceAttention, rotation_at, torch_ops
+from stand_ins.tiny_heads import DIM, KINDS, VOCAB, drafted, folders, prompts_of
 
-DIM, SIZE, VOCAB, DRAFT_VOCAB = 16, 32, 50, 30
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 2000, 96, 5
-KINDS = ["eagle", "mtp"]
-
-
-@cache
-def folders() -> tuple[Path, Path]:
-    """Return the folders of a target with a layer for multi-token prediction, and of an EAGLE-3 head."""
-    target, head = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp())
-    torch.manual_seed(3)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": SIZE, "intermediate_size": 48, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "initializer_range": 0.3,
-    }  # fmt: skip
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-    names = {"self_attn.q_proj": (64, 1), "self_attn.k_proj": (32, 1), "self_attn.v_proj": (32, 1)}
-    shapes = {"self_attn.o_proj": (SIZE, 64), "mlp.gate_proj": (48, SIZE), "mlp.up_proj": (48, SIZE)}
-    shapes |= {"mlp.down_proj": (SIZE, 48)}
-
-    def layer(prefix: str, width: int) -> dict[str, Tensor]:
-        tensors = {name: torch.randn(rows, width) * 0.2 for name, (rows, _) in names.items()}
-        tensors |= {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
-        tensors |= {name: 1 + torch.randn(SIZE) * 0.2 for name in ("input_layernorm", "post_attention_layernorm")}
-        return {f"{prefix}.{name}.weight": tensor for name, tensor in tensors.items()}
-
-    mtp = layer("model.layers.4", SIZE)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        mtp[f"model.layers.4.{name}.weight"] = 1 + torch.randn(SIZE) * 0.2
-    mtp["model.layers.4.eh_proj.weight"] = torch.randn(SIZE, 2 * SIZE) * 0.2
-    model.save_pretrained(target)
-    save_file({**{k: v.contiguous() for k, v in model.state_dict().items()}, **mtp}, target / "model.safetensors")
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-
-    ids = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values
-    own = {
-        "fc.weight": torch.randn(SIZE, 3 * SIZE) * 0.2,
-        "midlayer.hidden_norm.weight": 1 + torch.randn(SIZE) * 0.2,
-        "norm.weight": 1 + torch.randn(SIZE) * 0.2,
-        "lm_head.weight": torch.randn(DRAFT_VOCAB, SIZE),
-        "d2t": ids - torch.arange(DRAFT_VOCAB),
-        **layer("midlayer", 2 * SIZE),
-    }
-    save_file(own, head / "model.safetensors")
-    values = {"num_hidden_layers": 1, "draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
-    (head / "config.json").write_text(json.dumps({**config, **values, "architectures": ["LlamaForCausalLMEagle3"]}))
-    return target, head
-
-
-def load(kind: str, ops: Ops[Any]) -> tuple[Any, Any]:
-    target_folder, head_folder = folders()
-    target = load_model(target_folder, ops)
-    return target, load_head(head_folder if kind == "eagle" else target_folder, target, ops)
 
 
 class Bench:
@@ -141,41 +81,10 @@ class Bench:
         return [part[1:].tolist() for part in np.split(verified.copy(), np.cumsum(batch.counts)[:-1])]
 
 
-@torch.inference_mode()
-def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> tuple[list[int], Tensor]:
-    """Return the greedy drafts after `tokens` of the head in plain torch, and its state at the last token.
-
-    Its attention begins at position `begin`.
-    """
-    target, head = load(kind, torch_ops())
-    ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
-    one = torch.tensor([len(places) - 1])
-    attention = SequenceAttention(head_dim=DIM).at(places)
-    _, states = target.with_states(
-        ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured
-    )
-    attention, drafts, position = SequenceAttention(head_dim=DIM, begin=begin), [], len(places)
-    logits, state = head(ids[1:], head.features(states), rotation_at(head.rope, places), attention.at(places), one)
-    kept = state[0].clone()
-    while True:
-        number = logits.argmax(-1)
-        token = number if head.token_map is None else head.token_map[number]
-        drafts.append(int(token))
-        if len(drafts) == count:
-            return drafts, kept
-        rotation, first = rotation_at(head.rope, [position]), torch.tensor([0])
-        logits, state = head(token, state, rotation, attention.at([position]), first)
-        position += 1
-
-
 def assert_state(bench: Bench, kind: str, sequence: DrivenSequence, *, begin: int = 0) -> None:
     """Compare the state that the runner keeps for a row with that of plain torch."""
     kept = torch.from_numpy(bench.drafter._states[sequence.row])
     torch.testing.assert_close(kept, drafted(kind, sequence.tokens, begin=begin)[1], atol=1e-4, rtol=1e-4)
-
-
-def prompts_of(num: int) -> list[list[int]]:
-    return [np.random.default_rng(i).integers(0, VOCAB, 3 + 5 * i).tolist() for i in range(num)]
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

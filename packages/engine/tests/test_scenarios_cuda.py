@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagewood.engine.runner.cuda import masks, staging, step_arrays, verify, verify_arrays
 from pagewood.engine.runner.cuda import runner as cuda
-from pagewood.engine.runner.cuda import staging, step_arrays
-from pagewood.engine.testing import Scenario, random_scenario, run_scenario
+from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
@@ -38,6 +38,8 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
         page_size=scenario.config.page_size,
         vocab_size=VOCAB_SIZE,
         with_graphs=with_graphs,
+        max_drafts=scenario.max_drafts,
+        guess_quality=scenario.guess_quality,
     )
     device.waits.clear()
 
@@ -63,6 +65,15 @@ def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap
     assert device.waits.count("device.finish") == 1  # by close
 
 
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
+def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
+    device = RecordingDevice()
+    run(with_drafts(random_scenario(rng, overlap=overlap), rng), device, with_graphs=with_graphs)
+    assert set(device.waits) <= {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # by close
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_output_over_tiers_equals_that_of_the_sequential_oracle(seed: int) -> None:
     rng = random.Random(seed)
@@ -73,7 +84,7 @@ def test_output_over_tiers_equals_that_of_the_sequential_oracle(seed: int) -> No
 
 FAULTS = {
     "staging given back before its event": (
-        cuda.CUDAStepHandle, "__init__", "self._count = count", "self._count = count; pool.give_back(slot)"
+        cuda.CUDAStepHandle, "__init__", "self._done = done", "self._done = done; pool.give_back(slot)"
     ),
     "staging shared": (staging.StagingPool, "take", "self._free.pop()", "self._free[-1]"),
     "tokens read before they have come": (cuda.CUDAStepHandle, "wait", "self._done.synchronize()", "pass"),
@@ -90,19 +101,75 @@ FAULTS = {
 }  # fmt: skip
 """Owner of a function, its name, a piece of its source, and the replacement of that piece."""
 
+FAULTS_OF_DRAFTS = {
+    "start not lowered": (verify, "exact_places", "torch.minimum(step.starts, known - 1)", "step.starts"),
+    "start of an exact row lowered": (verify, "exact_places", "step.is_inexact > 0", "step.is_inexact >= 0"),
+    "later position seen": (masks, "packed_masks", "shift + seen + 1", "shift + seen + 2"),
+    "own position hidden": (masks, "packed_masks", "shift + seen + 1", "shift + seen"),
+    "second token of a byte lost": (masks.MaskShape, "of", "(shortest + 6) // shortest + 1", "1"),
+    "one draft too many": (verify, "count_accepted", "accepted + 1", "accepted + 2"),
+    "draft that was not granted accepted": (verify, "count_accepted", "equal *= steps < num_drafted[:, None]", "pass"),
+    "drafts compared with themselves": (
+        cuda.CUDARunner, "_accept", "self._tokens.index_select(0, places) == tokens", "tokens == tokens"
+    ),
+    "drafts written to the wrong place": (
+        cuda.CUDARunner, "_draft", "step.draft_tokens", "(step.draft_tokens - 1)"
+    ),
+    "length of all promised tokens": (cuda.CUDARunner, "_accept", "counts.clamp(min=1)", "verify.width"),
+    "row exact while its step is in flight": (
+        verify.InexactRows, "settle", "self._latest == launch", "self._latest > 0"
+    ),
+    "padding written to a live page": (
+        verify_arrays, "verify_step", "slot_offsets >= counts[slot_grants]", "slot_offsets < 0"
+    ),
+    "tokens cut at the wrong place": (verify.Yielded, "result", "places <", "places + 1 <"),
+}  # fmt: skip
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, name, old, new = FAULTS[fault]
-    function = getattr(owner, name)
+
+def seed_fault(fault: tuple[Any, str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace a function by what its edited source defines, wherever it was imported."""
+    owner, name, old, new = fault
+    function = inspect.getattr_static(owner, name)
+    function = getattr(function, "__func__", function)
     source = textwrap.dedent(inspect.getsource(function))
     assert old in source, f"{name} has no {old!r}: update the fault"
     namespace: dict[str, Any] = {}
     exec("from __future__ import annotations\n" + source.replace(old, new), function.__globals__, namespace)
-    monkeypatch.setattr(cuda if owner is step_arrays else owner, name, namespace[name])
+    for place in (owner, cuda) if inspect.ismodule(owner) else (owner,):
+        if name in vars(place):
+            monkeypatch.setattr(place, name, namespace[name])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS[fault], monkeypatch)
     for seed in range(120):
         try:
             run(random_scenario(random.Random(seed), overlap=True), RecordingDevice(), with_graphs=seed % 2 > 0)
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_DRAFTS)
+def test_a_seeded_fault_of_drafts_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_DRAFTS[fault], monkeypatch)
+    for seed in range(200):
+        rng = random.Random(seed)
+        try:
+            run(with_drafts(random_scenario(rng, overlap=True), rng), RecordingDevice(), with_graphs=seed % 2 > 0)
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+def test_scenarios_with_drafts_exercise_what_they_claim() -> None:
+    reports, device = [], RecordingDevice()
+    for seed in range(24):
+        rng = random.Random(seed)
+        scenario = with_drafts(random_scenario(rng, overlap=True), rng)
+        reports.append(run(scenario, device := RecordingDevice(), with_graphs=True))
+    assert device.num_replayed > 0
+    assert sum(report.num_accepted for report in reports) > 500
+    assert sum(report.num_drafted - report.num_accepted for report in reports) > 500
+    assert sum(report.num_launched_ahead for report in reports) > 500

@@ -23,6 +23,8 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.draft_control import draft_control, measure_cost
+from pagewood.engine.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
@@ -35,8 +37,8 @@ from pagewood.engine.runner.cuda.invariance import linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps, Multiply
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.tiers import tiered_cache
-from pagewood.kvpool import MultiHeadLayout
-from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool import JointLayout, MultiHeadLayout
+from pagewood.kvpool.memory import PageMemory, allocate_joint
 from pagewood.kvpool.storage import KVStorage
 
 _log = logging.getLogger(__name__)
@@ -64,10 +66,15 @@ def build_cuda_engine(
     """Load a model and build an engine for it on the current CUDA device; see `build_engine`."""
     if config.dtype == "float32":
         raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
-    needs = kernel_needs(config, ModelConfig.from_folder(model_folder(config.model)))
+    folder = model_folder(config.model)
+    needs = [kernel_needs(config, ModelConfig.from_folder(folder))]
+    found = drafter_of(config, folder)
+    layer = None if found is None else drafter_needs(config, found, folder)
+    if layer is not None:
+        needs.append(_drafter_kernels(config, layer))
     device, flashinfer = open_cuda()
     try:
-        compile_kernels([needs], progress=progress)
+        compile_kernels(needs, progress=progress)
     except RuntimeError as error:
         raise ValueError(f"device cuda needs FlashInfer's kernels, which cannot be compiled here: {error}") from error
     return build_on(device, flashinfer, config, inbox=inbox, outbox=outbox, progress=progress)
@@ -95,9 +102,18 @@ def build_on(
         page_size=config.page_size,
     )
     make_cache = tiered_cache(config, folder, built.memory)
+    control = draft_control(config, computes_padding=True)
+    if control is not None:
+        measure_cost(control, config, info, built.runner)
     config = replace(config, max_total_tokens=built.num_pages * config.page_size, max_length=built.max_length)
     return assemble(
-        config, info=info, make_runner=lambda kv: built.runner, make_cache=make_cache, inbox=inbox, outbox=outbox
+        config,
+        info=info,
+        make_runner=lambda kv: built.runner,
+        make_cache=make_cache,
+        drafting=control,
+        inbox=inbox,
+        outbox=outbox,
     )
 
 
@@ -140,6 +156,20 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
         has_windows=tuple(sorted({window is not None for window in model.windows})),
         batch_invariant=config.batch_invariant,
         kv_dtype=_kv_dtype_of(config),
+        verifies=config.speculative != "off",
+    )
+
+
+def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
+    """Return the attention kernels of a draft model or a head: with masks, and those of plain steps for a head."""
+    return KernelNeeds(
+        dtype=_dtype_of(config),
+        head_dim=layer.head_dim,
+        group=layer.num_heads // layer.num_kv_heads,
+        has_windows=tuple(sorted({window is not None for window in layer.windows})),
+        batch_invariant=config.batch_invariant,
+        kv_dtype=_kv_dtype_of(config),
+        verifies=True,
     )
 
 
@@ -153,16 +183,16 @@ def build_cuda_runner(
         FileNotFoundError: the folder lacks a file.
     """
     dtype = _dtype_of(config)
-    multiply = _multiply_of(config, device)
+    ops = CUDAOps(flashinfer, _multiply_of(config, device))
+    found = drafter_of(config, folder)
     free_before = device.free_bytes()
+    drafter: LoadedDrafter | None = None
     try:
-        model = load_model(
-            folder,
-            CUDAOps(flashinfer, multiply),
-            dtype=getattr(torch, dtype),
-            device=device.torch_device,
-            progress=progress,
-        )
+        model = load_model(folder, ops, dtype=getattr(torch, dtype), device=device.torch_device, progress=progress)
+        if found is not None:
+            drafter = LoadedDrafter.load(
+                found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress
+            )
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights of {folder} in {dtype} must fit into {free_before / _MIB:.0f} MiB of free device memory: "
@@ -177,14 +207,24 @@ def build_cuda_runner(
         page_size=config.page_size,
         dtype=_kv_dtype_of(config),
     )
+    parts = _Parts(device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, config=config)
     longest = min(config.max_length or model.config.max_position, model.config.max_position)
+    if drafter is not None:
+        longest = min(longest, drafter.max_position or longest)
     budget = _Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction,
         weight_bytes=free_before - device.free_bytes(),
-        activation_bytes=_activation_bytes(device, flashinfer, model, layout, config, longest),
-        graph_bytes=_graph_bytes(sizes, model.config, page_size=config.page_size, dtype=dtype, longest=longest),
-        page_bytes=layout.bytes_per_page,
+        activation_bytes=_activation_bytes(parts, longest),
+        graph_bytes=_graph_bytes(
+            sizes,
+            model.config,
+            page_size=config.page_size,
+            dtype=dtype,
+            longest=longest,
+            width=0 if drafter is None else 1 + config.speculative_num_tokens,
+        ),
+        page_bytes=parts.page_bytes,
     )
     num_pages = budget.num_pages(config)
     max_length = min(longest, num_pages * config.page_size)
@@ -199,22 +239,71 @@ def build_cuda_runner(
         config.max_chunk_tokens,
         budget,
     )
-    storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
-    runner = CUDARunner(
-        model,
-        storage,
-        flashinfer,
-        device,
-        max_rows=config.num_rows,
-        max_length=max_length,
-        dtype=dtype,
-        batch_invariant=config.batch_invariant,
-        graph_sizes=sizes,
-        progress=progress,
-    )
-    return BuiltRunner(
-        runner=runner, model=model.config, memory=storage.memory, num_pages=num_pages, max_length=max_length
-    )
+    runner, memory = parts.runner(num_pages, max_length=max_length, graph_sizes=sizes, progress=progress)
+    return BuiltRunner(runner=runner, model=model.config, memory=memory, num_pages=num_pages, max_length=max_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a runner is made of, except its memory."""
+
+    device: Device
+    flashinfer: FlashInfer
+    model: Decoder[Tensor]
+    drafter: LoadedDrafter | None
+    layout: MultiHeadLayout
+    config: EngineConfig
+
+    @property
+    def layouts(self) -> tuple[MultiHeadLayout, ...]:
+        """The layouts that share a page: that of the model, and that of the draft model, if there is one."""
+        more = None if self.drafter is None else self.drafter.layout(self.layout)
+        return (self.layout,) if more is None else (self.layout, more)
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page."""
+        return sum(layout.bytes_per_page for layout in self.layouts)
+
+    def runner(
+        self, num_pages: int, *, max_length: int, graph_sizes: Sequence[int] = (), progress: Progress | None = None
+    ) -> tuple[CUDARunner, PageMemory]:
+        """Allocate `num_pages` pages and one for the runner; return the runner and the memory of whole pages."""
+        config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
+        layouts, draft_storage = self.layouts, None
+        if len(layouts) == 1:
+            storage = KVStorage(self.layout, num_pages + 1, device=where)
+            memory = storage.memory
+        else:
+            memory, views = allocate_joint(JointLayout(parts=layouts), num_pages + 1, device=where)
+            storage, draft_storage = (
+                KVStorage(layout, num_pages + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
+            )
+        drafter = self.drafter and self.drafter.make(
+            draft_storage,
+            self.flashinfer,
+            self.device,
+            max_rows=config.num_rows,
+            max_length=max_length,
+            dtype=dtype,
+            batch_invariant=config.batch_invariant,
+        )
+        runner = CUDARunner(
+            self.model,
+            storage,
+            self.flashinfer,
+            self.device,
+            max_rows=config.num_rows,
+            max_length=max_length,
+            dtype=dtype,
+            batch_invariant=config.batch_invariant,
+            graph_sizes=graph_sizes,
+            drafter=drafter,
+            max_drafts=0 if drafter is None else config.speculative_num_tokens,
+            acceptance=config.speculative_acceptance,
+            progress=progress,
+        )
+        return runner, memory
 
 
 def _dtype_of(config: EngineConfig) -> str:
@@ -280,50 +369,69 @@ class _Budget:
         )
 
 
-def _graph_bytes(sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int) -> int:
-    """Return the memory of the graphs; they share the activations of the largest one."""
-    item_bytes = getattr(torch, dtype).itemsize
-    wrappers = len(sizes) * len(set(model.windows)) * _WRAPPER_BYTES
-    logits = sum(sizes) * model.vocab_size * item_bytes
-    activations = max(sizes, default=0) * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
-    indices = max(sizes, default=0) * (longest // page_size + 1) * 4
-    return wrappers + logits + activations + indices + len(sizes) * _GRAPH_BYTES
-
-
-def _activation_bytes(
-    device: Device,
-    flashinfer: FlashInfer,
-    model: Decoder[Tensor],
-    layout: MultiHeadLayout,
-    config: EngineConfig,
-    longest: int,
+def _graph_bytes(
+    sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int
 ) -> int:
-    """Compute the largest possible step; return the bytes that it and the runner's tables take, without KV memory."""
+    """Return the memory of the graphs; they share the activations of the largest one.
+
+    Args:
+        sizes: grants of the graphs.
+        model: that they compute.
+        page_size: tokens of a page.
+        dtype: of activations.
+        longest: longest sequence.
+        width: tokens that a step verifies of each grant; each size then has a second graph. 0: no step verifies.
+    """
+    if not sizes:
+        return 0
+    item_bytes = getattr(torch, dtype).itemsize
+    largest, num_windows = max(sizes), len(set(model.windows))
+    num_graphs = len(sizes) * (2 if width else 1)
+    wrappers = num_graphs * num_windows * _WRAPPER_BYTES
+    logits = (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes  # of verification: one, and a copy
+    widest = max(width, 1)
+    activations = largest * widest * 4 * (model.q_size + model.hidden_size + model.intermediate_size) * item_bytes
+    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4
+    masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
+    return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
+
+
+def _activation_bytes(parts: _Parts, longest: int) -> int:
+    """Compute the largest possible steps; return the bytes that they and the runner's tables take, without KV."""
+    config = parts.config
     batch = _largest_batch(config, longest)
-    num_pages = int(batch.page_ids[-1]) + 2
-    kv_bytes = num_pages * layout.bytes_per_page
+    num_pages = int(batch.page_ids[-1]) + 1
 
     def work() -> None:
-        storage = KVStorage(layout, num_pages, device=device.torch_device)
-        runner = CUDARunner(
-            model,
-            storage,
-            flashinfer,
-            device,
-            max_rows=config.num_rows,
-            max_length=longest,
-            dtype=_dtype_of(config),
-            batch_invariant=config.batch_invariant,
-        )
+        runner, _ = parts.runner(num_pages, max_length=longest)
         try:
             runner.launch(batch).wait()
+            if parts.drafter is not None:
+                runner.launch(_largest_verification(config, batch)).wait()
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
                 f"lower chunked_prefill_size, now {config.max_chunk_tokens}, by half"
             ) from error
 
-    return max(device.peak_bytes(work) - kv_bytes, 0)
+    masks = 0
+    if parts.drafter is not None:  # of a step that verifies beside the largest chunk of a prompt
+        masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
+    return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.page_bytes, 0) + masks
+
+
+def _largest_verification(config: EngineConfig, batch: Batch) -> Batch:
+    """Return a step that verifies as many drafts as possible in every row of `batch`, which came before it."""
+    count = min(1 + config.speculative_num_tokens, int(batch.counts.min()))
+    empty = np.empty(0, np.int32)
+    return replace(
+        batch,
+        page_rows=empty,
+        page_columns=empty,
+        page_ids=empty,
+        counts=np.full_like(batch.counts, count),
+        num_promised=np.full_like(batch.num_promised, count),
+    )
 
 
 def _largest_batch(config: EngineConfig, longest: int) -> Batch:

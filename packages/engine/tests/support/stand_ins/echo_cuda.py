@@ -25,6 +25,7 @@ from pagewood.engine.runner.cuda.attention import PlannedAttention
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch
@@ -51,10 +52,8 @@ class EchoDecoder:
         positions = rotation[0].long()
         hashes = _mix((tokens.long() << 32) + positions + 1).view(torch.float32).view(-1, 2)
         sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
-        words = _mix(_mix(sums + positions + 1)).index_select(0, wanted)
-        high, low = _shift_right(words, 32) % self._vocab_size, (words & 0xFFFF_FFFF) % self._vocab_size
-        chosen = (high * ((1 << 32) % self._vocab_size) + low) % self._vocab_size
-        logits = torch.zeros((len(words), self._vocab_size), device=words.device)
+        chosen = _echo_token(sums.index_select(0, wanted), positions.index_select(0, wanted), self._vocab_size)
+        logits = torch.zeros((len(chosen), self._vocab_size), device=chosen.device)
         return logits.scatter(1, chosen[:, None], _CERTAIN)
 
 
@@ -88,9 +87,34 @@ class EchoFlashInfer:
             )
         )
 
-    def BatchPrefillWithPagedKVCacheWrapper(self, float_workspace_buffer: Tensor, **options: object) -> EchoPrefill:
-        """Return a wrapper."""
-        return EchoPrefill()
+    def BatchPrefillWithPagedKVCacheWrapper(
+        self,
+        float_workspace_buffer: Tensor,
+        *,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
+        backend: str = "auto",
+    ) -> EchoPrefill:
+        """Return a wrapper; with buffers it is for a graph and reads its arrays from them."""
+        if (
+            qo_indptr_buf is None
+            or paged_kv_indptr_buf is None
+            or paged_kv_indices_buf is None
+            or paged_kv_last_page_len_buf is None
+        ):
+            return EchoPrefill(None)
+        graph = _Arrays(
+            qo_indptr=qo_indptr_buf,
+            indptr=paged_kv_indptr_buf,
+            indices=paged_kv_indices_buf,
+            last_page_len=paged_kv_last_page_len_buf,
+        )
+        return EchoPrefill(graph, mask=custom_mask_buf, mask_offsets=mask_indptr_buf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +146,25 @@ class _Arrays:
         sums = lasts - ends.index_select(0, firsts) + values.index_select(0, firsts)
         return sums.view(torch.float32).view(-1, 1, 2)
 
+    def attend_masked(self, memory: Tensor, num_tokens: int, mask: Tensor, mask_offsets: Tensor) -> Tensor:
+        """Return `[T, 1, 2] float32`: as bits, the sum of all hashes that each token sees by its mask."""
+        page_size, device = memory.shape[2], memory.device
+        values = memory[:, 0].index_select(0, self.indices)[:, :, 0].contiguous().view(torch.int64).flatten()
+        tokens = torch.arange(num_tokens, device=device)
+        grants = torch.searchsorted(self.qo_indptr[1:].long().contiguous(), tokens, right=True)
+        pages = self.indptr.long()
+        lengths = (pages.diff() - 1) * page_size + self.last_page_len.long()  # [G]
+        lengths = lengths.index_select(0, grants)[:, None]
+        rows = (tokens - self.qo_indptr.long().index_select(0, grants))[:, None]
+        positions = torch.arange(len(values), device=device)[None]  # more than any grant has
+        bits = rows * lengths + positions
+        places = mask_offsets.long().index_select(0, grants)[:, None] + bits // 8
+        seen = (mask.index_select(0, places.clamp(max=len(mask) - 1).flatten()).view(places.shape) >> (bits % 8)) & 1
+        slots = pages.index_select(0, grants)[:, None] * page_size + positions
+        found = values.index_select(0, slots.clamp(max=len(values) - 1).flatten()).view(slots.shape)
+        sums = torch.where((seen > 0) & (positions < lengths), found, 0).sum(1)
+        return sums.view(torch.float32).view(-1, 1, 2)
+
 
 class EchoWrapper:
     """Adds hashes for grants of one token."""
@@ -150,9 +193,14 @@ class EchoWrapper:
 class EchoPrefill:
     """Adds hashes for grants of any number of tokens."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, graph: _Arrays | None, *, mask: Tensor | None = None, mask_offsets: Tensor | None = None
+    ) -> None:
         self._pin_memory_int_workspace_buffer = torch.empty(0)  # written by: cuda.attention
-        self._planned: _Arrays | None = None  # written by: plan
+        self._custom_mask_buf = mask  # written by: plan, cuda.attention
+        self._mask_indptr_buf = mask_offsets  # written by: plan, cuda.attention
+        self._graph = graph
+        self._planned: _Arrays | None = graph  # written by: plan
 
     def plan(
         self,
@@ -164,12 +212,21 @@ class EchoPrefill:
         **options: object,
     ) -> None:
         """Take the arrays of a step; all but `indices` come from the host."""
+        if self._graph is not None:
+            self._graph.qo_indptr.copy_(qo_indptr, non_blocking=True)
+            self._graph.indptr.copy_(indptr, non_blocking=True)
+            self._graph.indices[: len(indices)].copy_(indices)
+            self._graph.last_page_len.copy_(last_page_len, non_blocking=True)
+            return
+        self._custom_mask_buf = self._mask_indptr_buf = None
         self._planned = _to_device(qo_indptr, indptr, indices, last_page_len)
 
     def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
         """Return the sums."""
         assert self._planned is not None
-        return self._planned.attend(paged_kv_cache, len(q))
+        if self._custom_mask_buf is None or self._mask_indptr_buf is None:
+            return self._planned.attend(paged_kv_cache, len(q))
+        return self._planned.attend_masked(paged_kv_cache, len(q), self._custom_mask_buf, self._mask_indptr_buf)
 
 
 def _to_device(qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> _Arrays:
@@ -182,14 +239,56 @@ def _to_device(qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len
     )
 
 
+class GuessingDrafter:
+    """Drafts for the echo model: each draft is the right token with some probability; satisfies `verify.Drafter`."""
+
+    def __init__(self, *, vocab_size: int, quality: float, seed: int) -> None:
+        self._vocab_size = vocab_size
+        self._quality = quality
+        self._seed = seed
+        self._num_calls = 0
+
+    def note(self, batch: Batch) -> None:
+        """Do nothing."""
+
+    def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
+        """Return right tokens and wrong ones, by a hash; of every third row fewer than are wanted."""
+        self._num_calls += 1
+        text = request.tokens.index_select(0, request.rows)
+        positions = torch.arange(text.shape[1], device=text.device)
+        lengths = request.lengths.long()
+        hashes = _mix((text.long() << 32) + positions + 1)
+        total = torch.where(positions < lengths[:, None], hashes, 0).sum(1)
+        drafts: list[Tensor] = []
+        for step in range(request.num_drafts):
+            position = lengths - 1 + step
+            right = _echo_token(total, position, self._vocab_size)
+            noise = _mix(total + position + (self._seed * 1000 + self._num_calls))
+            is_right = _shift_right(noise, 11).double() < self._quality * 2.0**53
+            drafts.append(torch.where(is_right, right, (right + 1) % self._vocab_size))
+            total = total + _mix((drafts[-1] << 32) + position + 2)
+        found = torch.where((lengths + self._num_calls) % 3 > 0, request.num_drafts, request.num_drafts // 2)
+        return torch.stack(drafts, 1).int(), found.int()
+
+
+def _echo_token(sums: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Return the tokens that follow `positions`, after hashes that add up to `sums`; int64."""
+    words = _mix(_mix(sums + positions + 1))
+    high, low = _shift_right(words, 32) % vocab_size, (words & 0xFFFF_FFFF) % vocab_size
+    return (high * ((1 << 32) % vocab_size) + low) % vocab_size
+
+
 class WatchedCUDARunner:
     """A CUDA runner over the echo model that counts steps; satisfies `testing.scenario.WatchedRunner`."""
 
     def __init__(
         self, device: Device, *, num_rows: int, max_length: int, num_pages: int, page_size: int, vocab_size: int,
-        with_graphs: bool,
+        with_graphs: bool, max_drafts: int = 0, guess_quality: float = 0.5, guess_seed: int = 0,
     ) -> None:  # fmt: skip
-        """Allocate KV memory of `num_pages` pages, filled with garbage; arguments are those of `EchoRunner`."""
+        """Allocate KV memory of `num_pages` pages, filled with garbage; arguments are those of `EchoRunner`.
+
+        With `max_drafts` > 0, grants with drafts get those of a `GuessingDrafter`.
+        """
         layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=2, page_size=page_size)
         storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
         storage.layer(0).view(torch.int32).fill_(_GARBAGE)
@@ -203,6 +302,10 @@ class WatchedCUDARunner:
             max_rows=num_rows,
             max_length=max_length,
             graph_sizes=graph_sizes(num_rows) if with_graphs else (),
+            drafter=GuessingDrafter(vocab_size=vocab_size, quality=guess_quality, seed=guess_seed)
+            if max_drafts
+            else None,
+            max_drafts=max_drafts,
         )
         self._num_open = 0
         self.num_launched_ahead = 0
@@ -238,7 +341,7 @@ class _WatchedStep:
         self._wait = wait
 
     def wait(self) -> StepResult:
-        """Return one token for each sampled grant."""
+        """Return the tokens of each sampled grant."""
         self._runner.close_step()
         return self._wait()
 

@@ -95,6 +95,15 @@ class _Wrapper:
         parts = [self._attend(q, paged_kv_cache, plan, grant) for grant in grants]
         return torch.cat(parts).to(q.dtype)
 
+    def _seen(self, plan: _Plan, grant: int, num_tokens: int) -> Tensor:
+        """Return which positions each token of a grant sees, `[tokens, positions] bool`."""
+        length = plan.lengths[grant]
+        distance = torch.arange(length - num_tokens, length)[:, None] - torch.arange(length)[None]
+        seen = torch.ones_like(distance, dtype=torch.bool) if not plan.causal else distance >= 0
+        if plan.window_left >= 0:
+            seen &= distance <= plan.window_left
+        return seen
+
     def _attend(self, q: Tensor, memory: Tensor, plan: _Plan, grant: int) -> Tensor:
         pages = plan.indices[plan.pages[grant] : plan.pages[grant + 1]].long()
         length = plan.lengths[grant]
@@ -105,10 +114,7 @@ class _Wrapper:
         scores = torch.einsum("qhd,khd->hqk", mine, k) * k.shape[-1] ** -0.5
         if plan.soft_cap:
             scores = plan.soft_cap * torch.tanh(scores / plan.soft_cap)
-        distance = torch.arange(length - len(mine), length)[:, None] - torch.arange(length)[None]
-        seen = torch.ones_like(distance, dtype=torch.bool) if not plan.causal else distance >= 0
-        if plan.window_left >= 0:
-            seen &= distance <= plan.window_left
+        seen = self._seen(plan, grant, len(mine))
         weights = scores.masked_fill(~seen.to(q.device), -torch.inf).softmax(-1)
         pieces = zip(weights.split(plan.piece, -1), v.split(plan.piece), strict=True)
         return reduce(torch.add, (torch.einsum("hqk,khd->qhd", piece, values).float() for piece, values in pieces))
@@ -207,11 +213,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         paged_kv_indptr_buf: Tensor | None = None,
         paged_kv_indices_buf: Tensor | None = None,
         paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
         *,
         backend: str = "auto",
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
         self._backend = backend
+        self._custom_mask_buf = custom_mask_buf  # written by: plan, cuda.attention
+        self._mask_indptr_buf = mask_indptr_buf  # written by: plan, cuda.attention
         self._qo_indptr = qo_indptr_buf
         self._max_tokens: int | None = None
         self._graph: _GraphMemory | None = None
@@ -250,13 +260,30 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             paged_kv_indices = self._graph.take(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
             assert self._qo_indptr is not None
             self._qo_indptr.copy_(qo_indptr, non_blocking=True)
-        average = num_tokens * (num_qo_heads // num_kv_heads) // num_grants
+        else:
+            self._custom_mask_buf = self._mask_indptr_buf = None
+        group = num_qo_heads // num_kv_heads
+        average = num_tokens * group // num_grants
+        if self._max_tokens is not None:  # a graph: the largest grant that it allows
+            average = (self._max_tokens - num_grants + 1) * group
         tile = 128 if average > 64 or self._backend != "fa2" else 64 if average > 16 else 16
         self._take(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size=page_size,
             window_left=window_left, soft_cap=logits_soft_cap, causal=causal, dtype=q_data_type,
             kv_dtype=kv_data_type or q_data_type, piece=_piece(1 if disable_split_kv else num_grants, tile=tile),
         )  # fmt: skip
+
+    def _seen(self, plan: _Plan, grant: int, num_tokens: int) -> Tensor:
+        """Return what the mask says, if there is one."""
+        mask, offsets = self._custom_mask_buf, self._mask_indptr_buf
+        if mask is None or offsets is None:
+            return super()._seen(plan, grant, num_tokens)
+        if self._backend != "fa2":
+            raise ValueError(f"backend must be fa2 for masks, got {self._backend}")
+        num_bits, first = num_tokens * plan.lengths[grant], _host(offsets)[grant]
+        places = torch.arange(num_bits)
+        bits = (mask[first + places // 8] >> (places % 8)) & 1
+        return bits.bool().view(num_tokens, -1)
 
 
 def _check_lengths(seq_lens: Tensor | None, indptr: Tensor, last_page_len: Tensor, page_size: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,19 @@ class RecordingEvent:
     def synchronize(self) -> None:
         """Do the copies that were queued before the event."""
         self._device.pass_mark(self._number)
+
+
+class RecordingStamp:
+    """The time at which the host queued it, because the device computes immediately."""
+
+    __slots__ = ("_time_s",)
+
+    def __init__(self) -> None:
+        self._time_s = perf_counter()
+
+    def seconds_until(self, later: RecordingStamp) -> float:
+        """Return the seconds to a later stamp."""
+        return later._time_s - self._time_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,10 @@ class RecordingDevice:
         self._check_pinned("download", target)
         self._queued.append(_Write(source=source, target=target))
         return RecordingEvent(self, self._num_passed + len(self._queued))
+
+    def stamp(self) -> RecordingStamp:
+        """Return the time."""
+        return RecordingStamp()
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """Return the memory of a first result, and a function that computes it again."""

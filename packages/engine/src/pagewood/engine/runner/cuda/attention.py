@@ -18,6 +18,7 @@ from torch import Tensor
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.runner.cuda.flashinfer_api import DecodeWrapper, FlashInfer, PrefillWrapper
 from pagewood.engine.runner.cuda.invariance import num_empty_grants
+from pagewood.engine.runner.cuda.masks import Masks
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import encode
 from pagewood.kvpool.storage import KVStorage
@@ -85,6 +86,9 @@ class Places:
     """[N], page ids; the memory of a graph may be longer, and the rest is not read."""
     last_page_len: Tensor
     """[G]"""
+    is_finite: Tensor | None = None
+    """[T, 1] bool, tokens whose keys and values are stored as finite numbers, because a step that must not see them may
+    read them all the same; None: no token's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +228,82 @@ class PrefillKernels:
             )
 
 
+class VerifyKernels:
+    """The wrappers of steps whose masks are computed on the device. Invariant: all layers use the latest plan.
+
+    A mask hides the positions after a token and those that have left its window. So kernels of all windows are planned
+    without one: FlashInfer would count a window from the end of the planned positions, which may be too late.
+    """
+
+    __slots__ = ("_batch_invariant", "_has_graph", "_layout", "_shape", "by_window")
+
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        layout: MultiHeadLayout,
+        shape: AttentionShape,
+        workspace: Tensor,
+        graph: Places | None,
+        masks: Masks | None,
+        *,
+        batch_invariant: bool,
+    ) -> None:
+        """Create a wrapper for each window; with `graph`, they read from its memory, and from that of `masks`."""
+        self._layout = layout
+        self._shape = shape
+        self._batch_invariant = batch_invariant
+        self._has_graph = graph is not None
+        self.by_window: dict[int, PrefillWrapper] = {
+            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                workspace,
+                use_cuda_graph=graph is not None,
+                qo_indptr_buf=torch.zeros_like(graph.kv_indptr) if graph else None,
+                paged_kv_indptr_buf=graph.kv_indptr if graph else None,
+                paged_kv_indices_buf=graph.kv_indices if graph else None,
+                paged_kv_last_page_len_buf=graph.last_page_len if graph else None,
+                custom_mask_buf=masks.by_window[window] if masks else None,
+                mask_indptr_buf=masks.offsets if masks else None,
+                backend="fa2",  # the only one that has masks
+            )
+            for window in shape.all_windows_left
+        }
+
+    def plan(self, host: HostArrays, kv_indices: Tensor, masks: Masks, staging: Staging) -> None:
+        """Plan a step; wrappers of a graph copy the page arrays to its memory, where the masks must be already.
+
+        FlashInfer's `plan` could be given packed masks, but it would take offsets in bits for offsets in bytes, and
+        copy them from memory that is not pinned. So the masks are set here.
+        """
+        layout, kv_dtype = self._layout, getattr(torch, self._layout.dtype)
+        for window, wrapper in self.by_window.items():
+            _lend(wrapper, staging[window])
+            wrapper.plan(
+                host.qo_indptr,
+                host.kv_indptr,
+                kv_indices,
+                host.last_page_len,
+                self._shape.num_heads,
+                layout.num_kv_heads,
+                layout.head_dim,
+                layout.page_size,
+                causal=True,
+                window_left=-1,
+                logits_soft_cap=self._shape.logits_soft_cap,
+                q_data_type=self._shape.torch_dtype or kv_dtype,
+                kv_data_type=kv_dtype,
+                seq_lens=host.kv_lens,
+                disable_split_kv=self._batch_invariant,
+            )
+        if not self._has_graph:
+            self.take(masks)
+
+    def take(self, masks: Masks) -> None:
+        """Use other masks for the planned step."""
+        for window, wrapper in self.by_window.items():
+            wrapper._custom_mask_buf = masks.by_window[window]
+            wrapper._mask_indptr_buf = masks.offsets
+
+
 Kernels = DecodeKernels | PrefillKernels
 
 
@@ -251,6 +331,8 @@ class PlannedAttention:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`."""
         layout, places, memory = self._storage.layout, self._places, self._storage.layer(layer)
         num_tokens, kv_shape = q.shape[0], (-1, layout.num_kv_heads, layout.head_dim)
+        if places.is_finite is not None:
+            k, v = (torch.where(places.is_finite, x.nan_to_num(0.0, 0.0, 0.0), x) for x in (k, v))
         if k.dtype != memory.dtype:
             k, v = encode(k, memory.dtype), encode(v, memory.dtype)
         self._flashinfer.append_paged_kv_cache(
@@ -268,7 +350,9 @@ class FlashInferAttention:
     share the pinned memory that a plan is copied from, so each step brings its own.
     """
 
-    __slots__ = ("_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_workspace", "shape")
+    __slots__ = (
+        "_batch_invariant", "_decode", "_flashinfer", "_prefill", "_storage", "_verify", "_workspace", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -277,6 +361,7 @@ class FlashInferAttention:
         shape: AttentionShape,
         *,
         batch_invariant: bool = False,
+        verifies: bool = False,
         workspace_bytes: int | None = None,
     ) -> None:
         """Create the kernels for `storage`, whose layout must have the order NHD.
@@ -286,6 +371,7 @@ class FlashInferAttention:
             storage: the KV memory.
             shape: the attention of the model.
             batch_invariant: whether all steps use the same kernels; see `invariance`.
+            verifies: whether some steps have masks.
             workspace_bytes: size of the buffer for partial results; None means `WORKSPACE_BYTES`.
 
         Raises:
@@ -307,12 +393,34 @@ class FlashInferAttention:
         self._decode: Kernels = (
             self._prefill if batch_invariant else DecodeKernels(flashinfer, layout, shape, self._workspace, None)
         )
+        self._verify = self._verify_kernels(None, None) if verifies else None
+
+    @property
+    def layout(self) -> MultiHeadLayout:
+        """The layout of the KV memory."""
+        return self._storage.layout
 
     def plan(self, host: HostArrays, places: Places, staging: Staging) -> PlannedAttention:
         """Plan a step, with the decode kernels if every grant has one token, otherwise with the prefill kernels."""
         kernels = self._decode if host.is_decode else self._prefill
         kernels.plan(host, places.kv_indices, staging)
         return self.over(kernels, places)
+
+    def plan_verify(self, host: HostArrays, places: Places, masks: Masks, staging: Staging) -> PlannedAttention:
+        """Plan a step in which each token sees what `masks` say."""
+        assert self._verify is not None
+        self._verify.plan(host, places.kv_indices, masks, staging)
+        return self.over(self._verify, places)
+
+    def replan_masks(self, places: Places, masks: Masks) -> PlannedAttention:
+        """Return the attention of a step that differs from the one planned last only in `masks` and positions."""
+        assert self._verify is not None
+        self._verify.take(masks)
+        return self.over(self._verify, places)
+
+    def kernels_of_verify_graph(self, memory: Places, masks: Masks) -> VerifyKernels:
+        """Return kernels for steps with masks, with exactly the number of grants of `memory`."""
+        return self._verify_kernels(memory, masks)
 
     def kernels_of_graph(self, memory: Places) -> Kernels:
         """Return kernels for steps of one token per grant, with exactly the number of grants of `memory`."""
@@ -328,7 +436,18 @@ class FlashInferAttention:
             return 0
         return num_empty_grants(num_tokens, num_grants, self.shape.num_heads // self._storage.layout.num_kv_heads)
 
-    def over(self, kernels: Kernels, places: Places) -> PlannedAttention:
+    def _verify_kernels(self, memory: Places | None, masks: Masks | None) -> VerifyKernels:
+        return VerifyKernels(
+            self._flashinfer,
+            self._storage.layout,
+            self.shape,
+            self._workspace,
+            memory,
+            masks,
+            batch_invariant=self._batch_invariant,
+        )
+
+    def over(self, kernels: Kernels | VerifyKernels, places: Places) -> PlannedAttention:
         """Return the attention that a model calls: `kernels` for tokens at `places`."""
         return PlannedAttention(self._flashinfer, self._storage, self.shape, kernels.by_window, places)
 

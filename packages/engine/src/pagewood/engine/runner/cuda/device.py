@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Make the host wait until the device has reached this point."""
+        ...
+
+
+class Stamp(Protocol):
+    """A point in the compute stream, with the time at which the device reaches it."""
+
+    def seconds_until(self, later: Any) -> float:
+        """Return the seconds to a later stamp of the same device; both must have been reached."""
         ...
 
 
@@ -52,6 +60,10 @@ class Device(Protocol):
         """
         ...
 
+    def stamp(self) -> Stamp:
+        """Queue a stamp on the compute stream."""
+        ...
+
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """Record `work`, which must read and write the same memory in every call.
 
@@ -71,6 +83,20 @@ class Device(Protocol):
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """Run `work` and wait for it; return by how many bytes memory in use grew at its peak."""
         ...
+
+
+class CUDAStamp:
+    """A timed event."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(stream)
+
+    def seconds_until(self, later: CUDAStamp) -> float:
+        """Return the seconds to a later stamp."""
+        return self._event.elapsed_time(later._event) / 1e3
 
 
 class CUDADevice:
@@ -104,6 +130,10 @@ class CUDADevice:
         event = torch.cuda.Event()
         event.record(self._copy)
         return event
+
+    def stamp(self) -> CUDAStamp:
+        """Queue a timed event."""
+        return CUDAStamp(self._compute)
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """Run `work` once to compile and allocate everything, then capture it as a CUDA graph."""

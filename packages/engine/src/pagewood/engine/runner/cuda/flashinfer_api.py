@@ -67,6 +67,10 @@ class PrefillWrapper(Protocol):
 
     _pin_memory_int_workspace_buffer: Tensor  # written by: cuda.attention
     """[bytes] uint8, pinned: the plan is copied from here to the device asynchronously."""
+    _custom_mask_buf: Tensor | None  # written by: cuda.attention
+    """[bytes] uint8 on the device: bit `q * positions + p` of a grant is 1 if its token q sees position p."""
+    _mask_indptr_buf: Tensor | None  # written by: cuda.attention
+    """[G + 1] int32 on the device, first byte of each grant in the mask."""
 
     def plan(
         self,
@@ -178,8 +182,13 @@ class FlashInfer(Protocol):
         paged_kv_indptr_buf: Tensor | None = None,
         paged_kv_indices_buf: Tensor | None = None,
         paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
         *,
         backend: str = "auto",
     ) -> PrefillWrapper:
-        """Return a wrapper; with `use_cuda_graph`, buffers fix the number of grants, the first plan that of tokens."""
+        """Return a wrapper; with `use_cuda_graph`, buffers fix the number of grants, the first plan that of tokens.
+
+        A wrapper with a graph and a mask reads the mask in every run, whatever its plan says.
+        """
         ...

@@ -39,6 +39,8 @@ class KernelNeeds:
     has_soft_cap: bool = False
     kv_dtype: str | None = None
     """Dtype of the KV memory; None means `dtype`."""
+    verifies: bool = False
+    """Whether some steps have masks, in which windows are hidden too."""
 
 
 def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[Any]:
@@ -61,6 +63,10 @@ def kernel_specs(needs: Sequence[KernelNeeds], *, prefill_backend: str) -> list[
         dtype = getattr(torch, need.dtype)
         kv_dtype = getattr(torch, need.kv_dtype) if need.kv_dtype else dtype
         prefill = "fa2" if need.batch_invariant or kv_dtype != dtype else prefill_backend
+        if need.verifies:
+            shape = (dtype, kv_dtype, dtype, torch.int32, need.head_dim, need.head_dim, 0, False,
+                     need.has_soft_cap)  # fmt: skip
+            specs.append(attention._gen_batch_prefill_primary_module("fa2", *shape, False))
         for has_window in need.has_windows:
             shape = (dtype, kv_dtype, dtype, torch.int32, need.head_dim, need.head_dim, 0, has_window,
                      need.has_soft_cap)  # fmt: skip

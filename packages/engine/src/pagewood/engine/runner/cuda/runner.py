@@ -8,12 +8,17 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.api import Progress
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
@@ -24,35 +29,75 @@ from pagewood.engine.runner.cuda.attention import (
     Places,
     PlannedAttention,
 )
-from pagewood.engine.runner.cuda.device import Device, Event
+from pagewood.engine.runner.cuda.device import Device, Event, Stamp
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.graphs import capture_graphs
+from pagewood.engine.runner.cuda.masks import packed_masks
 from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
+from pagewood.engine.runner.cuda.verify import (
+    Drafter,
+    DraftRequest,
+    ExactPlaces,
+    Extension,
+    HeadDrafter,
+    InexactRows,
+    Yielded,
+    count_accepted,
+    exact_places,
+    num_mask_bytes,
+    result_size,
+    sampler_of,
+    simulated,
+)
+from pagewood.engine.runner.cuda.verify_arrays import VerifyArrays, VerifyStep, verify_step
+from pagewood.engine.runner.cuda.verify_graphs import capture_verify_graphs
 from pagewood.kvpool.storage import KVStorage
 
 NO_TOKEN = -1
 """Stands for the token of a row whose logits are not numbers, see `StepResult.of_one_each`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneEach:
+    """How to read the result of a plain step: one token for each sampled grant."""
+
+    size: int
+    """S"""
+
+    def result(self, words: Int32) -> StepResult:
+        """Return the result that `words` `[S]` stand for."""
+        return StepResult.of_one_each(words)
+
+
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_count", "_done", "_pool", "_result", "_slot")
+    __slots__ = ("_done", "_expected", "_pool", "_result", "_settle", "_slot")
 
-    def __init__(self, pool: StagingPool, slot: StagingSlot, done: Event, count: int) -> None:
+    def __init__(
+        self,
+        pool: StagingPool,
+        slot: StagingSlot,
+        done: Event,
+        expected: OneEach | Yielded,
+        settle: Callable[[StepResult], None],
+    ) -> None:
+        """Expect a result in `slot` when `done` is reached; `settle` is called with it."""
         self._pool = pool
         self._slot = slot
         self._done = done
-        self._count = count
+        self._expected = expected
+        self._settle = settle
         self._result: StepResult | None = None  # written by: wait
 
     def wait(self) -> StepResult:
-        """Wait for the tokens, one for each sampled grant, and return them."""
+        """Wait for the tokens of the sampled grants, and return them."""
         if self._result is None:
             self._done.synchronize()
-            self._result = StepResult.of_one_each(read(self._slot.on_host_tokens, self._count))
+            self._result = self._expected.result(read(self._slot.on_host_result, self._expected.size))
+            self._settle(self._result)
             self._pool.give_back(self._slot)
         return self._result
 
@@ -62,11 +107,15 @@ class CUDARunner:
 
     Invariant: all work of all steps is queued on one stream in the order of the launches, so a step can read tokens
     that the step before it samples. `launch` does not wait for the device unless it fails.
+
+    A step that verifies drafts, or that follows one whose result the host does not know, computes on the device where
+    its rows begin (`verify`). All other steps are computed as if nothing were ever drafted.
     """
 
     __slots__ = (
-        "_attention", "_device", "_filters", "_graphs", "_model", "_page_table", "_rotations", "_staging", "_tables",
-        "_tokens",
+        "_acceptance", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters", "_graphs",
+        "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_rotations", "_staging",
+        "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +130,9 @@ class CUDARunner:
         dtype: str | None = None,
         batch_invariant: bool = False,
         graph_sizes: Sequence[int] = (),
+        drafter: Drafter | None = None,
+        max_drafts: int = 0,
+        acceptance: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -96,6 +148,9 @@ class CUDARunner:
             batch_invariant: whether the logits of a token must not depend on the batch, see `invariance`; the
                 projections of `model` must not depend on it either.
             graph_sizes: grants of the decode steps to capture; larger steps are computed without a graph.
+            drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
+            max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
+            acceptance: accept each draft with this probability, whatever it is, for measurements; None: verify them.
             progress: gets a report of every graph.
 
         Raises:
@@ -108,7 +163,9 @@ class CUDARunner:
         )
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
+        dtype = dtype or storage.layout.dtype
         self._model = model
+        self._storage = storage
         self._filters = None if batch_invariant else flashinfer
         self._device = device
         options = {"dtype": torch.int32, "device": device.torch_device}
@@ -120,21 +177,50 @@ class CUDARunner:
             points = torch.arange(max_length + 1, device=device.torch_device)
             self._rotations = torch.cat(model.rope(points), -1)
             """[max_length + 1, head_dim] float32, the table of `CUDAOps`."""
-            dtype = dtype or storage.layout.dtype
             shape = AttentionShape(num_heads=config.num_heads, windows=config.windows, dtype=dtype)
-            self._attention = FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant)
-            self._staging = StagingPool(device, windows=shape.all_windows_left, max_rows=max_rows)
+            self._drafter = drafter
+            self._head = drafter if isinstance(drafter, HeadDrafter) else None
+            self._features: Tensor | None = None  # written by: runner
+            """[T, E], what the head keeps of the latest step."""
+            largest = max(graph_sizes, default=0) * (1 + max_drafts) if self._head else 0
+            size = self._head.feature_size if self._head else 1
+            self._feature_memory = torch.zeros(largest, size, dtype=getattr(torch, dtype), device=device.torch_device)
+            """[largest T of a graph, E], where graphs leave the features; contents written by: launch"""
+            self._acceptance = acceptance
+            self._inexact = InexactRows(max_rows)
+            self._lengths = torch.ones(max_rows + 1, **options)
+            """[rows] known tokens of rows that may be inexact; contents written by: launch"""
+            self._attention = FlashInferAttention(
+                flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=drafter is not None
+            )
+            self._mask_windows = sorted({*shape.all_windows_left, *(self._head.windows if self._head else ())})
+            self._staging = StagingPool(
+                device, windows=shape.all_windows_left, result_size=result_size(max_rows, 1 + max_drafts)
+            )
             slot = self._staging.take()
             device.finish()
             with device.computing():
                 self._graphs = capture_graphs(
                     graph_sizes,
                     self._attention,
-                    self._forward,
+                    self._forward_in_graph,
                     device=device,
                     padding_source=max_rows * (max_length + 1),
                     padding_page=storage.num_pages - 1,
                     pages_per_row=pages_per_row,
+                    staging=slot.plans,
+                    progress=progress,
+                )
+                self._verify_graphs = capture_verify_graphs(
+                    () if drafter is None else graph_sizes,
+                    (1 + max_drafts,),
+                    self._attention,
+                    self._forward_in_graph,
+                    device=device,
+                    padding_source=max_rows * (max_length + 1),
+                    padding_page=storage.num_pages - 1,
+                    pages_per_row=pages_per_row,
+                    page_size=page_size,
                     staging=slot.plans,
                     progress=progress,
                 )
@@ -156,8 +242,8 @@ class CUDARunner:
             slot = self._staging.take()
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
-            host, step = slot.upload(arrays)
-            logits = self._logits(host, step, slot, is_decode=False)
+            host, step = _upload(slot, arrays)
+            logits = self._logits(host, step, self._apply_updates(host, step), slot, is_decode=False)
         self._device.finish()
         self._staging.give_back(slot)
         return logits
@@ -168,33 +254,193 @@ class CUDARunner:
 
     def _launch(self, batch: Batch) -> CUDAStepHandle:
         slot = self._staging.take()
+        self._inexact.admit(batch)
+        if self._drafter is not None:
+            self._drafter.note(batch)
         try:
-            self._queue(batch, slot)
+            expected = self._queue(batch, slot)
         except Exception:
             self._device.finish()  # work that is queued already may read the slot
             self._staging.give_back(slot)
             raise
-        count = len(batch.sampled)
-        done = self._device.download(slot.tokens[:count], slot.on_host_tokens[:count])
-        return CUDAStepHandle(self._staging, slot, done, count)
+        launch = self._inexact.mark(batch)
+        done = self._device.download(slot.result[: expected.size], slot.on_host_result[: expected.size])
+        return CUDAStepHandle(self._staging, slot, done, expected, partial(self._settle, launch, batch))
 
-    def _queue(self, batch: Batch, slot: StagingSlot) -> None:
-        """Queue a step, up to the tokens on the device."""
+    def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
+        """Note that the host knows the result of a step, and clear the KV of grants whose logits are not numbers.
+
+        A mask hides a position by a weight of zero, and zero times NaN is NaN. So a page must not pass it on. All work
+        is queued before the page is given to another request. Steps that verify store finite numbers only, because a
+        rejected position may be read by the next step.
+        """
+        self._inexact.settle(launch)
+        if self._drafter is None or result.counts.all():
+            return
+        broken = batch.sampled[result.counts == 0]
+        ends = -(-(batch.starts + batch.counts)[broken] // self._tables.page_size)
+        with torch.inference_mode(), self._device.computing():
+            for row, end in zip(batch.rows[broken].tolist(), ends.tolist(), strict=True):
+                first = row * self._tables.pages_per_row
+                pages = self._page_table[first : first + end].long()
+                for layer in range(self._storage.layout.num_layers):
+                    memory = self._storage.layer(layer)
+                    clean = memory.index_select(0, pages).float().nan_to_num(0.0, 0.0, 0.0)
+                    memory.index_copy_(0, pages, clean.to(memory.dtype))
+
+    def _queue(self, batch: Batch, slot: StagingSlot) -> OneEach | Yielded:
+        """Queue a step, up to its result on the device; return how to read it."""
+        is_inexact = self._inexact.of(batch)
+        if is_inexact.any() or (batch.num_promised > 1).any():
+            stamps = self._queue_verify(batch, is_inexact, slot)
+            return Yielded(promised=batch.num_promised, stamps=stamps)
+        self._queue_plain(batch, slot)
+        return OneEach(size=len(batch.sampled))
+
+    def _queue_plain(self, batch: Batch, slot: StagingSlot) -> None:
+        """Queue a step without drafts, of rows whose start the host knows."""
         num_grants = len(batch.rows)
         is_decode = batch.num_tokens == num_grants
         size = self._graphs.size_for(num_grants) if is_decode else None
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
-            host, step = slot.upload(step_arrays(batch, self._tables, num_empty=num_empty))
-            logits = self._logits(host, step, slot, is_decode=is_decode)
+            host, step = _upload(slot, step_arrays(batch, self._tables, num_empty=num_empty))
+            indices = self._apply_updates(host, step)
+            logits = self._logits(host, step, indices, slot, is_decode=is_decode)
         else:
-            host, step = slot.upload(step_arrays(batch, self._tables, num_padding=size - num_grants))
+            host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
             indices = self._apply_updates(host, step)
             graph = self._graphs.of(size)
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
+            self._features = self._feature_memory[:size]
         if len(batch.sampled):
-            self._sample(batch, step, logits, slot.tokens[: len(batch.sampled)])
+            self._sample(batch, step, logits, slot.result[: len(batch.sampled)])
+        if self._head is not None:
+            self._extend_plain(host, step, indices, slot, is_decode=is_decode)
+
+    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> list[Stamp]:
+        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own.
+
+        Returns:
+            The stamps of `Yielded`.
+        """
+        shape = None
+        if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
+            shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
+        if shape is None:
+            num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
+        else:
+            num_empty = self._verify_graphs.of(shape).num_empty
+        verify = verify_step(batch, self._tables, is_inexact=is_inexact, graph=shape, num_empty=num_empty)
+        pinned, on_device = slot.upload(verify.arrays.words())
+        host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
+        indices = self._apply_updates(host, step)
+        where = exact_places(step, self._lengths, self._tables.tokens_per_row)
+        stamps = [self._device.stamp()]
+        num_drafted = self._draft(batch, verify, step, where, slot)
+        stamps.append(self._device.stamp())
+        places = Places(
+            grants=step.token_grants,
+            positions=where.positions,
+            kv_indptr=step.kv_indptr,
+            kv_indices=indices,
+            last_page_len=step.last_page_len,
+            is_finite=(step.is_draft > 0)[:, None],
+        )
+        masks = packed_masks(
+            where.positions, step.qo_indptr, step.kv_lens, step.mask_offsets, self._mask_windows,
+            num_bytes=num_mask_bytes(verify), rows_per_byte=verify.mask.rows_per_byte,
+        )  # fmt: skip
+        arrays = _host_arrays(host, is_decode=False)
+        if shape is None:
+            planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
+            logits = self._forward(where.sources, where.positions, planned, step.wanted)
+        else:
+            logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
+            logits = logits.index_select(0, step.wanted)
+            self._features = self._feature_memory[: shape[0] * shape[1]]
+        last, rows = step.wanted, where.positions[:0].long()
+        if len(batch.sampled):
+            last, rows = self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
+        stamps.append(self._device.stamp())
+        if self._head is not None:
+            assert self._features is not None
+            following = self._tokens.index_select(0, where.sources + 1)
+            self._head.extend(
+                Extension(
+                    host=arrays, places=places, masks=masks, tokens=following, features=self._features, wanted=last,
+                    rows=rows, slot=slot,
+                )
+            )  # fmt: skip
+        stamps.append(self._device.stamp())
+        return stamps
+
+    def _draft(
+        self, batch: Batch, verify: VerifyStep, step: VerifyArrays[Tensor], where: ExactPlaces, slot: StagingSlot
+    ) -> Tensor:
+        """Write drafts to the token table; return the number of each sampled grant, `[S] int32`."""
+        num_drafted = torch.zeros(len(step.first_tokens), dtype=torch.int32, device=self._device.torch_device)
+        if not len(step.drafting):
+            return num_drafted
+        if self._drafter is None:
+            raise ValueError("num_promised must be 1 for a runner without a drafter")
+        drafting = verify.arrays.drafting
+        grants = batch.sampled[drafting]
+        firsts = step.first_tokens.index_select(0, step.drafting)
+        drafts, found = self._drafter.draft(
+            DraftRequest(
+                tokens=self._tokens.view(-1, self._tables.tokens_per_row),
+                page_table=self._page_table,
+                rows=step.rows.index_select(0, step.token_grants.index_select(0, firsts)),
+                lengths=where.positions.index_select(0, firsts) + 1,
+                num_drafts=verify.width - 1,
+                longest=verify.longest,
+                host_rows=batch.rows[grants],
+                host_starts=batch.starts[grants],
+                kv_lens=batch.starts[grants] + batch.counts[grants],
+                sampling=batch.sampling.take(drafting),
+                tables=self._tables,
+                slot=slot,
+            )
+        )
+        places = where.sources.index_select(0, step.draft_tokens).long()
+        self._tokens.index_copy_(0, places, drafts.flatten().index_select(0, step.draft_cells))
+        return num_drafted.index_copy_(0, step.drafting.long(), torch.minimum(found, step.most_drafts))
+
+    def _accept(
+        self,
+        batch: Batch,
+        verify: VerifyStep,
+        step: VerifyArrays[Tensor],
+        where: ExactPlaces,
+        num_drafted: Tensor,
+        logits: Tensor,
+        target: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result.
+
+        Returns:
+            `[S] int32`, the token at the last accepted position of each sampled grant; and `[S] int64`, its row.
+        """
+        positions = where.positions.index_select(0, step.wanted) + 1
+        sampler = sampler_of(batch.sampling, step.sampling, positions)
+        chosen, is_broken = sampler.tokens(self._filters, logits)
+        tokens = chosen.int()
+        places = where.sources.index_select(0, step.wanted).long() + 1
+        if self._acceptance is None:
+            is_equal = self._tokens.index_select(0, places) == tokens
+        else:
+            is_equal = simulated(sampler.seeds, positions, self._acceptance)
+        counts = count_accepted(is_equal, is_broken, step.cells, num_drafted, verify.width)
+        # The table gets tokens beyond the accepted ones, too; no step reads them before they are replaced.
+        self._tokens.index_copy_(0, places, tokens)
+        rows = step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens)).long()
+        ends = where.positions.index_select(0, step.first_tokens) + 1
+        yielded = counts.clamp(min=1)
+        self._lengths.index_copy_(0, rows, ends + yielded)
+        torch.cat([tokens, counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
+        return step.first_tokens + yielded - 1, rows
 
     def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
         sampler = Sampler.of(batch.sampling, step)
@@ -204,21 +450,48 @@ class CUDARunner:
         self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 
+    def _extend_plain(
+        self,
+        host: StepArrays[Tensor],
+        step: StepArrays[Tensor],
+        indices: Tensor,
+        slot: StagingSlot,
+        *,
+        is_decode: bool,
+    ) -> None:
+        """Queue the head's part of a step without drafts."""
+        assert self._head is not None
+        assert self._features is not None
+        self._head.extend(
+            Extension(
+                host=_host_arrays(host, is_decode=is_decode),
+                places=_places(step, indices),
+                masks=None,
+                tokens=self._tokens.index_select(0, step.sources + 1),
+                features=self._features,
+                wanted=step.wanted,
+                rows=step.targets.view(torch.int64) // self._tables.tokens_per_row,
+                slot=slot,
+            )
+        )
+
     def _logits(
-        self, host: StepArrays[Tensor], step: StepArrays[Tensor], slot: StagingSlot, *, is_decode: bool
+        self,
+        host: StepArrays[Tensor],
+        step: StepArrays[Tensor],
+        indices: Tensor,
+        slot: StagingSlot,
+        *,
+        is_decode: bool,
     ) -> Tensor:
         """Queue a step without a graph; return the logits of the wanted tokens."""
-        places = Places(
-            grants=step.grants,
-            positions=step.positions,
-            kv_indptr=step.kv_indptr,
-            kv_indices=self._apply_updates(host, step),
-            last_page_len=step.last_page_len,
-        )
+        places = _places(step, indices)
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         return self._forward(step.sources, step.positions, planned, step.wanted)
 
-    def _apply_updates(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> Tensor:
+    def _apply_updates(
+        self, host: StepArrays[Tensor] | VerifyArrays[Tensor], step: StepArrays[Tensor] | VerifyArrays[Tensor]
+    ) -> Tensor:
         """Queue the page and token updates of the batch; return the page ids of all grants, `[pages of the step]`."""
         if len(step.page_ids):
             self._page_table.index_copy_(0, step.page_places.view(torch.int64), step.page_ids)
@@ -231,10 +504,39 @@ class CUDARunner:
 
     def _forward(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
         tokens = self._tokens.index_select(0, sources)
-        return self._model(tokens, (positions, self._rotations), attention, wanted)
+        if self._head is None:
+            return self._model(tokens, (positions, self._rotations), attention, wanted)
+        logits, states = self._model.with_states(
+            tokens, (positions, self._rotations), attention, wanted, captured=self._head.captured
+        )
+        self._features = self._head.features(states)
+        return logits
+
+    def _forward_in_graph(
+        self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor
+    ) -> Tensor:
+        logits = self._forward(sources, positions, attention, wanted)
+        if self._features is not None:
+            self._feature_memory[: len(self._features)].copy_(self._features)
+        return logits
 
 
-def _host_arrays(host: StepArrays[Tensor], *, is_decode: bool) -> HostArrays:
+def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
+    pinned, on_device = slot.upload(arrays.words())
+    return StepArrays.of_words(pinned), StepArrays.of_words(on_device)
+
+
+def _places(step: StepArrays[Tensor], indices: Tensor) -> Places:
+    return Places(
+        grants=step.grants,
+        positions=step.positions,
+        kv_indptr=step.kv_indptr,
+        kv_indices=indices,
+        last_page_len=step.last_page_len,
+    )
+
+
+def _host_arrays(host: StepArrays[Tensor] | VerifyArrays[Tensor], *, is_decode: bool) -> HostArrays:
     return HostArrays(
         is_decode=is_decode,
         qo_indptr=host.qo_indptr,

@@ -111,18 +111,15 @@ def step_arrays(
     last = offsets[1:][batch.sampled] - 1
     wanted = np.arange(offsets[-1], dtype=np.int32) if all_wanted else last
     return StepArrays(
-        page_places=_wide(batch.page_rows * np.int32(tables.pages_per_row) + batch.page_columns),
-        page_ids=batch.page_ids,
-        token_places=_wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
-        token_ids=batch.token_ids,
+        **updates(batch, tables),
         sources=(rows * np.int32(tables.tokens_per_row))[grants] + positions,
         positions=positions,
         grants=grants,
-        qo_indptr=_extended(offsets, num_empty, offsets[-1]),
-        kv_indptr=_extended(pages.kv_indptr, num_empty, pages.kv_indptr[-1]),
-        page_shifts=_extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
-        last_page_len=_extended(pages.last_page_len, num_empty, 1),
-        kv_lens=_extended(kv_lens, num_empty, 0),
+        qo_indptr=extended(offsets, num_empty, offsets[-1]),
+        kv_indptr=extended(pages.kv_indptr, num_empty, pages.kv_indptr[-1]),
+        page_shifts=extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
+        last_page_len=extended(pages.last_page_len, num_empty, 1),
+        kv_lens=extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
         sampling={name: array.view(np.int32) for name, array in batch.sampling.fields().items()},
@@ -130,9 +127,20 @@ def step_arrays(
     )
 
 
+def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
+    """Return the page and token updates of a batch, under the names of `StepArrays`."""
+    return {
+        "page_places": _wide(batch.page_rows * np.int32(tables.pages_per_row) + batch.page_columns),
+        "page_ids": batch.page_ids,
+        "token_places": _wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
+        "token_ids": batch.token_ids,
+    }
+
+
 def _wide(places: Int32) -> Int32:
     return places.astype(np.int64).view(np.int32)
 
 
-def _extended(array: Int32, count: int, value: int | np.int32) -> Int32:
+def extended(array: Int32, count: int, value: int | np.int32) -> Int32:
+    """Return `array` with `value` appended `count` times."""
     return np.concatenate([array, np.full(count, value, np.int32)]) if count else array
