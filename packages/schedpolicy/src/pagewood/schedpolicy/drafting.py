@@ -252,17 +252,20 @@ class DraftControl(Generic[D]):
         accepted: Sequence[int],
         *,
         num_tokens: int,
+        num_others: int = 0,
         draft_s: float = 0.0,
         verify_s: float = 0.0,
     ) -> None:
         """Learn from a step that ended, with or without drafts.
 
         Args:
-            requests: The requests that decoded; those that ended meanwhile may be among them.
+            requests: The requests that decoded; those that ended meanwhile may be among them. Requests without drafts
+                may be left out and counted in `num_others` instead.
             granted: Draft tokens that each was allowed.
             drafted: Draft tokens of each that were verified, at most `granted`.
             accepted: Draft tokens of each that were accepted, at most `drafted`.
             num_tokens: Tokens that the step computed, with drafts (and padding) and prompt tokens.
+            num_others: Requests that decoded without drafts and are not in `requests`.
             draft_s: Seconds of drafting; 0 if not measured.
             verify_s: Seconds of the rest of the step; 0 if not measured.
         """
@@ -285,13 +288,14 @@ class DraftControl(Generic[D]):
         cost = self._cost
         if cost is None or num_tokens < 1:
             return
-        if requests:
+        num_requests = len(requests) + num_others
+        if num_requests:
             num_added = num_granted if self._computes_padding else num_drafted
             self._settle(
-                cost, len(requests), num_tokens, num_tokens - num_added, granted, sum(accepted), draft_s, verify_s
+                cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), draft_s, verify_s
             )
         if verify_s > 0:
-            if requests and not num_granted:
+            if num_requests and not num_granted:
                 is_near = abs(verify_s / cost.seconds(num_tokens) - 1) < 0.1
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
@@ -337,7 +341,7 @@ class DraftControl(Generic[D]):
         if cost is None:
             return "cost unknown", [0] * size
         num_plain = size + num_other_tokens
-        if self._num_skips and size == self._last_size:
+        if self._num_skips and 4 * size >= 3 * self._last_size:  # not at a much lower load
             self._num_skips -= 1
             self._num_zero += 1
             return self._zero_reason, [0] * size

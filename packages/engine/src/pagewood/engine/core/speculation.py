@@ -49,17 +49,19 @@ class Drafting(Protocol):
         accepted: Sequence[int],
         *,
         num_tokens: int,
+        num_others: int,
         draft_s: float,
         verify_s: float,
     ) -> None:
         """Note the result of a step, of one without drafts too.
 
         Args:
-            requests: all that decoded, those without drafts too.
+            requests: those that were given drafts.
             granted: draft tokens that each was given.
             drafted: how many of them the drafter really proposed.
             accepted: how many of those were accepted.
             num_tokens: positions that the step computed.
+            num_others: requests that decoded without drafts.
             draft_s: seconds for drafts; 0: not measured.
             verify_s: seconds for the rest of the step; 0: not measured.
         """
@@ -110,7 +112,7 @@ class Speculation:
         self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._seen: set[Request] = set()
-        """Requests that `drafting` may know."""  # contents written by: extend, _forget_ended
+        """Requests that `drafting` may know."""  # contents written by: speculation
         self._num_settled = 0  # written by: speculation
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
@@ -121,10 +123,12 @@ class Speculation:
         decoding = [index for index, grant in enumerate(grants) if grant.num_tokens == grant.num_promised == 1]
         if not decoding:
             return tuple(extended)
-        num_other_tokens = sum(grant.num_tokens for grant in grants) - len(decoding)
+        num_other_tokens = sum([grant.num_tokens for grant in grants]) - len(decoding)
         requests = [grants[index].request for index in decoding]
         self._seen.update(requests)
         wanted = self._drafting.lengths(requests, num_other_tokens)
+        if not any(wanted):
+            return tuple(extended)
         for index, num_wanted in zip(decoding, wanted, strict=True):
             if num_wanted:
                 grant = grants[index]
@@ -139,45 +143,50 @@ class Speculation:
             grants: of the step; none of its tokens has been applied to the requests yet.
             result: of the step.
         """
-        counts: list[int] = result.counts.tolist()
-        drafted_of: list[int] = [0] * len(counts) if result.num_drafted is None else result.num_drafted.tolist()
-        promised = [grant for grant in grants if grant.num_promised]
         requests: list[Request] = []
         granted: list[int] = []
         drafted: list[int] = []
         accepted: list[int] = []
-        for grant, count, num_drafted in zip(promised, counts, drafted_of, strict=True):
-            if grant.num_tokens != grant.num_promised:  # the end of a prompt
-                continue
+        for grant, count, num_drafted in self._with_drafts(grants, result):
             request, num_accepted = grant.request, max(count - 1, 0)
+            request.num_launched -= grant.num_promised - count
+            request.num_drafted += num_drafted
+            request.num_accepted += num_accepted
             requests.append(request)
             granted.append(grant.num_promised - 1)
             drafted.append(num_drafted)
             accepted.append(num_accepted)
-            if grant.num_promised == 1:
-                continue
-            request.num_launched -= grant.num_promised - count
-            request.num_drafted += num_drafted
-            request.num_accepted += num_accepted
             for position in range(num_drafted):
                 self._drafted_by_position[position] += 1
             for position in range(num_accepted):
                 self._accepted_by_position[position] += 1
         self._draft_s += result.draft_s
         self._verify_s += result.verify_s
-        num_tokens = sum(grant.num_tokens for grant in grants) - sum(granted) + sum(drafted)
+        num_tokens = sum([grant.num_tokens for grant in grants]) - sum(granted) + sum(drafted)
+        num_decoding = sum([grant.num_tokens == grant.num_promised for grant in grants])
         self._drafting.observe(
             requests,
             granted,
             drafted,
             accepted,
             num_tokens=num_tokens,
+            num_others=num_decoding - len(requests),
             draft_s=result.draft_s,
             verify_s=result.verify_s,
         )
         self._num_settled += 1
         if self._num_settled % _FORGET_EVERY == 0:
             self._forget_ended()
+
+    @staticmethod
+    def _with_drafts(grants: Sequence[Grant], result: StepResult) -> list[tuple[Grant, int, int]]:
+        """Return the grants with drafts, each with the tokens that it yielded and the drafts that were verified."""
+        promised = [grant for grant in grants if grant.num_promised]
+        if all(grant.num_promised == 1 for grant in promised):
+            return []
+        drafted = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
+        each = zip(promised, result.counts.tolist(), drafted, strict=True)
+        return [one for one in each if one[0].num_promised > 1]
 
     def counts(self) -> SpeculationCounts:
         """Return what has come of drafts so far."""

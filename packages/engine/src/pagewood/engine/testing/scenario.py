@@ -117,13 +117,14 @@ class RandomDrafting:
         accepted: Sequence[int],
         *,
         num_tokens: int,
+        num_others: int,
         draft_s: float,
         verify_s: float,
     ) -> None:
         """Check that the numbers are possible."""
         for some in zip(accepted, drafted, granted, strict=True):
             assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
-        assert num_tokens >= len(requests)
+        assert num_tokens >= len(requests) + num_others
 
     def forget(self, request: Request) -> None:
         """Check that the request has ended."""
