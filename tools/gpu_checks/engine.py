@@ -36,7 +36,8 @@ GREEDY = [SamplingParams(temperature=0, max_tokens=24)] * len(QUESTIONS)
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {}, {"overlap": False}, {"cuda_graph": False}, {"cuda_graph_max_batch": 2}, {"chunked_prefill_size": 5},
     {"page_size": 1}, {"page_size": 64}, {"batch_invariant": True}, {"batch_invariant": True, "cuda_graph": False},
-    {"host_cache_gb": 0.1},
+    {"host_cache_gb": 0.1}, {"speculative": "ngram", "speculative_control": "fixed"},
+    {"speculative": "ngram", "speculative_control": "fixed", "batch_invariant": True, "cuda_graph": False},
 )  # fmt: skip
 PAGE_SIZE = 16
 _BUSY_CYCLES = 1_000_000_000

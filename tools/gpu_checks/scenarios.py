@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from gpu_checks.host import Failed, Host
-from pagewood.engine.testing import Scenario, random_scenario, run_scenario
+from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts
 from pagewood.engine.testing.scenario import VOCAB_SIZE
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -27,7 +27,7 @@ NUM_WHERE_SLOW = 12
 
 
 def check_echo(host: Host) -> str:
-    """With random arrivals, aborts, priorities, page and chunk sizes, the output is the sequential oracle's."""
+    """With random arrivals, aborts, priorities, page and chunk sizes and drafts, the output is the oracle's."""
     return _all_scenarios(host, has_tiers=False)
 
 
@@ -53,10 +53,12 @@ def _all_scenarios(host: Host, *, has_tiers: bool) -> str:
 def _run_scenario(host: Host, seed: int, *, has_tiers: bool) -> None:
     rng = random.Random(seed)
     scenario: Scenario = random_scenario(rng, overlap=seed % 4 > 0)
+    if seed % 2:
+        scenario = with_drafts(scenario, random.Random(seed))
     runner = WatchedCUDARunner(
         host.device, num_rows=scenario.config.num_rows, max_length=scenario.max_length,
         num_pages=scenario.num_pages, page_size=scenario.config.page_size, vocab_size=VOCAB_SIZE,
-        with_graphs=seed % 3 > 0,
+        with_graphs=seed % 3 > 0, max_drafts=scenario.max_drafts, guess_quality=scenario.guess_quality,
     )  # fmt: skip
     if not has_tiers:
         run_scenario(scenario, make_runner=lambda _: runner)

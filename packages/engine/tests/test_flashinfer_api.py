@@ -72,6 +72,12 @@ def test_installed_wrappers_use_the_memory_given_for_their_plans(flashinfer: Any
         assert "                self._pin_memory_int_workspace_buffer,\n" in source  # an argument that plan passes on
 
 
+def test_installed_wrappers_read_the_mask_that_is_set_after_a_plan(flashinfer: Any) -> None:
+    source = inspect.getsource(flashinfer.BatchPrefillWithPagedKVCacheWrapper)
+    assert "if self._custom_mask_buf is not None" in source.split("    def run(")[-1]
+    assert "                    self._custom_mask_buf,\n                    self._mask_indptr_buf,\n" in source
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_stand_in_accepts_what_is_declared(name: str) -> None:
     assert_accepts(getattr(flashinfer_torch, name), getattr(FlashInfer, name))

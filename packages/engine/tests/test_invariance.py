@@ -69,14 +69,14 @@ class Bench:
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=100, page_size=4)
         self.last = torch.empty(0)
-        head = model._head
+        head = model.head
 
         def watched(x: torch.Tensor) -> torch.Tensor:
             logits = head(x)
             self.last = logits[0].clone()
             return logits
 
-        model._head = watched  # replayed graphs call it too
+        model.head = watched  # replayed graphs call it too
 
     def final_logits(self, chunks: list[int], others: list[list[int]]) -> torch.Tensor:
         """Compute TOKENS in chunks, beside requests that decode; return the logits after the last chunk."""

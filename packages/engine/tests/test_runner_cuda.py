@@ -227,12 +227,12 @@ def test_a_step_that_samples_nothing(folder: Path) -> None:
 def test_a_row_of_nan_yields_no_token_and_later_steps_continue(folder: Path) -> None:
     mine = bench(folder)
     model = mine.runner._model
-    head = model._head
+    head = model.head
     driver = driver_of(mine.runner)
     sequence = driver.add([1, 2, 3])
-    model._head = lambda x: head(x) * torch.nan
+    model.head = lambda x: head(x) * torch.nan
     broken = mine.launch(driver.batch([(sequence, 8)]))
-    model._head = head
+    model.head = head
     sequence.tokens.append(-1)
     last = mine.launch(driver.batch([(sequence, 8)]))
     assert broken.wait().counts.tolist() == [0]
@@ -243,11 +243,11 @@ def test_an_error_while_queueing_is_raised_by_launch(folder: Path) -> None:
     mine = bench(folder)
     model = mine.runner._model
     driver = driver_of(mine.runner)
-    sequence, head = driver.add([1, 2, 3]), model._head
-    model._head = lambda x: x @ x
+    sequence, head = driver.add([1, 2, 3]), model.head
+    model.head = lambda x: x @ x
     with pytest.raises(RuntimeError):
         mine.launch(driver.batch([(sequence, 8)]))
-    model._head = head
+    model.head = head
     assert mine.launch(driver.batch([(driver.add([1]), 8)])).wait().tokens.shape == (1,)
     mine.runner.close()
 

@@ -1,6 +1,6 @@
 """The echo model on the CUDA runner, through its real staging, tables, page arrays, graphs and sampling.
 
-Only the arithmetic of model and attention is replaced. Keys hold hashes, as the bits of floats. Attention adds the
+Only the arithmetic of model and attention is replaced. Keys hold hashes, in four parts. Attention adds the
 hashes that a token sees, and the logits select the token that the sum hashes to. All work is queued and nothing waits,
 so it can be captured, and runs both on a GPU and on a recording device.
 
@@ -32,6 +32,8 @@ from stand_ins import flashinfer_torch
 
 _CERTAIN = 1e4  # a logit so large that the others, which are 0, are never drawn
 _GARBAGE = 0x5EAD_BEEF
+_NUM_PARTS = 4
+"""Numbers that a hash is stored as, of 16 bits each: all 64 bits might be a float that is not finite."""
 
 
 class EchoDecoder:
@@ -50,7 +52,7 @@ class EchoDecoder:
     ) -> Tensor:
         """Return logits `[W, V]`."""
         positions = rotation[0].long()
-        hashes = _mix((tokens.long() << 32) + positions + 1).view(torch.float32).view(-1, 2)
+        hashes = _parts(_mix((tokens.long() << 32) + positions + 1))
         sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
         chosen = _echo_token(sums.index_select(0, wanted), positions.index_select(0, wanted), self._vocab_size)
         logits = torch.zeros((len(chosen), self._vocab_size), device=chosen.device)
@@ -134,7 +136,7 @@ class _Arrays:
         """Return `[T, 1, 2] float32`: as bits, the sum of all hashes up to each token."""
         page_size = memory.shape[2]
         device = memory.device
-        values = memory[:, 0].index_select(0, self.indices)[:, :, 0].contiguous().view(torch.int64).flatten()  # [N * P]
+        values = _joined(memory[:, 0].index_select(0, self.indices)[:, :, 0]).flatten()  # [N * P]
         ends = values.cumsum(0)
         tokens = torch.arange(num_tokens, device=device)
         grants = torch.searchsorted(self.qo_indptr[1:].long().contiguous(), tokens, right=True)
@@ -149,7 +151,7 @@ class _Arrays:
     def attend_masked(self, memory: Tensor, num_tokens: int, mask: Tensor, mask_offsets: Tensor) -> Tensor:
         """Return `[T, 1, 2] float32`: as bits, the sum of all hashes that each token sees by its mask."""
         page_size, device = memory.shape[2], memory.device
-        values = memory[:, 0].index_select(0, self.indices)[:, :, 0].contiguous().view(torch.int64).flatten()
+        values = _joined(memory[:, 0].index_select(0, self.indices)[:, :, 0]).flatten()
         tokens = torch.arange(num_tokens, device=device)
         grants = torch.searchsorted(self.qo_indptr[1:].long().contiguous(), tokens, right=True)
         pages = self.indptr.long()
@@ -271,6 +273,17 @@ class GuessingDrafter:
         return torch.stack(drafts, 1).int(), found.int()
 
 
+def _parts(hashes: Tensor) -> Tensor:
+    """Return `[n, 4] float32`: the parts of `hashes` `[n] int64`."""
+    return torch.stack([_shift_right(hashes, 16 * part) & 0xFFFF for part in range(_NUM_PARTS)], -1).float()
+
+
+def _joined(parts: Tensor) -> Tensor:
+    """Return the hashes `[...] int64` whose parts `[..., 4]` are given."""
+    numbers = parts.long() & 0xFFFF
+    return sum((numbers[..., part] << 16 * part for part in range(_NUM_PARTS)), torch.zeros_like(numbers[..., 0]))
+
+
 def _echo_token(sums: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Return the tokens that follow `positions`, after hashes that add up to `sums`; int64."""
     words = _mix(_mix(sums + positions + 1))
@@ -289,7 +302,7 @@ class WatchedCUDARunner:
 
         With `max_drafts` > 0, grants with drafts get those of a `GuessingDrafter`.
         """
-        layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=2, page_size=page_size)
+        layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=_NUM_PARTS, page_size=page_size)
         storage = KVStorage(layout, num_pages + 1, device=device.torch_device)
         storage.layer(0).view(torch.int32).fill_(_GARBAGE)
         self.memory = storage.memory
