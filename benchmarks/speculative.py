@@ -112,7 +112,7 @@ def cost(options: Options) -> None:
             )  # fmt: skip
             systems.append(System(f"{size + 1} positions", fixed))
         print("| requests | " + " | ".join(system.name for system in systems) + " |\n" + "|---:" * 6 + "|")
-        for batch in (1, 4) if options.quick else (1, 4, 16):
+        for batch in (1,) if options.quick else (1, 4):
             prompts = _random_prompts(batch)
             rounds = [
                 [_step_s(system, prompts, batch, options) for system in systems] for _ in range(options.num_repeats)
@@ -226,7 +226,7 @@ def _random_prompts(num_prompts: int) -> list[list[int]]:
 
 
 def _num_output(options: Options) -> int:
-    return 8 if options.quick else 48
+    return 8 if options.quick else 32
 
 
 def _step_s(system: System, prompts: Sequence[Sequence[int]], batch: int, options: Options) -> float:
