@@ -11,7 +11,7 @@ Legend: S grants with drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.layout import Outcome
+from pagewood.engine.runner.cpu.compiled.chains import Entry, Tally, lay_out_chains, plan_model
+from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw
@@ -28,6 +29,8 @@ from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
+
+_NOWHERE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +44,20 @@ class DraftCounts:
     num_postponed: int = 0
     """Times that a row got no drafts, because too many of its slots were not valid."""
     num_short: int = 0
-    """Rows that started with a shorter context, because slots were not valid and could not be computed again."""
+    """Times that a row went on with a shorter context, because slots were not valid and could not be computed again."""
+
+    @classmethod
+    def of(cls, tally: NDArray[np.int64]) -> DraftCounts:
+        """Return the numbers in `tally`, which are in the order of `Tally`."""
+        return cls(**dict(zip((field.name for field in fields(cls)), tally.tolist(), strict=True)))
 
 
 class DraftModel:
     """`ProgramDrafter` with a whole model. Invariant: the slots that a pass reads are valid, or written before."""
 
     __slots__ = (
-        "_attention", "_last", "_max_rebuilt", "_model", "_passes", "_planned", "_rotations", "_rows", "_slots",
-        "_target", "counts", "max_nodes", "max_tokens",
+        "_attention", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries", "_rotations", "_rows",
+        "_slots", "_tally", "_target", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -84,68 +92,40 @@ class DraftModel:
         self._rotations = Rotations(model.rope)
         self._slots = ValidSlots(tags, rows, root=root)
         self._max_rebuilt = max_rebuilt
-        self._passes: list[Pass] = []  # written by: record_drafts
-        self._planned: list[Grants] = []  # written by: plan
+        self._indices: NDArray[np.int64] = np.empty(0, np.int64)  # written by: record_drafts
+        """Scope of each pass."""
+        self._entries: Int32 = np.zeros((len(rows.lengths), len(Entry)), np.int32)  # contents written by: plan
+        self._num_entries = 0  # written by: plan
+        self._tally: NDArray[np.int64] = np.zeros(len(Tally), np.int64)  # contents written by: plan
         self._last: Int32 = np.full(len(rows.lengths), -1, np.int32)  # contents written by: plan
         """First position that each row had not computed when it was planned last; -1: not planned yet."""
         self.max_nodes = 0
         self.max_tokens = max_tokens
-        self.counts = DraftCounts()  # written by: plan
+
+    @property
+    def counts(self) -> DraftCounts:
+        """What was found until now."""
+        return DraftCounts.of(self._tally)
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide which positions are computed and how many tokens are drafted; see `ProgramDrafter`."""
-        self._planned = []
+        self._num_entries = 0
         if len(batch.admitted) > 0:
             admitted = batch.rows[batch.admitted]
             self._slots.begin(admitted)
             self._last[admitted] = -1
-        if grants is None:
+        if grants is None or not grants.is_drafting:
             return
-        drafting = np.flatnonzero(grants.promised > 1)
-        if len(drafting) == 0:
-            return
-        which = grants.sampled[drafting]
-        rows = grants.rows[which]
-        ends = self._rows.lengths[rows] - 1
-        self._slots.follow(rows, ends, passes_gaps=False)
-        starts = self._slots.positions[rows]
-        missing = ends - starts
-        # A row that accepted all of its drafts lacks the last of them: no pass has computed it.
-        expected = np.where(self._last[rows] == starts, np.minimum(missing, 1), 0)
-        postponed = missing > self._max_rebuilt
-        grants.counts[which[postponed]] = 1
-        computed = np.where(postponed, self._max_rebuilt, missing + 1).astype(np.int32)
-        self._last[rows] = starts + computed + grants.counts[which] - 2
-        before = self.counts
-        self.counts = DraftCounts(
-            num_ready=before.num_ready + int(np.count_nonzero(missing <= expected)),
-            num_rebuilt=before.num_rebuilt + int((computed - ~postponed - expected).sum()),
-            num_postponed=before.num_postponed + int(np.count_nonzero(postponed)),
-        )
-        sampling = grants.sampling.take(drafting.astype(np.int32))
-        one = np.ones(len(rows), np.int32)
-        every = np.arange(len(rows), dtype=np.int32)
-        planned = Grants(rows=rows, starts=starts, counts=computed, sampled=every, promised=one, sampling=sampling)
-        self._planned.append(planned)
-        num_drafts = grants.counts[which] - 1
-        for depth in range(1, int(num_drafts.max())):
-            deeper = np.flatnonzero(num_drafts > depth).astype(np.int32)
-            count = len(deeper)
-            self._planned.append(
-                Grants(
-                    rows=rows[deeper],
-                    starts=ends[deeper],
-                    counts=one[:count],
-                    sampled=every[:count],
-                    promised=one[:count],
-                    sampling=sampling if count == len(rows) else sampling.take(deeper),
-                )
-            )
-        self._slots.start(rows)
+        rows, slots = self._rows, self._slots
+        self._num_entries = plan_model(
+            grants.rows, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens, rows.pages,
+            slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work, self._last,
+            self._max_rebuilt, self._entries, self._tally,
+        )  # fmt: skip
 
     def record_drafts(self, tape: Tape, verify: Pass) -> None:
         """Write a pass for the known tokens and for each draft but the last; see `ProgramDrafter`."""
-        config, self._passes = self._model.config, []
+        config, indices = self._model.config, []
         for depth in range(self.max_tokens):
             one = Pass(
                 tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
@@ -158,8 +138,9 @@ class DraftModel:
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0)
-            self._passes.append(one)
+            indices.append(scope.index)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
+        self._indices = np.array(indices, np.int64)
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
@@ -170,7 +151,14 @@ class DraftModel:
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
         """Lay out the passes; see `ProgramDrafter`."""
-        outcome = Outcome.DONE
-        for depth, (one, planned) in enumerate(zip(self._passes, self._planned, strict=False)):
-            outcome = max(outcome, one.lay_out(scopes, counts, planned, ahead=depth))
-        return outcome
+        if self._num_entries == 0:
+            return Outcome.DONE
+        rotations, sampling = self._rotations, grants.sampling
+        while True:
+            outcome = lay_out_chains(
+                scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,
+                sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.seeds, _NOWHERE, 0,
+            )  # fmt: skip
+            if outcome != Outcome.TOO_FAR:
+                return outcome
+            rotations.reach(int(scopes[self._indices, Column.NUM_ROTATIONS].max()))

@@ -13,18 +13,22 @@ Legend: G grants of a step, E elements of a hidden state of the head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.drafting import adjust
+from pagewood.engine.runner.cpu.compiled.chains import (
+    Entry,
+    Tally,
+    lay_out_chains,
+    lay_out_extension,
+    plan_head,
+)
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.draft_model import DraftCounts
@@ -45,8 +49,8 @@ class EagleDrafter:
     """
 
     __slots__ = (
-        "_attention", "_drafts", "_every", "_extension", "_greedy", "_has_state", "_head", "_hidden", "_passes",
-        "_planned", "_rotations", "_rows", "_slots", "_states", "_target", "_token_map", "counts", "max_nodes",
+        "_attention", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden", "_indices", "_is_extended",
+        "_num_entries", "_rotations", "_rows", "_slots", "_states", "_tally", "_target", "_token_map", "max_nodes",
         "max_tokens",
     )  # fmt: skip
 
@@ -84,69 +88,45 @@ class EagleDrafter:
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan
         tokens = head.token_map
         self._token_map = None if tokens is None else np.ascontiguousarray(tokens.numpy(), np.int32)
-        self._greedy = SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows)
-        self._every = np.arange(num_rows, dtype=np.int32)
-        self._passes: list[Pass] = []  # written by: record_drafts
-        self._extension: Pass | None = None  # written by: record_rest
         self._hidden: Sequence[Buffer] = ()  # written by: record_target
-        self._drafts: list[Grants] = []  # written by: plan
-        self._planned: Grants | None = None  # written by: plan
+        self._indices: NDArray[np.int64] = np.empty(0, np.int64)  # written by: record_drafts
+        """Scope of each pass that drafts."""
+        self._extension = -1  # written by: record_rest
+        """Scope of the pass at the end of a step."""
+        self._is_extended = False  # written by: plan
+        """Whether the step has this pass."""
+        self._firsts: Int32 = np.zeros(num_rows, np.int32)  # contents written by: plan
+        self._entries: Int32 = np.zeros((num_rows, len(Entry)), np.int32)  # contents written by: plan
+        self._num_entries = 0  # written by: plan
+        self._tally: NDArray[np.int64] = np.zeros(len(Tally), np.int64)  # contents written by: plan
         self.max_nodes = 0
         self.max_tokens = max_tokens
-        self.counts = DraftCounts()  # written by: plan
+
+    @property
+    def counts(self) -> DraftCounts:
+        """What was found until now."""
+        return DraftCounts.of(self._tally)
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide how many tokens are drafted; see `ProgramDrafter`."""
-        self._drafts, self._planned = [], None
-        admitted = batch.rows[batch.admitted]
-        if len(admitted) > 0:
+        self._num_entries, self._is_extended = 0, False
+        if len(batch.admitted) > 0:
+            admitted = batch.rows[batch.admitted]
             self._slots.begin(admitted)
             self._has_state[admitted] = False
         if grants is None:
             return
-        rows, lengths, before = grants.rows, self._rows.lengths, self.counts
-        starts = np.maximum(np.minimum(grants.starts, lengths[rows] - 1), 0)
-        self._slots.follow(rows, starts, passes_gaps=True)
-        self._slots.start(rows)
-        drafting = np.flatnonzero(grants.promised > 1)
-        which = grants.sampled[drafting]
-        ready = self._has_state[rows[which]]
-        grants.counts[which[~ready]] = 1
-        self.counts = replace(
-            before,
-            num_ready=before.num_ready + int(np.count_nonzero(ready)),
-            num_postponed=before.num_postponed + int(np.count_nonzero(~ready)),
-            num_short=before.num_short + int(np.count_nonzero(self._slots.begins[admitted])),
-        )
-        self._has_state[rows[grants.sampled]] = True  # after this step
-        count = len(rows)
-        self._planned = Grants(
-            rows=rows,
-            starts=starts,
-            counts=grants.counts,
-            sampled=self._every[:count],
-            promised=np.ones(count, np.int32),
-            sampling=SamplingArrays(**{name: array[:count] for name, array in self._greedy.fields().items()}),
-        )
-        num_drafts = np.where(ready, grants.counts[which] - 1, 0)
-        for depth in range(int(num_drafts.max(initial=0))):
-            deeper = np.flatnonzero(num_drafts > depth)
-            chosen = rows[which[deeper]]
-            one = np.ones(len(deeper), np.int32)
-            self._drafts.append(
-                Grants(
-                    rows=chosen,
-                    starts=lengths[chosen] - 1,
-                    counts=one,
-                    sampled=self._every[: len(deeper)],
-                    promised=one,
-                    sampling=grants.sampling.take(drafting[deeper].astype(np.int32)),
-                )
-            )
+        rows, slots = self._rows, self._slots
+        self._is_extended = True
+        self._num_entries = plan_head(
+            grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens,
+            rows.pages, slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work,
+            self._has_state, self._firsts, self._entries, self._tally,
+        )  # fmt: skip
 
     def record_drafts(self, tape: Tape, verify: Pass) -> None:
         """Write a draw from the kept states, and a pass for each further draft; see `ProgramDrafter`."""
-        head, states, self._passes = self._head, self._states, []
+        head, states, indices = self._head, self._states, []
         size = states.shape[1]
         for depth in range(self.max_tokens):
             one = self._new_pass(tape)
@@ -167,8 +147,9 @@ class EagleDrafter:
                 )
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, shift)
-            self._passes.append(one)
+            indices.append(scope.index)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
+        self._indices = np.array(indices, np.int64)
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
@@ -187,25 +168,27 @@ class EagleDrafter:
         self._slots.record(one)
         fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
         tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
-        self._extension = one
+        self._extension = scope.index
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
         """Lay out the passes; see `ProgramDrafter`."""
+        rotations, sampling, begins = self._rotations, grants.sampling, self._slots.begins
         outcome = Outcome.DONE
-        if self._planned is not None and self._extension is not None:
-            outcome = self._lay_out(self._extension, scopes, counts, self._planned, ahead=0, shift=0)
-        for depth, (one, planned) in enumerate(zip(self._passes, self._drafts, strict=False)):
-            ahead, shift = max(depth - 1, 0), min(depth, 1)
-            outcome = max(outcome, self._lay_out(one, scopes, counts, planned, ahead=ahead, shift=shift))
-        return outcome
-
-    def _lay_out(
-        self, one: Pass, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants, *, ahead: int, shift: int
-    ) -> Outcome:
-        """Lay out a pass whose draws lie `shift` positions behind the one after its pair."""
-        outcome = one.lay_out(scopes, counts, grants, ahead=ahead)
-        if outcome == Outcome.DONE:
-            adjust(scopes, one.scope.index, len(grants.sampled), self._slots.begins, shift)
+        while self._is_extended:
+            outcome = lay_out_extension(
+                scopes, counts, self._extension, rotations.columns, grants.rows, self._firsts, grants.counts, begins
+            )
+            if outcome != Outcome.TOO_FAR:
+                break
+            rotations.reach(int(scopes[self._extension, Column.NUM_ROTATIONS]))
+        while self._num_entries > 0:
+            drafts = lay_out_chains(
+                scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,
+                sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.seeds, begins, 1,
+            )  # fmt: skip
+            if drafts != Outcome.TOO_FAR:
+                return max(outcome, drafts)
+            rotations.reach(int(scopes[self._indices, Column.NUM_ROTATIONS].max()))
         return outcome
 
     def _new_pass(self, tape: Tape) -> Pass:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagewood.engine.api import Progress
-from pagewood.engine.runner.cpu.compiled import drafting, layout
+from pagewood.engine.runner.cpu.compiled import chains, drafting, layout
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.step import step_kernel
 
@@ -20,7 +20,8 @@ def warm_up(
         progress: called with what is being loaded or compiled.
     """
     step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
-    kernels = (layout.lay_out, layout.collect, drafting.follow, drafting.adjust, step)
+    plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_extension)
+    kernels = (layout.lay_out, layout.collect, drafting.adjust, *plans, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

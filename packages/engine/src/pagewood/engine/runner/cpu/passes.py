@@ -27,9 +27,6 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
-_ROTATION_COLUMNS = slice(Column.COSINE_TABLE, Column.NUM_ROTATIONS + 1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTables:
     """What the runner knows about every row."""
@@ -81,6 +78,8 @@ class Grants:
     """[S], the most tokens that each yields; more than 1: all tokens of the grant are wanted, otherwise its last."""
     sampling: SamplingArrays
     """Sampling parameters of the S grants."""
+    is_drafting: bool = False
+    """Whether a grant promises more than one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +215,10 @@ class Pass:
         """
         index, rotations, sampling = self.scope.index, self._rotations, grants.sampling
         while True:
-            scopes[index, _ROTATION_COLUMNS] = rotations.columns
             outcome = lay_out(
-                scopes, index, counts, grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised,
-                sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.seeds, ahead,
-                all_wanted,
+                scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
+                grants.promised, sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps,
+                sampling.seeds, ahead, all_wanted,
             )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 return outcome

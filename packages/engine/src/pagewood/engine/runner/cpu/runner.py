@@ -41,7 +41,6 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
-_TO_NANOSECONDS = np.array([1_000_000_000, 1], np.int64)
 
 
 class CPUStepHandle(Generic[Result]):
@@ -71,8 +70,6 @@ class _Step:
 
     batch: Batch
     grants: Grants
-    is_drafting: bool
-    """Whether a grant is to have drafts."""
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Future[Run]
@@ -89,8 +86,8 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads",
-        "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
+        "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup", "_model",
+        "_num_found", "_num_threads", "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -140,7 +137,13 @@ class CPURunner:
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
         self._clock: Int64 = np.zeros((3, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds at the start of a step, after its drafts, and at its end."""
-        self._pass, self._program = self._write_down((1, 1, 1))  # written by: the worker
+        self._pass: Pass  # written by: _write_down
+        self._program: Program  # written by: _write_down
+        self._found: Int32  # written by: _write_down
+        """[capacity, 1], the tokens that grants yield, see `collect`."""
+        self._num_found: Int32  # written by: _write_down
+        """[capacity, 1], how many."""
+        self._write_down((1, 1, 1))
         self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
@@ -154,8 +157,9 @@ class CPURunner:
             sampled=_writable(batch.sampled),
             promised=_writable(batch.num_promised),
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
+            is_drafting=is_drafting,
         )
-        step = _Step(batch=batch, grants=grants, is_drafting=is_drafting, samples=True, run=Future())
+        step = _Step(batch=batch, grants=grants, samples=True, run=Future())
         return self._handle(step, self._worker.submit(self._step, step))
 
     def forward(self, batch: Batch) -> Float32:
@@ -171,7 +175,7 @@ class CPURunner:
             promised=promised,
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
         )
-        step = _Step(batch=batch, grants=grants, is_drafting=False, samples=False, run=Future())
+        step = _Step(batch=batch, grants=grants, samples=False, run=Future())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
@@ -185,17 +189,17 @@ class CPURunner:
     def _step(self, step: _Step) -> StepResult:
         scopes, counts, draft_s, verify_s = self._compute(step)
         scope, grants = self._pass.scope, step.grants
-        found, num_found = (output.view(np.int32) for output in self._program.outputs[1:])
-        num_wanted, num_sampled = counts[scope.wanted.index], counts[scope.sampled.index]
-        tokens, yielded = np.empty(num_wanted, np.int32), num_found[:num_sampled, 0].copy()
-        num_tokens = collect(scopes, scope.index, found[:num_wanted, 0], yielded, tokens)
-        num_drafted = None
-        if step.is_drafting:
-            num_drafted = np.where(grants.promised > 1, grants.counts[grants.sampled] - 1, 0).astype(np.int32)
+        num_wanted, num_sampled = counts[scope.wanted.index], len(grants.sampled)
+        tokens, yielded = np.empty(num_wanted, np.int32), np.empty(num_sampled, np.int32)
+        num_drafted = np.empty(num_sampled if grants.is_drafting else 0, np.int32)
+        num_tokens = collect(
+            scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
+            num_drafted,
+        )  # fmt: skip
         return StepResult(
             tokens=tokens[:num_tokens],
             counts=yielded,
-            num_drafted=num_drafted,
+            num_drafted=num_drafted if grants.is_drafting else None,
             draft_s=draft_s,
             verify_s=verify_s,
         )
@@ -234,8 +238,8 @@ class CPURunner:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
         in_program_s = 0.0
         if self._drafter is not None:
-            drafts_ns, rest_ns = np.diff(self._clock @ _TO_NANOSECONDS).tolist()
-            in_program_s = (ended - drafted) * drafts_ns / max(drafts_ns + rest_ns, 1)
+            first, second, last = (1_000_000_000 * s + ns for s, ns in self._clock.tolist())
+            in_program_s = (ended - drafted) * (second - first) / max(last - first, 1)
         return scopes, counts, drafted - began + in_program_s, ended - drafted - in_program_s
 
     def _update(self, batch: Batch) -> None:
@@ -256,7 +260,7 @@ class CPURunner:
         for grant, namespace in zip(batch.admitted.tolist(), batch.namespaces.tolist(), strict=True):
             row = int(grants.rows[grant])
             lookup.begin(row, namespace, int(lengths[row]))
-        if not step.is_drafting:
+        if not grants.is_drafting:
             return
         which = grants.sampled[grants.promised > 1]
         rows = grants.rows[which]
@@ -275,15 +279,15 @@ class CPURunner:
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)
-            self._pass, self._program = self._write_down([max(pair) for pair in needed])
+            self._write_down([max(pair) for pair in needed])
         scope = self._pass.scope
         if outcome == Outcome.BAD_TOKEN:
             tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
         return scopes, counts
 
-    def _write_down(self, sizes: Sequence[int]) -> tuple[Pass, Program]:
-        """Return the model's pass, and a program for steps up to these sizes, rounded up to powers of two."""
+    def _write_down(self, sizes: Sequence[int]) -> None:
+        """Write the program for steps up to these sizes, rounded up to powers of two."""
         tape, config, drafter = Tape(), self._model.config, self._drafter
         one = Pass(
             tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
@@ -314,7 +318,9 @@ class CPURunner:
         capacity += [1] * (tape.num_row_kinds - len(capacity))
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
         outputs = (logits, accepted.tokens, accepted.counts)
-        return one, tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
+        self._pass = one
+        self._program = program = tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
+        self._found, self._num_found = (output.view(np.int32) for output in program.outputs[1:])
 
 
 def _writable(array: Array) -> Array:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.runner.cpu.compiled.drafting import follow
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.passes import Pass, RowTables
 from pagewood.kvpool import MultiHeadLayout, PageArray, StateLayout
@@ -31,11 +30,13 @@ def drafter_layouts(layout: MultiHeadLayout) -> tuple[MultiHeadLayout, StateLayo
 class ValidSlots:
     """The positions up to which the slots of each row have been followed, and the row's hash there.
 
+    The compiled plans of drafters follow rows, and prepare the hashes with which the program goes on.
+
     Invariant: the slots before a row's position were valid for it when they were followed, except, if gaps are passed,
     some before `begins`. Pages of a running row keep what they hold, so they still are.
     """
 
-    __slots__ = ("_chains", "_page_size", "_root", "_rows", "_tags", "_work", "begins", "positions")
+    __slots__ = ("_root", "begins", "chains", "page_size", "positions", "tags", "work")
 
     def __init__(self, memory: PageMemory, rows: RowTables, *, root: int) -> None:
         """Follow the tags in `memory`, which has the layout `tag_layout`.
@@ -47,33 +48,23 @@ class ValidSlots:
         """
         array = memory.array(0, "tags")
         num_rows = len(rows.lengths)
-        self._page_size = array.shape[1]
-        self._tags: NDArray[np.int64] = array.numpy().reshape(-1).view(np.int64)  # contents written by: the program
-        self._rows = rows
+        self.page_size: int = array.shape[1]
+        self.tags: NDArray[np.int64] = array.numpy().reshape(-1).view(np.int64)  # contents written by: the program
         self._root = root
-        self._chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, follow
-        self._work: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: start, the program
-        self.positions: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, follow
-        self.begins: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, follow
+        self.chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, plans
+        """Hash of the tokens of each row before its position."""
+        self.work: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: plans, the program
+        """The hashes from which the program tags the slots that it computes."""
+        self.positions: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, plans
+        self.begins: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, plans
         """First position of each row behind the last slot that is not valid, if gaps are passed."""
 
     def begin(self, rows: Int32) -> None:
         """Note that `rows` have new requests."""
-        self._chains[rows] = self._root
+        self.chains[rows] = self._root
         self.positions[rows] = self.begins[rows] = 0
-
-    def follow(self, rows: Int32, ends: Int32, *, passes_gaps: bool) -> None:
-        """Follow `rows` from their positions to the first slot that is not valid, or past all of them, to `ends`."""
-        follow(
-            rows, ends, self._rows.tokens, self._rows.pages, self._tags, self._page_size, self.positions, self._chains,
-            self.begins, int(passes_gaps),
-        )  # fmt: skip
-
-    def start(self, rows: Int32) -> None:
-        """Let the program tag slots of `rows` from their positions on."""
-        self._work[rows] = self._chains[rows]
 
     def record(self, one: Pass) -> None:
         """Write the instruction that tags the slots which a pass computes."""
         scope = one.scope
-        one.tokens.tape.emit(Operation.TAG, scope.sampled, scope.index, self._tags, self._page_size, self._work)
+        one.tokens.tape.emit(Operation.TAG, scope.sampled, scope.index, self.tags, self.page_size, self.work)

@@ -152,16 +152,16 @@ def recall(scope: Any, s: Any, states_at: Any, out_at: Any, size: Any) -> None:
         target[i] = source[i]
 
 
-@kernel("void(i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], i4[::1], i8)")
+@inlined
 def follow(
-    rows: Any, ends: Any, tokens: Any, pages: Any, tags: Any, page_size: Any, positions: Any, chains: Any, begins: Any,
+    row: Any, end: Any, tokens: Any, pages: Any, tags: Any, page_size: Any, positions: Any, chains: Any, begins: Any,
     passes_gaps: Any,
 ) -> None:  # fmt: skip
-    """Follow each row from its position on, up to the first slot that is not valid, or to the end.
+    """Follow a row from its position on, up to the first slot that is not valid, or to the end.
 
     Args:
-        rows: `[n]`.
-        ends: `[n]`, positions at which to end.
+        row: whose slots are followed.
+        end: position at which to end.
         tokens: `[rows, positions]`.
         pages: `[rows, pages of a row]`.
         tags: `[pages * page_size]`.
@@ -171,34 +171,36 @@ def follow(
         begins: `[rows]`, with `passes_gaps`: the position after the last slot that is not valid.
         passes_gaps: 1 to go on behind slots that are not valid.
     """
-    for k in range(rows.shape[0]):
-        row = rows[k]
-        position, chain = np.int64(positions[row]), chains[row]
-        while position < ends[k]:
-            chained = _chained(chain, tokens[row, position])
-            if tags[np.int64(pages[row, position // page_size]) * page_size + position % page_size] != chained:
-                if passes_gaps == 0:
-                    break
-                begins[row] = position + 1
-            chain = chained
-            position += 1
-        positions[row], chains[row] = position, chain
+    position, chain = np.int64(positions[row]), chains[row]
+    while position < end:
+        chained = _chained(chain, tokens[row, position])
+        if tags[np.int64(pages[row, position // page_size]) * page_size + position % page_size] != chained:
+            if passes_gaps == 0:
+                break
+            begins[row] = position + 1
+        chain = chained
+        position += 1
+    positions[row], chains[row] = position, chain
 
 
-@kernel("void(i8[:,::1], i8, i8, i4[::1], i8)")
-def adjust(scopes: Any, index: Any, num_wanted: Any, begins: Any, shift: Any) -> None:
+@inlined
+def adjust_scope(scope: Any, num_wanted: Any, begins: Any, shift: Any) -> None:
     """Complete a scope that is laid out: where its rows' attention begins, and later positions of its draws.
 
     Args:
-        scopes: `[scopes, NUM_SCOPE_COLUMNS]`.
-        index: of the scope, which has a table BEGINS.
+        scope: a row of the table of scopes, which has a table BEGINS.
         num_wanted: W.
         begins: `[rows]`, first position that each row attends to.
         shift: added to the positions of draws.
     """
-    scope = scopes[index]
     begin_of, row_of = integers(scope[Column.BEGINS], 0), integers(scope[Column.ROWS], 0)
     for g in range(scope[Column.NUM_GRANTS]):
         begin_of[g] = begins[row_of[g]]
     for w in range(num_wanted):
         integers(scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w, NUM_CHOICE_COLUMNS)[_POSITION] += shift
+
+
+@kernel("void(i8[:,::1], i8, i8, i4[::1], i8)")
+def adjust(scopes: Any, index: Any, num_wanted: Any, begins: Any, shift: Any) -> None:
+    """Call `adjust_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`."""
+    adjust_scope(scopes[index], num_wanted, begins, shift)

@@ -116,12 +116,9 @@ def cut(counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> Any:
     return n
 
 
-@kernel(
-    "i8(i8[:,::1], i8, i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], f4[::1], "
-    "i8[::1], i8, i8)"
-)
-def lay_out(
-    scopes: Any, index: Any, counts: Any, rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any,
+@inlined
+def lay_out_scope(
+    scope: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any,
     temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, ahead: Any, all_wanted: Any,
 ) -> Any:  # fmt: skip
     """Fill the tables and the inputs of a scope; return an `Outcome`.
@@ -131,9 +128,9 @@ def lay_out(
     computes more tokens than it promises is then a tree.
 
     Args:
-        scopes: `[scopes, NUM_SCOPE_COLUMNS]`, the row of this scope is completed.
-        index: of the scope.
-        counts: `[scopes * NUM_KINDS]`, written: the numbers of rows of this scope.
+        scope: the row of the table of scopes, completed.
+        counts: `[NUM_KINDS]`, written: the numbers of rows of the scope.
+        rotations: `[3]`, addresses of the tables of cosines and sines, and their length.
         rows: `[G]`, row of each grant.
         starts: `[G]`, first position of each grant, an upper bound.
         nums: `[G]`, tokens of each grant.
@@ -147,7 +144,6 @@ def lay_out(
         ahead: how many positions after the last known token a draft model computes; 0 for known tokens.
         all_wanted: 1 if all tokens of sampled grants are wanted, and none is accepted.
     """
-    scope = scopes[index]
     num_grants, num_sampled = rows.shape[0], sampled.shape[0]
     num_tokens, num_wanted, end = 0, 0, 0
     for g in range(num_grants):
@@ -155,8 +151,9 @@ def lay_out(
         end = max(end, starts[g] + ahead + nums[g])
     for s in range(num_sampled):
         num_wanted += nums[sampled[s]] if promised[s] > 1 or all_wanted != 0 else 1
-    at = index * NUM_KINDS
-    counts[at], counts[at + 1], counts[at + 2] = num_tokens, num_wanted, num_sampled
+    counts[0], counts[1], counts[2] = num_tokens, num_wanted, num_sampled
+    scope[Column.COSINE_TABLE], scope[Column.SINE_TABLE] = rotations[0], rotations[1]
+    scope[Column.NUM_ROTATIONS] = rotations[2]
     if num_tokens > scope[Column.MOST_TOKENS] or num_wanted > scope[Column.MOST_WANTED]:
         return Outcome.TOO_LARGE
     if end > scope[Column.NUM_ROTATIONS]:
@@ -211,21 +208,48 @@ def lay_out(
     return Outcome.BAD_TOKEN if is_bad else Outcome.DONE
 
 
-@kernel("i8(i8[:,::1], i8, i4[::1], i4[::1], i4[::1])")
-def collect(scopes: Any, index: Any, found: Any, counts: Any, tokens: Any) -> Any:
-    """Copy the tokens that a scope's sampled grants have yielded, one grant after the other; return how many.
+@kernel(
+    "i8(i8[:,::1], i8, i8[::1], i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], "
+    "f4[::1], i8[::1], i8, i8)"
+)
+def lay_out(
+    scopes: Any, index: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any,
+    promised: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, ahead: Any,
+    all_wanted: Any,
+) -> Any:  # fmt: skip
+    """Call `lay_out_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`."""
+    return lay_out_scope(
+        scopes[index], counts[index * NUM_KINDS : (index + 1) * NUM_KINDS], rotations, rows, starts, nums, sampled,
+        promised, temperatures, top_ks, top_ps, min_ps, seeds, ahead, all_wanted,
+    )  # fmt: skip
+
+
+@kernel("i8(i8[:,::1], i8, i4[:,::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])")
+def collect(
+    scopes: Any, index: Any, found: Any, yielded: Any, nums: Any, promised: Any, tokens: Any, counts: Any, drafted: Any
+) -> Any:  # fmt: skip
+    """Copy what a scope's sampled grants have yielded, one grant after the other; return how many tokens that are.
 
     Args:
         scopes: of the run.
         index: of the scope.
-        found: `[W]`, the tokens of a sampled grant begin at its first wanted row.
-        counts: `[S]`, number of tokens of each.
+        found: `[>= W, 1]`, the tokens of a sampled grant begin at its first wanted row.
+        yielded: `[>= S, 1]`, number of tokens of each.
+        nums: `[G]`, tokens that each grant has computed.
+        promised: `[S]`, the most tokens that each yields.
         tokens: `[W]`, written.
+        counts: `[S]`, written: number of tokens of each.
+        drafted: `[S]`, written: draft tokens of each that were verified; or `[0]`.
     """
-    firsts = integers(scopes[index, Column.FIRSTS], counts.shape[0] + 1)
+    scope, num_sampled = scopes[index], counts.shape[0]
+    firsts = integers(scope[Column.FIRSTS], num_sampled + 1)
+    grant_of = integers(scope[Column.SAMPLED], num_sampled)
     n = 0
-    for s in range(counts.shape[0]):
+    for s in range(num_sampled):
+        counts[s] = yielded[s, 0]
         for j in range(counts[s]):
-            tokens[n] = found[firsts[s] + j]
+            tokens[n] = found[firsts[s] + j, 0]
             n += 1
+        if drafted.shape[0] > 0:
+            drafted[s] = nums[grant_of[s]] - 1 if promised[s] > 1 else 0
     return n
