@@ -1,7 +1,8 @@
 """A draft model: it computes each row's last tokens and then one draft after the other, before the target verifies.
 
 Its keys and values lie in the pages of the target. A draft is drawn with the target's parameters, seed and position, so
-that it equals the target's token wherever the two distributions are alike.
+that it equals the target's token wherever the two distributions are alike. For rejection sampling, drafts are drawn
+with independent noise instead, and the logits that they are drawn from are held.
 
 Legend: S grants with drafts.
 """
@@ -22,8 +23,8 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.sampling import draw
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.sampling import draw, independent
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
@@ -49,7 +50,7 @@ class DraftModel:
 
     __slots__ = (
         "_attention", "_last", "_max_rebuilt", "_model", "_passes", "_planned", "_rotations", "_rows", "_slots",
-        "_target", "counts", "max_nodes", "max_tokens",
+        "_target", "_uses_rejection", "counts", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class DraftModel:
         max_tokens: int,
         max_rebuilt: int = 512,
         root: int = 0,
+        uses_rejection: bool = False,
     ) -> None:
         """Draft for `target`.
 
@@ -76,6 +78,7 @@ class DraftModel:
             max_rebuilt: most positions of a row that a step computes again; a row that needs more gets no drafts until
                 it is done.
             root: stands for the weights of `model`, see `ValidSlots`.
+            uses_rejection: whether drafts are verified by rejection sampling.
         """
         self._model = model
         self._target = target
@@ -86,6 +89,7 @@ class DraftModel:
         self._max_rebuilt = max_rebuilt
         self._passes: list[Pass] = []  # written by: record_drafts
         self._planned: list[Grants] = []  # written by: plan
+        self._uses_rejection = uses_rejection
         self._last: Int32 = np.full(len(rows.lengths), -1, np.int32)  # contents written by: plan
         """First position that each row had not computed when it was planned last; -1: not planned yet."""
         self.max_nodes = 0
@@ -123,6 +127,8 @@ class DraftModel:
             num_postponed=before.num_postponed + int(np.count_nonzero(postponed)),
         )
         sampling = grants.sampling.take(drafting.astype(np.int32))
+        if self._uses_rejection:
+            sampling = independent(sampling)
         one = np.ones(len(rows), np.int32)
         every = np.arange(len(rows), dtype=np.int32)
         planned = Grants(rows=rows, starts=starts, counts=computed, sampled=every, promised=one, sampling=sampling)
@@ -143,9 +149,10 @@ class DraftModel:
             )
         self._slots.start(rows)
 
-    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+    def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a pass for the known tokens and for each draft but the last; see `ProgramDrafter`."""
         config, self._passes = self._model.config, []
+        held = verify.held_logits(config.vocab_size, self.max_tokens) if self._uses_rejection else None
         for depth in range(self.max_tokens):
             one = Pass(
                 tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
@@ -156,10 +163,13 @@ class DraftModel:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
             self._slots.record(one)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            if held is not None:
+                verify.hold(held, one, logits, depth)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0)
             self._passes.append(one)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
+        return held
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""

@@ -28,8 +28,8 @@ from pagewood.engine.runner.cpu.compiled.drafting import adjust
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.draft_model import DraftCounts
-from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.sampling import draw
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.sampling import draw, independent
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
@@ -46,8 +46,8 @@ class EagleDrafter:
 
     __slots__ = (
         "_attention", "_drafts", "_every", "_extension", "_greedy", "_has_state", "_head", "_hidden", "_passes",
-        "_planned", "_rotations", "_rows", "_slots", "_states", "_target", "_token_map", "counts", "max_nodes",
-        "max_tokens",
+        "_planned", "_rotations", "_rows", "_slots", "_states", "_target", "_token_map", "_uses_rejection", "counts",
+        "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,7 @@ class EagleDrafter:
         *,
         max_tokens: int,
         root: int = 0,
+        uses_rejection: bool = False,
     ) -> None:
         """Draft for `target`.
 
@@ -71,6 +72,7 @@ class EagleDrafter:
             rows: of the runner.
             max_tokens: most drafts of a row in a step.
             root: stands for the weights of `head`, see `ValidSlots`.
+            uses_rejection: whether drafts are verified by rejection sampling.
         """
         layer, num_rows = head.config.layer, len(rows.lengths)
         windows = layer.windows[: head.config.num_layers]
@@ -84,6 +86,7 @@ class EagleDrafter:
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan
         tokens = head.token_map
         self._token_map = None if tokens is None else np.ascontiguousarray(tokens.numpy(), np.int32)
+        self._uses_rejection = uses_rejection
         self._greedy = SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows)
         self._every = np.arange(num_rows, dtype=np.int32)
         self._passes: list[Pass] = []  # written by: record_drafts
@@ -133,6 +136,7 @@ class EagleDrafter:
             deeper = np.flatnonzero(num_drafts > depth)
             chosen = rows[which[deeper]]
             one = np.ones(len(deeper), np.int32)
+            sampling = grants.sampling.take(drafting[deeper].astype(np.int32))
             self._drafts.append(
                 Grants(
                     rows=chosen,
@@ -140,13 +144,14 @@ class EagleDrafter:
                     counts=one,
                     sampled=self._every[: len(deeper)],
                     promised=one,
-                    sampling=grants.sampling.take(drafting[deeper].astype(np.int32)),
+                    sampling=independent(sampling) if self._uses_rejection else sampling,
                 )
             )
 
-    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+    def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a draw from the kept states, and a pass for each further draft; see `ProgramDrafter`."""
         head, states, self._passes = self._head, self._states, []
+        held = verify.held_logits(head.config.layer.vocab_size, self.max_tokens) if self._uses_rejection else None
         size = states.shape[1]
         for depth in range(self.max_tokens):
             one = self._new_pass(tape)
@@ -165,10 +170,13 @@ class EagleDrafter:
                 tape.emit(
                     Operation.SPREAD, scope.sampled, scope.index, part, part.size, self._token_map, logits, vocab_size
                 )
+            if held is not None:
+                verify.hold(held, one, logits, depth)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, shift)
             self._passes.append(one)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
+        return held
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
