@@ -81,6 +81,10 @@ def test_a_wrong_configuration_names_argument_rule_and_value(options: dict[str, 
             "speculative_verify must be exact unless speculative is draft or eagle with chains, "
             "got rejection with eagle and speculative_topk 3",
         ),
+        (
+            {"speculative": "draft", "speculative_verify": "rejection", "speculative_acceptance": 0.0},
+            "speculative_acceptance must be None with speculative_verify rejection, got 0.0",
+        ),
         ({"speculative_num_tokens": 0}, "speculative_num_tokens must be >= 1, got 0"),
         ({"speculative_num_tokens": 65}, "speculative_num_tokens must be <= 64, got 65"),
         ({"speculative_num_tokens": 2.0}, "speculative_num_tokens must be an int, got 2.0"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from chi_square import assert_fits, chi_square, probabilities
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.noise import row_key, seed_in
@@ -56,39 +57,6 @@ def chains() -> Any:
         return tokens, counts
 
     return run
-
-
-def probabilities(logits: Float32, params: SamplingParams) -> NDArray[np.float64]:
-    """Return the filtered distribution `[V]`, by sorting."""
-    weights = np.exp((logits / np.float32(params.temperature)).astype(np.float64))
-    descending = np.sort(weights)[::-1]
-    if params.top_k:
-        weights[weights < descending[params.top_k - 1]] = 0
-    if params.top_p < 1:
-        descending = np.sort(weights)[::-1]
-        weights[weights < descending[np.argmax(np.cumsum(descending) >= params.top_p * weights.sum())]] = 0
-    weights[weights < params.min_p * weights.max()] = 0
-    return weights / weights.sum()
-
-
-def chi_square(tokens: NDArray[np.int32], expected: NDArray[np.float64]) -> tuple[float, int]:
-    """Return the chi-square statistic of tokens against probabilities, and its degrees of freedom."""
-    counts = np.bincount(tokens, minlength=len(expected))
-    kept = expected > 0
-    assert counts[~kept].sum() == 0
-    numbers = len(tokens) * expected[kept]
-    return float(((counts[kept] - numbers) ** 2 / numbers).sum()), int(kept.sum()) - 1
-
-
-def assert_fits(found: list[tuple[float, int]]) -> None:
-    """Compare the sum of independent statistics with its mean, within 4 standard deviations; the seeds are fixed.
-
-    Source: Wilson and Hilferty, The distribution of chi-square, 1931 (its cube root is close to normal).
-    """
-    total, degrees = (sum(numbers) for numbers in zip(*found, strict=True))
-    if degrees:
-        variance = 2 / (9 * degrees)
-        assert (total / degrees) ** (1 / 3) < 1 - variance + 4 * np.sqrt(variance)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,9 @@ class EngineConfig:
     `speculative_num_tokens`."""
     speculative_verify: Literal["exact", "rejection"] = "exact"
     """exact: a draft token is accepted if it is the token that the model draws, so drafts do not change the text;
-    rejection: chain rejection sampling, which accepts more drafts and keeps the distribution, but not the text."""
+    rejection: chain rejection sampling, which accepts more drafts and keeps the distribution. Sampled text then differs
+    from that of plain decoding; it depends on the seed and on the number of drafts in each step, which adaptive
+    control, preemption and the prefix cache may change. Greedy text is the same."""
     speculative_acceptance: float | None = None
     """Probability with which each draft token is accepted, whatever it is; for measurements only, because the text is
     then meaningless. None: drafts are verified."""
@@ -341,6 +343,11 @@ class EngineConfig:
             raise ValueError(
                 "speculative_verify must be exact unless speculative is draft or eagle with chains, got rejection "
                 f"with {self.speculative} and speculative_topk {self.speculative_topk}"
+            )
+        if self.speculative_verify == "rejection" and self.speculative_acceptance is not None:
+            raise ValueError(
+                "speculative_acceptance must be None with speculative_verify rejection, got "
+                f"{self.speculative_acceptance}"
             )
         if self.speculative_num_tokens > _MOST_DRAFT_TOKENS:
             raise ValueError(

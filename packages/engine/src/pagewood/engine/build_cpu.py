@@ -102,7 +102,11 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     else:
         joint = drafter.allocate(layout, num_pages)
         storage, memory = joint.target, joint.whole
-        make_drafter = drafter.maker(joint, max_tokens=config.speculative_num_tokens)
+        make_drafter = drafter.maker(
+            joint,
+            max_tokens=config.speculative_num_tokens,
+            uses_rejection=config.speculative_verify == "rejection",
+        )
     populator = Populator(memory)
     make_cache = tiered_cache(config, folder, memory)
 

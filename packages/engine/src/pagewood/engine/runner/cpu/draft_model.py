@@ -1,7 +1,8 @@
 """A draft model: it computes each row's last tokens and then one draft after the other, before the target verifies.
 
 Its keys and values lie in the pages of the target. A draft is drawn with the target's parameters, seed and position, so
-that it equals the target's token wherever the two distributions are alike.
+that it equals the target's token wherever the two distributions are alike. For rejection sampling, drafts are drawn
+with independent noise instead, and the logits that they are drawn from are held.
 
 Legend: S grants with drafts.
 """
@@ -23,8 +24,8 @@ from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import Entry, Tally, lay_out_chains, plan_model
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.sampling import draw
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.sampling import draw, independent
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
@@ -57,7 +58,7 @@ class DraftModel:
 
     __slots__ = (
         "_attention", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries", "_rotations", "_rows",
-        "_slots", "_tally", "_target", "max_nodes", "max_tokens",
+        "_slots", "_tally", "_target", "_uses_rejection", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class DraftModel:
         max_tokens: int,
         max_rebuilt: int = 512,
         root: int = 0,
+        uses_rejection: bool = False,
     ) -> None:
         """Draft for `target`.
 
@@ -84,6 +86,7 @@ class DraftModel:
             max_rebuilt: most positions of a row that a step computes again; a row that needs more gets no drafts until
                 it is done.
             root: stands for the weights of `model`, see `ValidSlots`.
+            uses_rejection: whether drafts are verified by rejection sampling.
         """
         self._model = model
         self._target = target
@@ -91,6 +94,7 @@ class DraftModel:
         self._attention = CPUAttention(storage, num_heads=model.config.num_heads, windows=model.config.windows)
         self._rotations = Rotations(model.rope)
         self._slots = ValidSlots(tags, rows, root=root)
+        self._uses_rejection = uses_rejection
         self._max_rebuilt = max_rebuilt
         self._indices: NDArray[np.int64] = np.empty(0, np.int64)  # written by: record_drafts
         """Scope of each pass."""
@@ -123,9 +127,10 @@ class DraftModel:
             self._max_rebuilt, self._entries, self._tally,
         )  # fmt: skip
 
-    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+    def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a pass for the known tokens and for each draft but the last; see `ProgramDrafter`."""
         config, indices = self._model.config, []
+        held = verify.held_logits(config.vocab_size, self.max_tokens) if self._uses_rejection else None
         for depth in range(self.max_tokens):
             one = Pass(
                 tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
@@ -136,11 +141,14 @@ class DraftModel:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
             self._slots.record(one)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            if held is not None:
+                verify.hold(held, one, logits, depth)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0)
             indices.append(scope.index)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
         self._indices = np.array(indices, np.int64)
+        return held
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
@@ -153,7 +161,8 @@ class DraftModel:
         """Lay out the passes; see `ProgramDrafter`."""
         if self._num_entries == 0:
             return Outcome.DONE
-        rotations, sampling = self._rotations, grants.sampling
+        rotations = self._rotations
+        sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
         while True:
             outcome = lay_out_chains(
                 scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,

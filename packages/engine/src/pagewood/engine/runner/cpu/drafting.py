@@ -11,7 +11,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 
 
@@ -62,11 +62,15 @@ class ProgramDrafter(Protocol):
         """
         ...
 
-    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+    def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write instructions that run before the target's.
 
         They write drafts to `verify.tokens`, and, for trees, parents to `verify.parents`. Until then these tokens are
         what the token table happens to hold. A draft must be a token of the vocabulary.
+
+        Returns:
+            The logits that the drafts, which are then chains, were drawn from, with seeds of `Domain.DRAFT`: rejection
+            sampling verifies them. None: the target's draws are compared with the drafts.
         """
         ...
 

@@ -32,8 +32,8 @@ from pagewood.engine.runner.cpu.compiled.chains import (
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.draft_model import DraftCounts
-from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.sampling import draw
+from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.sampling import draw, independent
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
@@ -50,8 +50,8 @@ class EagleDrafter:
 
     __slots__ = (
         "_attention", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden", "_indices", "_is_extended",
-        "_num_entries", "_rotations", "_rows", "_slots", "_states", "_tally", "_target", "_token_map", "max_nodes",
-        "max_tokens",
+        "_num_entries", "_rotations", "_rows", "_slots", "_states", "_tally", "_target", "_token_map",
+        "_uses_rejection", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class EagleDrafter:
         *,
         max_tokens: int,
         root: int = 0,
+        uses_rejection: bool = False,
     ) -> None:
         """Draft for `target`.
 
@@ -75,6 +76,7 @@ class EagleDrafter:
             rows: of the runner.
             max_tokens: most drafts of a row in a step.
             root: stands for the weights of `head`, see `ValidSlots`.
+            uses_rejection: whether drafts are verified by rejection sampling.
         """
         layer, num_rows = head.config.layer, len(rows.lengths)
         windows = layer.windows[: head.config.num_layers]
@@ -88,6 +90,7 @@ class EagleDrafter:
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan
         tokens = head.token_map
         self._token_map = None if tokens is None else np.ascontiguousarray(tokens.numpy(), np.int32)
+        self._uses_rejection = uses_rejection
         self._hidden: Sequence[Buffer] = ()  # written by: record_target
         self._indices: NDArray[np.int64] = np.empty(0, np.int64)  # written by: record_drafts
         """Scope of each pass that drafts."""
@@ -124,9 +127,10 @@ class EagleDrafter:
             self._has_state, self._firsts, self._entries, self._tally,
         )  # fmt: skip
 
-    def record_drafts(self, tape: Tape, verify: Pass) -> None:
+    def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a draw from the kept states, and a pass for each further draft; see `ProgramDrafter`."""
         head, states, indices = self._head, self._states, []
+        held = verify.held_logits(head.config.layer.vocab_size, self.max_tokens) if self._uses_rejection else None
         size = states.shape[1]
         for depth in range(self.max_tokens):
             one = self._new_pass(tape)
@@ -145,11 +149,14 @@ class EagleDrafter:
                 tape.emit(
                     Operation.SPREAD, scope.sampled, scope.index, part, part.size, self._token_map, logits, vocab_size
                 )
+            if held is not None:
+                verify.hold(held, one, logits, depth)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, shift)
             indices.append(scope.index)
         tape.emit(Operation.FILL, verify.scope.sampled, verify.scope.index, 0)
         self._indices = np.array(indices, np.int64)
+        return held
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
@@ -172,7 +179,8 @@ class EagleDrafter:
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
         """Lay out the passes; see `ProgramDrafter`."""
-        rotations, sampling, begins = self._rotations, grants.sampling, self._slots.begins
+        rotations, begins = self._rotations, self._slots.begins
+        sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
         outcome = Outcome.DONE
         while self._is_extended:
             outcome = lay_out_extension(

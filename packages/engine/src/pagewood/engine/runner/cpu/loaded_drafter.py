@@ -79,16 +79,28 @@ class LoadedDrafter:
             tags=tags,
         )
 
-    def maker(self, memory: JointMemory, *, max_tokens: int) -> Callable[[RowTables], ProgramDrafter]:
-        """Return the argument `make_drafter` of `CPURunner`; a row gets at most `max_tokens` drafts in a step."""
+    def maker(
+        self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False
+    ) -> Callable[[RowTables], ProgramDrafter]:
+        """Return the argument `make_drafter` of `CPURunner`.
+
+        Args:
+            memory: from `allocate`.
+            max_tokens: most drafts of a row in a step.
+            uses_rejection: whether drafts are verified by rejection sampling.
+        """
 
         def make(rows: RowTables) -> ProgramDrafter:
             model, target = self.model, self.target
             if isinstance(model, Decoder):
                 return DraftModel(
-                    model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root
-                )
-            return EagleDrafter(model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root)
+                    model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
+                    uses_rejection=uses_rejection,
+                )  # fmt: skip
+            return EagleDrafter(
+                model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
+                uses_rejection=uses_rejection,
+            )  # fmt: skip
 
         return make
 

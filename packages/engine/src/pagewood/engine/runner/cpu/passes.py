@@ -84,16 +84,25 @@ class Grants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What the program knows after the target has drawn."""
+    """What the program knows after the drafts have been verified."""
 
-    drawn: Buffer
-    """[W, 1] int32, the token drawn at each wanted row; -1: its logits were not numbers."""
     tokens: Buffer
     """[W, 1] int32, the tokens that a grant yields, from its first wanted row on."""
     counts: Buffer
     """[S, 1] int32, how many."""
-    nodes: Buffer
-    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on."""
+    nodes: Buffer | None
+    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on. None: all
+    drafts are chains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLogits:
+    """The logits that drafts were drawn from, for rejection sampling."""
+
+    logits: Buffer
+    """[S, max_tokens V], one row of V after the other for the drafts of each grant."""
+    max_tokens: int
+    """Most drafts of a grant."""
 
 
 class Pass:
@@ -182,6 +191,7 @@ class Pass:
             groups: groups of slots in a page.
             page_size: slots of a page.
         """
+        assert accepted.nodes is not None
         words = memory.nbytes // 4 // (len(memory) * groups * page_size)
         self.tokens.tape.emit(
             Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
@@ -199,7 +209,42 @@ class Pass:
         found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         number = -1.0 if chance is None else chance
         tape.emit(Operation.ACCEPT, scope.sampled, scope.index, drawn, found, counts, nodes, number=number)
-        return Accepted(drawn=drawn, tokens=found, counts=counts, nodes=nodes)
+        return Accepted(tokens=found, counts=counts, nodes=nodes)
+
+    def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
+        """Return memory for the logits of at most `max_tokens` drafts of each sampled grant."""
+        logits = self.tokens.tape.buffer(self.scope.sampled, max_tokens * vocab_size)
+        return HeldLogits(logits=logits, max_tokens=max_tokens)
+
+    def hold(self, held: HeldLogits, drafting: Pass, logits: Buffer, index: int) -> None:
+        """Write the instruction that holds the logits of drafts, until `reject` reads them.
+
+        Args:
+            held: of this pass, which verifies.
+            drafting: the pass that drafts; each of its grants has the row of a sampled grant of this pass.
+            logits: `[W, V]` of `drafting`.
+            index: of the draft in its chain.
+        """
+        logits.tape.emit(
+            Operation.HOLD, drafting.scope.sampled, drafting.scope.index, self.scope.index, logits, held.logits,
+            logits.size, held.max_tokens, index,
+        )  # fmt: skip
+
+    def reject(self, logits: Buffer, held: HeldLogits) -> Accepted:
+        """Write the instruction that verifies drafts, which are chains, by rejection sampling, and draws all tokens.
+
+        Args:
+            logits: `[W, V]` of the target.
+            held: of this pass.
+        """
+        tape, scope = logits.tape, self.scope
+        found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        scratch = tape.buffer(scope.sampled, 2 * logits.size)
+        tape.emit(
+            Operation.REJECT, scope.sampled, scope.index, logits, held.logits, logits.size, held.max_tokens, found,
+            counts, scratch,
+        )  # fmt: skip
+        return Accepted(tokens=found, counts=counts, nodes=None)
 
     def lay_out(
         self, scopes: Int64, counts: Int64, grants: Grants, *, ahead: int = 0, all_wanted: bool = False

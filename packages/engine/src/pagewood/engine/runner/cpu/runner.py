@@ -118,6 +118,9 @@ class CPURunner:
                 drafts of a grant are what the token table happens to hold.
             simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
                 the text is then meaningless.
+
+        Raises:
+            ValueError: `simulated_acceptance` is given, and the drafter's drafts are verified by rejection sampling.
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
@@ -299,8 +302,7 @@ class CPURunner:
                 tape.emit(Operation.CLOCK, one.scope.tokens, self._clock[moment])
 
         mark(0)
-        if drafter is not None:
-            drafter.record_drafts(tape, one)
+        held = None if drafter is None else drafter.record_drafts(tape, one)
         mark(1)
         if one.parents is not None:
             one.plant()
@@ -308,7 +310,14 @@ class CPURunner:
             logits = drafter.record_target(tape, one, self._attention)
         else:
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
-        accepted = one.accept(draw(logits, one.choices), chance=self._chance)
+        if held is None:
+            accepted = one.accept(draw(logits, one.choices), chance=self._chance)
+        elif self._chance is None:
+            accepted = one.reject(logits, held)
+        else:
+            raise ValueError(
+                f"simulated_acceptance must be None if rejection sampling verifies the drafts, got {self._chance}"
+            )
         if one.parents is not None:
             self._attention.compact(one, accepted)
         if drafter is not None:

@@ -8,6 +8,8 @@ A token depends on its row of logits, the sampling parameters, the seed and the 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,7 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.runner.splitmix import Domain, seeds_of
 
 Float32 = NDArray[np.float32]
 
@@ -30,6 +33,11 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
     tokens = logits.tape.buffer(logits.rows, 1)
     logits.tape.emit(Operation.DRAW, logits.rows, logits, choices, tokens, logits.size)
     return tokens
+
+
+def independent(sampling: SamplingArrays) -> SamplingArrays:
+    """Return the parameters with the seeds of drafts that are verified by rejection sampling."""
+    return replace(sampling, seeds=seeds_of(sampling.seeds, Domain.DRAFT))
 
 
 def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:

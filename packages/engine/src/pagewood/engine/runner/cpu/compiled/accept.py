@@ -1,4 +1,7 @@
-"""Verifying drafted tokens: a draft is accepted while it equals the token that the target draws at its position.
+"""Verifying drafted tokens, by comparison or by rejection sampling.
+
+`accept` accepts a draft while it equals the token that the target draws at its position. `reject` accepts it with a
+probability, so that the tokens follow the target's distribution.
 
 The drafts of a grant are a chain or a tree. Its node 0 is the last known token of the row. In a tree, a parent comes
 before its children, node i lies in slot start + i of the row, and its position is start + its depth.
@@ -17,7 +20,8 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.layout import Column
-from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers, vector
+from pagewood.engine.runner.cpu.compiled.memory import floats, integer_rows, integers, vector
+from pagewood.engine.runner.cpu.compiled.rejection import verify
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.splitmix import mix
 
@@ -81,6 +85,52 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
                 following = child
                 break
         node = following
+    integers(counts_at, 0)[s] = n
+    if n > 0:
+        integers(scope[Column.LENGTHS], 0)[row] = position + n
+
+
+@inlined
+def reject(
+    scope: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any, counts_at: Any,
+    scratch_at: Any,
+) -> None:  # fmt: skip
+    """Verify the chain of sampled grant `s` by rejection sampling, and write its tokens and its row's length.
+
+    Args:
+        scope: a row of the table of scopes.
+        s: index of the sampled grant.
+        logits_at: address of `[W, V]`, logits of the target.
+        held_at: address of `[S, num_drafts, V]`, logits that the drafts of each grant were drawn from; see `hold`.
+        vocab_size: V.
+        num_drafts: most drafts of a grant.
+        found_at: address of `[W] int32`, written: its tokens, from its first wanted row on.
+        counts_at: address of `[S] int32`, written: how many there are; 0 if the first logits are not numbers.
+        scratch_at: address of `[S, 2 V] float32`, overwritten.
+    """
+    if scope[Column.SAMPLES] == 0:
+        return
+    g = integers(scope[Column.SAMPLED], 0)[s]
+    firsts, offsets = integers(scope[Column.FIRSTS], 0), integers(scope[Column.OFFSETS], 0)
+    first, num_wanted = np.int64(firsts[s]), np.int64(firsts[s + 1] - firsts[s])
+    row, base = np.int64(integers(scope[Column.ROWS], 0)[g]), np.int64(offsets[g + 1]) - num_wanted
+    position = np.int64(integers(scope[Column.STARTS], 0)[g]) + base - offsets[g] + 1  # of the first token
+    width = scope[Column.TOKENS_PER_ROW]
+    num_places = max(min(num_wanted, num_drafts + 1, width - position), 0)
+    choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * first
+    found = integers(found_at + 4 * first, num_places)
+    n = np.int64(
+        verify(
+            floats(logits_at + 4 * first * vocab_size, num_places, vocab_size),
+            floats(held_at + 4 * s * num_drafts * vocab_size, num_drafts, vocab_size),
+            integers(scope[Column.TOKENS] + 4 * (base + 1), max(num_places - 1, 0)),
+            vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), found,
+            floats(scratch_at + 8 * s * vocab_size, 2, vocab_size),
+        )
+    )  # fmt: skip
+    known = integers(scope[Column.TOKEN_TABLE] + 4 * row * width, width)
+    for i in range(n):
+        known[position + i] = found[i]
     integers(counts_at, 0)[s] = n
     if n > 0:
         integers(scope[Column.LENGTHS], 0)[row] = position + n

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows
-from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant
+from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import Column
@@ -96,6 +96,12 @@ class Operation(IntEnum):
     """scope, states `[rows of the runner, size]`, out `[rows, size]`, size."""
     SPREAD = 26
     """scope, logits `[rows, size]`, size, token map `[size]`, out `[rows, V]`, V."""
+    HOLD = 27
+    """scope, scope of the target, logits `[rows, V]`, held logits `[grants of the target, drafts, V]`, V, drafts, index
+    of the draft; see `drafting.hold`."""
+    REJECT = 28
+    """scope, logits `[W, V]`, held logits `[rows, drafts, V]`, V, drafts, accepted tokens `[W]`, their numbers
+    `[rows]`, scratch `[rows, 2 V]`; see `accept.reject`."""
 
 
 @inlined
@@ -181,8 +187,12 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             drafting.keep(scope, part, one[3], one[4], one[5])
         elif op == Operation.RECALL:
             drafting.recall(scope, part, one[3], one[4], one[5])
-        else:
+        elif op == Operation.SPREAD:
             drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
+        elif op == Operation.HOLD:
+            drafting.hold(scope, scopes[one[3]], part, one[4], one[5], one[6], one[7], one[8])
+        else:
+            reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
 
     @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
