@@ -105,3 +105,11 @@ def test_the_cost_of_drafting_is_learned():
     for _ in range(300):
         cost.observe(3, 3, 0.0)
     assert 0 <= cost.seconds(3, 3) < 1e-4
+
+
+def test_observations_of_neighbours_do_not_add_up() -> None:
+    cost = StepCost([1, 200], [1.0, 200.0])
+    for size in range(90, 110):
+        if size != 100:
+            cost.observe(size, size / 2)
+    assert cost.seconds(100) == pytest.approx(50, rel=0.2)

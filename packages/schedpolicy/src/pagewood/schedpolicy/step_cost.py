@@ -23,7 +23,7 @@ class StepCost:
     every entry is positive and finite, and no observation changes a size with three or more by over a factor of two.
     """
 
-    __slots__ = ("_counts", "_scale", "_slope", "_table")
+    __slots__ = ("_counts", "_measured", "_scale", "_slope", "_table")
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         """Start from a measurement.
@@ -44,6 +44,8 @@ class StepCost:
         self._table = [float(seconds[0])] * (sizes[0] + 1)  # written by: StepCost
         for (a, b), (low, high) in zip(pairwise(sizes), pairwise(seconds), strict=True):
             self._table += [low + (high - low) * (size - a) / (b - a) for size in range(a + 1, b + 1)]
+        self._measured = list(self._table)
+        """The table as it was measured, the shape that corrections keep."""  # written by: StepCost
         self._counts = [0] * len(self._table)
         """Observed steps of each size, at most `_LAST_COUNT`."""  # written by: StepCost
         self._scale = 1.0
@@ -74,9 +76,12 @@ class StepCost:
         change = (ratio - 1) / (count + 1)
         counts[num_tokens] = min(count + 1, _LAST_COUNT)
         table[num_tokens] *= 1 + change
+        local = table[num_tokens] / self._measured[num_tokens]
         for size in self._near(num_tokens):
-            if size != num_tokens:
-                table[size] *= 1 + change / (1 + 2 * counts[size])
+            if size != num_tokens:  # not past what the measured shape of the table says, else neighbours add up
+                value, goal = table[size], self._measured[size] * local
+                moved = value * (1 + change / (1 + 2 * counts[size]))
+                table[size] = max(moved, min(value, goal)) if change < 0 else min(moved, max(value, goal))
 
     def credible(self, num_tokens: int, seconds: float) -> float:
         """Return a measured duration, limited to a factor of two if this size is known."""
@@ -100,7 +105,9 @@ class StepCost:
     def _extend(self, num_tokens: int) -> None:
         first, last = len(self._table), self._table[-1]
         end = num_tokens + num_tokens // 4
-        self._table += [last + self._slope * (size - first + 1) for size in range(first, end + 1)]
+        more = [last + self._slope * (size - first + 1) for size in range(first, end + 1)]
+        self._table += more
+        self._measured += more
         self._counts += [0] * (end + 1 - first)
 
 
