@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -47,12 +48,33 @@ _MAX_PREPARED = 256
 """Tokens of a step for which the program is written at start, at most; writing it anew takes milliseconds."""
 
 
+class _Baton:
+    """A run that one thread hands to another, once. It costs less than a `Future`."""
+
+    __slots__ = ("_lock", "_run")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()
+        self._run: Run | None = None  # written by: hand
+
+    def hand(self, run: Run | None) -> None:
+        """Let `take` return `run`; None: there is nothing to compute."""
+        self._run = run
+        self._lock.release()
+
+    def take(self) -> Run | None:
+        """Wait for the run and return it."""
+        with self._lock:
+            return self._run
+
+
 class CPUStepHandle(Generic[Result]):
     """A launched step."""
 
     __slots__ = ("_result", "_run")
 
-    def __init__(self, run: Future[Run] | None, result: Future[Result]) -> None:
+    def __init__(self, run: _Baton | None, result: Future[Result]) -> None:
         """Make `wait` compute `run`, if there is one, and then return `result`."""
         self._run = run
         self._result = result
@@ -63,8 +85,9 @@ class CPUStepHandle(Generic[Result]):
         Raises:
             Exception: the step failed.
         """
-        if self._run is not None:
-            self._run.result().work()
+        run = None if self._run is None else self._run.take()
+        if run is not None:
+            run.work()
         return self._result.result()
 
 
@@ -76,7 +99,7 @@ class _Step:
     grants: Grants
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
-    run: Future[Run]
+    run: _Baton
     """The instructions to compute, once their inputs are in place."""
 
 
@@ -175,7 +198,7 @@ class CPURunner:
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
             is_drafting=is_drafting,
         )
-        step = _Step(batch=batch, grants=grants, samples=True, run=Future())
+        step = _Step(batch=batch, grants=grants, samples=True, run=_Baton())
         return self._handle(step, self._worker.submit(self._step, step))
 
     def forward(self, batch: Batch) -> Float32:
@@ -191,7 +214,7 @@ class CPURunner:
             promised=promised,
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
         )
-        step = _Step(batch=batch, grants=grants, samples=False, run=Future())
+        step = _Step(batch=batch, grants=grants, samples=False, run=_Baton())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
@@ -248,10 +271,10 @@ class CPURunner:
                 first = 0 if step.grants.is_drafting else self._target_lines.start
                 last = None if drafter.has_rest else self._target_lines.stop
                 run = self._program.start(counts, scopes, first=first, last=last)
-        except Exception as error:
-            step.run.set_exception(error)
+        except Exception:
+            step.run.hand(None)
             raise
-        step.run.set_result(run)
+        step.run.hand(run)
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
         run.work()
