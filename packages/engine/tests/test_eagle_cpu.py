@@ -17,6 +17,7 @@ import torch
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import load_model
+from pagewood.engine.runner.cpu.compiled.chains import PATIENCE
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
@@ -151,6 +152,42 @@ def test_a_row_without_a_state_drafts_nothing(kind: str) -> None:
     assert result.num_drafted is not None
     assert (result.counts.tolist(), result.num_drafted.tolist()) == ([1], [0])
     assert bench.drafter.counts.num_postponed == 1
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_decoded_without_drafts_catch_up(kind: str) -> None:
+    """The head is left out after some steps; then each row catches up when it gets drafts, and has its full context."""
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    sequences = bench.prefilled(prompts_of(3))
+    bench.step(sequences, [2, 0, 3])
+    for _ in range(PATIENCE + 6):
+        bench.step(sequences, [0, 0, 0])
+    assert (bench.drafter._missing[[one.row for one in sequences]] >= 0).all()
+    for drafts in ([4, 0, 0], [2, 0, 3], [3, 5, 1], [5, 5, 5]):
+        expected = [drafted(kind, one.tokens, n)[0] if n else [] for one, n in zip(sequences, drafts, strict=True)]
+        assert bench.step(sequences, drafts) == expected
+        for one, n in zip(sequences, drafts, strict=True):
+            if n:
+                assert_state(bench, kind, one)
+    counts = bench.drafter.counts
+    assert (counts.num_postponed, counts.num_short) == (0, 0)
+    assert counts.num_rebuilt >= 18
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_far_behind_starts_with_a_shorter_context(kind: str) -> None:
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    [sequence] = bench.prefilled(prompts_of(2)[1:])
+    depth = bench.drafter._depth
+    for _ in range(PATIENCE + depth + 3):
+        bench.step([sequence], [0])
+    begin = len(sequence.tokens) - 1 - depth
+    expected, _ = drafted(kind, sequence.tokens, 4, begin=begin)
+    assert bench.step([sequence], [4]) == [expected]
+    assert_state(bench, kind, sequence, begin=begin)
+    assert bench.drafter.counts.num_short == 1
     bench.runner.close()
 
 

@@ -320,6 +320,7 @@ class GivenTrees:
     """Drafts what a test has put into its arrays, for all tokens of a step."""
 
     max_nodes = MAX_NODES
+    has_rest = False
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window

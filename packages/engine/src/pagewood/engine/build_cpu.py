@@ -121,6 +121,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             make_lookup=_LOOKUPS.get(found.kind) if found is not None and not is_simulated else None,
             make_drafter=make_drafter,
             simulated_acceptance=config.speculative_acceptance,
+            max_drafts=0 if found is None else config.speculative_num_tokens,
         )
         populating = PopulatingRunner(runner, populator)
         if control is not None:

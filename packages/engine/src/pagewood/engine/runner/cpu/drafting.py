@@ -50,6 +50,8 @@ class ProgramDrafter(Protocol):
 
     max_nodes: int
     """Most nodes of a tree, its root included; 0: drafts are chains."""
+    has_rest: bool
+    """Whether the step that was planned last runs the instructions of `record_rest`."""
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide on the worker what a step drafts, before its passes are laid out.
@@ -63,7 +65,7 @@ class ProgramDrafter(Protocol):
         ...
 
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
-        """Write instructions that run before the target's.
+        """Write instructions that run before the target's, in steps in which a grant promises more than one token.
 
         They write drafts to `verify.tokens`, and, for trees, parents to `verify.parents`. Until then these tokens are
         what the token table happens to hold. A draft must be a token of the vocabulary.
@@ -79,8 +81,10 @@ class ProgramDrafter(Protocol):
         ...
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
-        """Write instructions that run after tokens have been accepted; those of trees have been moved in the KV memory
-        of the target, and `Pass.compact` moves them in other memory."""
+        """Write instructions that run after tokens have been accepted, in steps with `has_rest`.
+
+        Accepted nodes of trees have been moved in the KV memory of the target; `Pass.compact` moves them elsewhere.
+        """
         ...
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:

@@ -26,7 +26,7 @@ from pagewood.engine.runner.cpu.compiled.chains import (
     Entry,
     Tally,
     lay_out_chains,
-    lay_out_extension,
+    lay_out_pairs,
     plan_head,
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
@@ -39,9 +39,16 @@ from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
 
+_MAX_DEPTH = 32
+_STASH_BYTES = 64 << 20
+
 
 class EagleDrafter:
-    """`ProgramDrafter` with a head. Invariant: a row drafts only from a state that its own latest step has left.
+    """`ProgramDrafter` with a head. Invariant: a row drafts only from the head's state at its last known token.
+
+    While rows decode without drafts, the head is left out after some steps. The target's hidden states of the last
+    positions of each row are remembered, so that a row that gets drafts again catches up first. If it has left out
+    more positions, its context begins with those that it computes again.
 
     A slot's tag stands for the tokens up to its position, though the pair in it also has the token after it. So the
     last slot of a cached prefix counts as valid for a row that goes on differently: one key among many is out of date,
@@ -49,9 +56,10 @@ class EagleDrafter:
     """
 
     __slots__ = (
-        "_attention", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden", "_indices", "_is_extended",
-        "_num_entries", "_rotations", "_rows", "_slots", "_states", "_tally", "_target", "_token_map",
-        "_uses_rejection", "max_nodes", "max_tokens",
+        "_attention", "_catch_up", "_depth", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden",
+        "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows", "_slots",
+        "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection", "has_rest",
+        "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -96,8 +104,21 @@ class EagleDrafter:
         """Scope of each pass that drafts."""
         self._extension = -1  # written by: record_rest
         """Scope of the pass at the end of a step."""
-        self._is_extended = False  # written by: plan
-        """Whether the step has this pass."""
+        self._catch_up = -1  # written by: record_drafts
+        """Scope of the pass over positions that the head has left out."""
+        row_bytes = 4 * target.config.hidden_size * len(head.config.captured)
+        self._depth = max(1, min(_MAX_DEPTH, _STASH_BYTES // (row_bytes * num_rows)))
+        self._stashes = [  # contents written by: the program
+            np.zeros((num_rows, self._depth, target.config.hidden_size), np.float32) for _ in head.config.captured
+        ]
+        """[rows, depth, size] of each state that the head reads, of the last positions of a row."""
+        self._missing: Int32 = np.full(num_rows, -1, np.int32)  # contents written by: plan
+        """First position of each row that the head has left out; -1: none."""
+        self._num_idle: NDArray[np.int64] = np.zeros(1, np.int64)  # contents written by: plan
+        self._late: Int32 = np.zeros((3, num_rows), np.int32)  # contents written by: plan
+        """Rows that catch up in a step, their first positions, and how many they are."""
+        self._num_late: NDArray[np.int64] = np.zeros(1, np.int64)  # contents written by: plan
+        self.has_rest = False  # written by: plan
         self._firsts: Int32 = np.zeros(num_rows, np.int32)  # contents written by: plan
         self._entries: Int32 = np.zeros((num_rows, len(Entry)), np.int32)  # contents written by: plan
         self._num_entries = 0  # written by: plan
@@ -112,26 +133,36 @@ class EagleDrafter:
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide how many tokens are drafted; see `ProgramDrafter`."""
-        self._num_entries, self._is_extended = 0, False
+        self._num_entries, self.has_rest = 0, False
         if len(batch.admitted) > 0:
             admitted = batch.rows[batch.admitted]
             self._slots.begin(admitted)
             self._has_state[admitted] = False
+            self._missing[admitted] = -1
         if grants is None:
             return
         rows, slots = self._rows, self._slots
-        self._is_extended = True
-        self._num_entries = plan_head(
+        num_entries = plan_head(
             grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens,
             rows.pages, slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work,
-            self._has_state, self._firsts, self._entries, self._tally,
+            self._has_state, self._missing, self._depth, self._num_idle, self._firsts, self._late, self._num_late,
+            self._entries, self._tally,
         )  # fmt: skip
+        self.has_rest = num_entries >= 0
+        self._num_entries = max(num_entries, 0)
 
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a draw from the kept states, and a pass for each further draft; see `ProgramDrafter`."""
         head, states, indices = self._head, self._states, []
         held = verify.held_logits(head.config.layer.vocab_size, self.max_tokens) if self._uses_rejection else None
         size = states.shape[1]
+        late = self._new_pass(tape)
+        self._catch_up, captured = late.scope.index, []
+        for stash in self._stashes:
+            out = tape.buffer(late.scope.tokens, stash.shape[2])
+            tape.emit(Operation.UNSTASH, late.scope.sampled, late.scope.index, stash, self._depth, out, stash.shape[2])
+            captured.append(out)
+        self._record_pairs(tape, late, captured)
         for depth in range(self.max_tokens):
             one = self._new_pass(tape)
             scope, shift = one.scope, min(depth, 1)
@@ -163,32 +194,29 @@ class EagleDrafter:
         logits, self._hidden = self._target.with_states(
             verify.tokens, (verify.cosines, verify.sines), attention, verify.wanted, captured=self._head.config.captured
         )
+        scope = verify.scope
+        for state, stash in zip(self._hidden, self._stashes, strict=True):
+            tape.emit(Operation.STASH, scope.sampled, scope.index, state, state.size, stash, self._depth)
         return logits
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Write the pass of the head over all positions of the step; see `ProgramDrafter`."""
         one = self._new_pass(tape)
-        scope, states = one.scope, self._states
-        hidden = self._head.features(self._hidden)
-        tape.emit(Operation.FILL, scope.sampled, scope.index, 1)
-        tape.emit(Operation.LAST, verify.scope.sampled, scope.index, verify.scope.index, accepted.counts)
-        self._slots.record(one)
-        fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
-        tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
-        self._extension = scope.index
+        scope = verify.scope
+        tape.emit(Operation.LAST, scope.sampled, one.scope.index, scope.index, accepted.counts)
+        self._record_pairs(tape, one, self._hidden)
+        self._extension = one.scope.index
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
         """Lay out the passes; see `ProgramDrafter`."""
         rotations, begins = self._rotations, self._slots.begins
         sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
         outcome = Outcome.DONE
-        while self._is_extended:
-            outcome = lay_out_extension(
-                scopes, counts, self._extension, rotations.columns, grants.rows, self._firsts, grants.counts, begins
-            )
-            if outcome != Outcome.TOO_FAR:
-                break
-            rotations.reach(int(scopes[self._extension, Column.NUM_ROTATIONS]))
+        if self.has_rest:
+            outcome = self._lay_out_pairs(scopes, counts, self._extension, grants.rows, self._firsts, grants.counts)
+            if (num_late := int(self._num_late[0])) > 0:
+                rows, firsts, nums = self._late[:, :num_late].copy()
+                outcome = max(outcome, self._lay_out_pairs(scopes, counts, self._catch_up, rows, firsts, nums))
         while self._num_entries > 0:
             drafts = lay_out_chains(
                 scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,
@@ -198,6 +226,27 @@ class EagleDrafter:
                 return max(outcome, drafts)
             rotations.reach(int(scopes[self._indices, Column.NUM_ROTATIONS].max()))
         return outcome
+
+    def _record_pairs(self, tape: Tape, one: Pass, captured: Sequence[Buffer]) -> None:
+        """Write a pass over pairs, with the target's states, that keeps the head's state at its wanted tokens."""
+        scope, states = one.scope, self._states
+        hidden = self._head.features(captured)
+        tape.emit(Operation.FILL, scope.sampled, scope.index, 1)
+        self._slots.record(one)
+        fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+        tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
+
+    def _lay_out_pairs(
+        self, scopes: NDArray[np.int64], counts: NDArray[np.int64], index: int, rows: Int32, firsts: Int32, nums: Int32
+    ) -> Outcome:
+        """Lay out a pass over pairs."""
+        while True:
+            outcome = lay_out_pairs(
+                scopes, counts, index, self._rotations.columns, rows, firsts, nums, self._slots.begins
+            )
+            if outcome != Outcome.TOO_FAR:
+                return outcome
+            self._rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))
 
     def _new_pass(self, tape: Tape) -> Pass:
         layer = self._head.config.layer

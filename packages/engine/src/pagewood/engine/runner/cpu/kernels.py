@@ -20,8 +20,9 @@ def warm_up(
         progress: called with what is being loaded or compiled.
     """
     step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
-    plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_extension)
-    kernels = (layout.lay_out, layout.collect, drafting.adjust, *plans, step)
+    lookups = (chains.select, chains.shrink)
+    plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
+    kernels = (layout.lay_out, layout.collect, drafting.adjust, *plans, *lookups, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +29,7 @@ from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
+from pagewood.engine.runner.cpu.compiled.chains import select, shrink
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect
 from pagewood.engine.runner.cpu.compiled.step import Operation
@@ -41,6 +43,30 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
+_PREPARED_BYTES = 64 << 20  # of logits, at most
+_MAX_PREPARED = 256
+"""Tokens of a step for which the program is written at start, at most; writing it anew takes milliseconds."""
+
+
+class _Baton:
+    """A run that one thread hands to another, once. It costs less than a `Future`."""
+
+    __slots__ = ("_lock", "_run")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()
+        self._run: Run | None = None  # written by: hand
+
+    def hand(self, run: Run | None) -> None:
+        """Let `take` return `run`; None: there is nothing to compute."""
+        self._run = run
+        self._lock.release()
+
+    def take(self) -> Run | None:
+        """Wait for the run and return it."""
+        with self._lock:
+            return self._run
 
 
 class CPUStepHandle(Generic[Result]):
@@ -48,7 +74,7 @@ class CPUStepHandle(Generic[Result]):
 
     __slots__ = ("_result", "_run")
 
-    def __init__(self, run: Future[Run] | None, result: Future[Result]) -> None:
+    def __init__(self, run: _Baton | None, result: Future[Result]) -> None:
         """Make `wait` compute `run`, if there is one, and then return `result`."""
         self._run = run
         self._result = result
@@ -59,8 +85,9 @@ class CPUStepHandle(Generic[Result]):
         Raises:
             Exception: the step failed.
         """
-        if self._run is not None:
-            self._run.result().work()
+        run = None if self._run is None else self._run.take()
+        if run is not None:
+            run.work()
         return self._result.result()
 
 
@@ -72,7 +99,7 @@ class _Step:
     grants: Grants
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
-    run: Future[Run]
+    run: _Baton
     """The instructions to compute, once their inputs are in place."""
 
 
@@ -87,7 +114,8 @@ class CPURunner:
 
     __slots__ = (
         "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup", "_model",
-        "_num_found", "_num_threads", "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
+        "_num_found", "_num_threads", "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_selected",
+        "_target_lines", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +130,7 @@ class CPURunner:
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
         make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
         simulated_acceptance: float | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -118,6 +147,7 @@ class CPURunner:
                 drafts of a grant are what the token table happens to hold.
             simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
                 the text is then meaningless.
+            max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
 
         Raises:
             ValueError: `simulated_acceptance` is given, and the drafter's drafts are verified by rejection sampling.
@@ -138,15 +168,21 @@ class CPURunner:
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._chance = simulated_acceptance
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
-        self._clock: Int64 = np.zeros((3, 2), np.int64)  # written by: the program
-        """Seconds and nanoseconds at the start of a step, after its drafts, and at its end."""
+        self._selected: Int32 = np.zeros((4, max_rows), np.int32)  # written by: the worker
+        """Row, known tokens, most drafts and drafts found of each grant with drafts; see `select`."""
+        self._clock: Int64 = np.zeros((2, 2), np.int64)  # written by: the program
+        """Seconds and nanoseconds before and after the instructions that draft."""
         self._pass: Pass  # written by: _write_down
         self._program: Program  # written by: _write_down
+        self._target_lines: slice  # written by: _write_down
+        """Instructions of the target, with those that accept drafts."""
         self._found: Int32  # written by: _write_down
         """[capacity, 1], the tokens that grants yield, see `collect`."""
         self._num_found: Int32  # written by: _write_down
         """[capacity, 1], how many."""
-        self._write_down((1, 1, 1))
+        prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
+        num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
+        self._write_down([num_tokens] * NUM_KINDS)
         self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
@@ -162,7 +198,7 @@ class CPURunner:
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
             is_drafting=is_drafting,
         )
-        step = _Step(batch=batch, grants=grants, samples=True, run=Future())
+        step = _Step(batch=batch, grants=grants, samples=True, run=_Baton())
         return self._handle(step, self._worker.submit(self._step, step))
 
     def forward(self, batch: Batch) -> Float32:
@@ -178,7 +214,7 @@ class CPURunner:
             promised=promised,
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
         )
-        step = _Step(batch=batch, grants=grants, samples=False, run=Future())
+        step = _Step(batch=batch, grants=grants, samples=False, run=_Baton())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
 
     def close(self) -> None:
@@ -228,11 +264,17 @@ class CPURunner:
                 self._drafter.plan(step.batch, step.grants if step.samples else None)
             drafted = perf_counter()
             scopes, counts = self._lay_out(step)
-            run = self._program.start(counts, scopes)
-        except Exception as error:
-            step.run.set_exception(error)
+            drafter = self._drafter
+            if drafter is None:
+                run = self._program.start(counts, scopes)
+            else:  # without what the step does not need
+                first = 0 if step.grants.is_drafting else self._target_lines.start
+                last = None if drafter.has_rest else self._target_lines.stop
+                run = self._program.start(counts, scopes, first=first, last=last)
+        except Exception:
+            step.run.hand(None)
             raise
-        step.run.set_result(run)
+        step.run.hand(run)
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
         run.work()
@@ -240,9 +282,9 @@ class CPURunner:
         if self._lookup is not None and step.samples:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
         in_program_s = 0.0
-        if self._drafter is not None:
-            first, second, last = (1_000_000_000 * s + ns for s, ns in self._clock.tolist())
-            in_program_s = (ended - drafted) * (second - first) / max(last - first, 1)
+        if self._drafter is not None and step.grants.is_drafting:
+            (began_s, began_ns), (ended_s, ended_ns) = self._clock.tolist()
+            in_program_s = ended_s - began_s + (ended_ns - began_ns) * 1e-9
         return scopes, counts, drafted - began + in_program_s, ended - drafted - in_program_s
 
     def _update(self, batch: Batch) -> None:
@@ -260,16 +302,16 @@ class CPURunner:
     def _look_up(self, lookup: LookupDrafter, step: _Step) -> None:
         """Draft for the grants that promise more than one token, and shrink them to the drafts that were found."""
         batch, grants, lengths = step.batch, step.grants, self._rows.lengths
-        for grant, namespace in zip(batch.admitted.tolist(), batch.namespaces.tolist(), strict=True):
-            row = int(grants.rows[grant])
-            lookup.begin(row, namespace, int(lengths[row]))
+        if len(batch.admitted) > 0:
+            for grant, namespace in zip(batch.admitted.tolist(), batch.namespaces.tolist(), strict=True):
+                row = int(grants.rows[grant])
+                lookup.begin(row, namespace, int(lengths[row]))
         if not grants.is_drafting:
             return
-        which = grants.sampled[grants.promised > 1]
-        rows = grants.rows[which]
-        most, counts = grants.counts[which] - 1, np.zeros(len(which), np.int32)
-        lookup.draft(rows, lengths[rows], most, counts)
-        grants.counts[which] = 1 + np.minimum(counts, most)
+        selected = self._selected
+        num = select(grants.rows, grants.counts, grants.sampled, grants.promised, lengths, selected)
+        lookup.draft(selected[0, :num], selected[1, :num], selected[2, :num], selected[3, :num])
+        shrink(grants.counts, grants.sampled, grants.promised, selected)
 
     def _lay_out(self, step: _Step) -> tuple[Int64, Int64]:
         """Fill in the inputs of the program, with memory for more tokens if needed; return its scopes and counts."""
@@ -304,6 +346,7 @@ class CPURunner:
         mark(0)
         held = None if drafter is None else drafter.record_drafts(tape, one)
         mark(1)
+        first = tape.num_lines
         if one.parents is not None:
             one.plant()
         if drafter is not None:
@@ -320,11 +363,11 @@ class CPURunner:
             )
         if one.parents is not None:
             self._attention.compact(one, accepted)
+        self._target_lines = slice(first, tape.num_lines)
         if drafter is not None:
             drafter.record_rest(tape, one, accepted)
-        mark(2)
         capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
-        capacity += [1] * (tape.num_row_kinds - len(capacity))
+        capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
         outputs = (logits, accepted.tokens, accepted.counts)
         self._pass = one

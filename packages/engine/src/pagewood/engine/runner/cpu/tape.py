@@ -100,6 +100,11 @@ class Tape:
         """How many counts a run has."""
         return NUM_KINDS * len(self._scopes)
 
+    @property
+    def num_lines(self) -> int:
+        """How many instructions there are."""
+        return len(self._lines)
+
     def buffer(self, rows: Rows, size: int) -> Buffer:
         """Return a new matrix of `size` columns."""
         return Buffer(self, rows, size)
@@ -193,7 +198,7 @@ class Program:
     memory: Float32
     """All matrices."""
 
-    def start(self, counts: Int64, scopes: Int64) -> Run:
+    def start(self, counts: Int64, scopes: Int64, *, first: int = 0, last: int | None = None) -> Run:
         """Return a run; nothing is computed before `Run.work`.
 
         A thread may join a run late, when the next one has begun. So both arrays belong to this run.
@@ -201,22 +206,27 @@ class Program:
         Args:
             counts: `[scopes * NUM_KINDS]`, numbers of rows, by `Rows.index`, each at most `capacity`.
             scopes: a completed copy of `scopes`.
+            first: first instruction to run.
+            last: first instruction behind it that does not run; None: all run.
         """
-        counters = np.zeros(len(self.instructions) * COUNTER_STRIDE, np.int64)
-        return Run(kernel=self.kernel, arguments=(self.instructions, self.numbers, counts, counters, scopes))
+        instructions = self.instructions[first:last]
+        counters = np.zeros(len(instructions) * COUNTER_STRIDE, np.int64)
+        return Run(self.kernel, (instructions, self.numbers[first:last], counts, counters, scopes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of a program, which any number of threads may join at any time."""
 
-    kernel: Kernel
-    arguments: tuple[object, ...]
-    """Arguments of the kernel, including the counters with which threads share the work."""
+    __slots__ = ("_arguments", "_kernel")
+
+    def __init__(self, kernel: Kernel, arguments: tuple[object, ...]) -> None:
+        """Prepare a run of `kernel`; its arguments include the counters with which threads share the work."""
+        self._kernel = kernel
+        self._arguments = arguments
 
     def work(self) -> None:
         """Compute until the run is complete. Safe to call from any thread and at any time, even after the end."""
-        self.kernel(*self.arguments)
+        self._kernel(*self._arguments)
 
 
 def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tuple[dict[Buffer, int], int]:

@@ -18,6 +18,9 @@ from pagewood.engine.runner.cpu.compiled.kernel import inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, lay_out_scope
 from pagewood.engine.runner.cpu.compiled.memory import integers
 
+PATIENCE = 8
+"""Steps without drafts for which a head goes on to compute the pairs of rows that decode."""
+
 
 class Entry(IntEnum):
     """A column of a table of entries. An entry is a row for which a drafter computes something in a step."""
@@ -111,19 +114,22 @@ def plan_model(
 
 @kernel(
     "i8(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], "
-    "i4[::1], i8[::1], b1[::1], i4[::1], i4[:,::1], i8[::1])"
+    "i4[::1], i8[::1], b1[::1], i4[::1], i8, i8[::1], i4[::1], i4[:,::1], i8[::1], i4[:,::1], i8[::1])"
 )
 def plan_head(
     rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any, lengths: Any, tokens: Any, pages: Any, tags: Any,
-    page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, has_state: Any, firsts: Any, entries: Any,
-    tally: Any,
+    page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, has_state: Any, missing: Any, depth: Any,
+    num_idle: Any, firsts: Any, late: Any, num_late: Any, entries: Any, tally: Any,
 ) -> Any:  # fmt: skip
     """Plan the passes of a head; return the number of entries, one for each grant that gets drafts.
+
+    If rows have decoded for a while without drafts, the head computes nothing: -1 is returned. A row that then gets
+    drafts first catches up, with the hidden states that are remembered of its last positions.
 
     Args:
         rows: `[G]`, row of each grant.
         starts: `[G]`, first position of each, an upper bound.
-        nums: `[G]`, tokens of each grant; set to 1 where drafts are wanted and the row has no state.
+        nums: `[G]`, tokens of each grant; set to 1 where drafts are wanted and the row cannot have a state.
         sampled: `[S]`.
         promised: `[S]`.
         lengths: this and the next eight: see `plan_model`.
@@ -136,32 +142,74 @@ def plan_head(
         begins: `[rows]`.
         work: `[rows]`.
         has_state: `[rows]`, whether the head's state of a row is that of its last known token; updated.
+        missing: `[rows]`, first position of each row that the head has left out; -1: none. Updated.
+        depth: positions of a row whose hidden states are remembered.
+        num_idle: `[1]`, steps in succession in which rows decoded without drafts; updated.
         firsts: `[>= G]`, written: first position of each grant.
+        late: `[3, >= S]`, written: row, first position and number of positions of each row that catches up.
+        num_late: `[1]`, written: rows that catch up.
         entries: `[>= S, columns of Entry]`, written.
         tally: by `Tally`, increased.
     """
+    num_late[0] = 0
+    is_drafting, is_decoding = False, False
+    for s in range(sampled.shape[0]):
+        is_drafting |= promised[s] > 1
+        is_decoding |= nums[sampled[s]] == 1
+    if is_drafting:
+        num_idle[0] = 0
+    elif is_decoding:
+        num_idle[0] += 1
+        if num_idle[0] > PATIENCE:
+            for s in range(sampled.shape[0]):
+                g = sampled[s]
+                row = rows[g]
+                if missing[row] < 0:
+                    missing[row] = max(0, min(starts[g], lengths[row] - 1))
+                has_state[row] = False
+            return -1
+    n, s = 0, 0
     for g in range(rows.shape[0]):
         row = rows[g]
-        firsts[g] = max(0, min(starts[g], lengths[row] - 1))
+        first = np.int64(max(0, min(starts[g], lengths[row] - 1)))
+        firsts[g] = first
+        is_sampled = s < sampled.shape[0] and sampled[s] == g
+        wants_drafts = is_sampled and promised[s] > 1
         begin = begins[row]
-        follow(row, np.int64(firsts[g]), tokens, pages, tags, page_size, positions, chains, begins, 1)
-        work[row] = chains[row]
-        if begins[row] != begin:
-            tally[Tally.SHORT] += 1
-    n = 0
-    for s in range(sampled.shape[0]):
-        g = sampled[s]
-        row = rows[g]
-        if promised[s] > 1:
-            if has_state[row]:
-                tally[Tally.READY] += 1
+        if missing[row] >= 0 and not wants_drafts:
+            work[row] = 0  # the row stays behind: what it computes is not valid
+        else:
+            if missing[row] >= 0:
+                late_first = max(np.int64(missing[row]), first - depth)
+                follow(row, late_first, tokens, pages, tags, page_size, positions, chains, begins, 1)
+                work[row] = chains[row]
+                kept = begins[row]
+                follow(row, first, tokens, pages, tags, page_size, positions, chains, begins, 1)
+                has_state[row] = late_first < first
+                if has_state[row]:
+                    begins[row] = kept
+                    m = num_late[0]
+                    late[0, m], late[1, m], late[2, m] = row, late_first, first - late_first
+                    num_late[0] = m + 1
+                    tally[Tally.REBUILT] += first - late_first
+                missing[row] = -1
             else:
+                follow(row, first, tokens, pages, tags, page_size, positions, chains, begins, 1)
+                work[row] = chains[row]
+                if has_state[row] and wants_drafts:
+                    tally[Tally.READY] += 1
+            if wants_drafts and not has_state[row]:
                 tally[Tally.POSTPONED] += 1
                 nums[g] = 1
-            if nums[g] > 1:
-                _enter(entries, n, row, s, lengths[row] - 1, 1, nums[g] - 1)
-                n += 1
-        has_state[row] = True  # after this step
+            if begins[row] != begin:
+                tally[Tally.SHORT] += 1
+            if is_sampled:
+                if nums[g] > 1 and wants_drafts:
+                    _enter(entries, n, row, s, lengths[row] - 1, 1, nums[g] - 1)
+                    n += 1
+                has_state[row] = True  # after this step
+        if is_sampled:
+            s += 1
     return n
 
 
@@ -233,10 +281,10 @@ def lay_out_chains(
 
 
 @kernel("i8(i8[:,::1], i8[::1], i8, i8[::1], i4[::1], i4[::1], i4[::1], i4[::1])")
-def lay_out_extension(
+def lay_out_pairs(
     scopes: Any, counts: Any, index: Any, rotations: Any, rows: Any, firsts: Any, nums: Any, begins: Any
 ) -> Any:
-    """Lay out the pass of a head over all positions of a step; return an `Outcome`.
+    """Lay out a pass of a head over positions that the target has computed; return an `Outcome`.
 
     Args:
         scopes: `[scopes, NUM_SCOPE_COLUMNS]`, the row of the pass is completed.
@@ -261,3 +309,34 @@ def lay_out_extension(
     if outcome == Outcome.DONE:
         adjust_scope(scope, num_grants, begins, 0)
     return outcome
+
+
+@kernel("i8(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1])")
+def select(rows: Any, nums: Any, sampled: Any, promised: Any, lengths: Any, out: Any) -> Any:
+    """Return how many grants promise more than one token, and write what a `LookupDrafter` needs of each.
+
+    Args:
+        rows: `[G]`, row of each grant.
+        nums: `[G]`, tokens of each.
+        sampled: `[S]`.
+        promised: `[S]`.
+        lengths: `[rows]`, how many tokens of each row are known.
+        out: `[4, >= S]`, written: row, number of known tokens, most drafts, and 0 drafts.
+    """
+    n = 0
+    for s in range(sampled.shape[0]):
+        if promised[s] > 1:
+            g = sampled[s]
+            out[0, n], out[1, n], out[2, n], out[3, n] = rows[g], lengths[rows[g]], nums[g] - 1, 0
+            n += 1
+    return n
+
+
+@kernel("void(i4[::1], i4[::1], i4[::1], i4[:,::1])")
+def shrink(nums: Any, sampled: Any, promised: Any, found: Any) -> None:
+    """Lower `nums` of the grants that `select` has written to `found`, to the drafts that were found for each."""
+    n = 0
+    for s in range(sampled.shape[0]):
+        if promised[s] > 1:
+            nums[sampled[s]] = 1 + min(found[3, n], found[2, n])
+            n += 1

@@ -180,6 +180,44 @@ def recall(scope: Any, s: Any, states_at: Any, out_at: Any, size: Any) -> None:
 
 
 @inlined
+def stash(scope: Any, s: Any, x_at: Any, size: Any, stash_at: Any, depth: Any) -> None:
+    """Remember the hidden states of the last positions that sampled grant `s` computes.
+
+    Args:
+        scope: a row of the table of scopes.
+        s: index of the sampled grant.
+        x_at: address of `[T, size]`.
+        size: E.
+        stash_at: address of `[rows, depth, size]`, written: position p is at p % depth.
+        depth: positions of each row that are remembered.
+    """
+    g = integers(scope[Column.SAMPLED], 0)[s]
+    offsets = integers(scope[Column.OFFSETS], 0)
+    row, start = np.int64(integers(scope[Column.ROWS], 0)[g]), np.int64(integers(scope[Column.STARTS], 0)[g])
+    first = np.int64(offsets[g])
+    n = np.int64(offsets[g + 1]) - first
+    for i in range(max(n - depth, 0), n):
+        source = vector(x_at + 4 * (first + i) * size, size)
+        target = vector(stash_at + 4 * (row * depth + (start + i) % depth) * size, size)
+        for j in range(size):
+            target[j] = source[j]
+
+
+@inlined
+def unstash(scope: Any, s: Any, stash_at: Any, depth: Any, out_at: Any, size: Any) -> None:
+    """Read the hidden states of the positions of sampled grant `s`, as `stash` wrote them, to `out_at` `[T, size]`."""
+    g = integers(scope[Column.SAMPLED], 0)[s]
+    offsets = integers(scope[Column.OFFSETS], 0)
+    row, start = np.int64(integers(scope[Column.ROWS], 0)[g]), np.int64(integers(scope[Column.STARTS], 0)[g])
+    first = np.int64(offsets[g])
+    for i in range(offsets[g + 1] - first):
+        source = vector(stash_at + 4 * (row * depth + (start + i) % depth) * size, size)
+        target = vector(out_at + 4 * (first + i) * size, size)
+        for j in range(size):
+            target[j] = source[j]
+
+
+@inlined
 def follow(
     row: Any, end: Any, tokens: Any, pages: Any, tags: Any, page_size: Any, positions: Any, chains: Any, begins: Any,
     passes_gaps: Any,

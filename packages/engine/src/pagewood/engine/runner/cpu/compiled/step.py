@@ -102,6 +102,10 @@ class Operation(IntEnum):
     REJECT = 28
     """scope, logits `[W, V]`, held logits `[rows, drafts, V]`, V, drafts, accepted tokens `[W]`, their numbers
     `[rows]`, scratch `[rows, 2 V]`; see `accept.reject`."""
+    STASH = 32
+    """scope, x `[T, size]`, size, stash `[rows of the runner, depth, size]`, depth."""
+    UNSTASH = 33
+    """scope, stash `[rows of the runner, depth, size]`, depth, out `[T, size]`, size."""
 
 
 @inlined
@@ -187,6 +191,10 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             drafting.keep(scope, part, one[3], one[4], one[5])
         elif op == Operation.RECALL:
             drafting.recall(scope, part, one[3], one[4], one[5])
+        elif op == Operation.STASH:
+            drafting.stash(scope, part, one[3], one[4], one[5], one[6])
+        elif op == Operation.UNSTASH:
+            drafting.unstash(scope, part, one[3], one[4], one[5], one[6])
         elif op == Operation.SPREAD:
             drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
         elif op == Operation.HOLD:
