@@ -31,6 +31,7 @@ from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect
 from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.draft_model import DraftCounts
 from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw
@@ -90,7 +91,7 @@ class CPURunner:
 
     __slots__ = (
         "_attention", "_chance", "_clock", "_drafter", "_helpers", "_kernel", "_lookup", "_model", "_num_threads",
-        "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_worker",
+        "_pass", "_program", "_reported", "_rotations", "_rows", "_sampled_rows", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +141,7 @@ class CPURunner:
         self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._chance = simulated_acceptance
+        self._reported = DraftCounts()  # written by: the worker
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
         self._clock: Int64 = np.zeros((3, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds at the start of a step, after its drafts, and at its end."""
@@ -195,12 +197,18 @@ class CPURunner:
         num_drafted = None
         if step.is_drafting:
             num_drafted = np.where(grants.promised > 1, grants.counts[grants.sampled] - 1, 0).astype(np.int32)
+        before = self._reported
+        now = before if self._drafter is None else self._drafter.counts
+        self._reported = now
         return StepResult(
             tokens=tokens[:num_tokens],
             counts=yielded,
             num_drafted=num_drafted,
             draft_s=draft_s,
             verify_s=verify_s,
+            num_rebuilt=now.num_rebuilt - before.num_rebuilt,
+            num_postponed=now.num_postponed - before.num_postponed,
+            num_short=now.num_short - before.num_short,
         )
 
     def _all_logits(self, step: _Step) -> Float32:
