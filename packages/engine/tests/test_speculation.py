@@ -10,10 +10,9 @@ speed. The faults in `FAULTS` are seeded one at a time, and each is found:
     old tags accepted          slots count as valid whatever tokens they were computed for
     row not begun              a row keeps the valid positions of its previous request
     another seed               drafts are drawn with another seed
-    noise of another position  drafts after the first are drawn with other noise
-    parameters of another row  drafts are drawn with the parameters of another row
-    draft of another row       drafts continue another row
-    passes at one position     all drafts after the first are computed at one position
+    seed of another row        drafts are drawn with the seed of another row
+    draft a position late      a draft is noted one position behind its own
+    draft not passed on        the next pass does not read the draft
     length not lowered         a step begins where the host thought the row would end
     verified a position late   the target draws for the next position
     state of the last position a head drafts from the state at the end of the step, accepted or not
@@ -37,13 +36,12 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.folder import model_folder as model_folder_of
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu import draft_model, eagle, passes, runner, valid_slots
+from pagewood.engine.runner.cpu import draft_model, eagle, runner, valid_slots
 from pagewood.engine.testing import Scenario
 from pagewood.engine.text import Tokenizer
 from seeded_faults import Edit, seed_fault
@@ -246,6 +244,12 @@ def test_a_drafter_reuses_the_prefixes_that_its_target_reuses(kind: str, overlap
     assert all_three.num_short == 0
 
 
+def test_a_drafter_that_loses_its_tags_is_found_by_what_it_rebuilds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault([(draft_model.DraftModel, "record_drafts", "self._slots.record(one)", "pass")], monkeypatch)
+    model, drafter = make("self", "llama")
+    assert run(with_shared_prefix(3), model=model, drafter=drafter).drafter.num_rebuilt > 121 + 2 * 120
+
+
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 def test_draft_kv_returns_from_the_host(policy: str) -> None:
     rng = random.Random(2)
@@ -299,41 +303,38 @@ def test_drafts_of_a_model_are_those_of_transformers() -> None:
 # --- seeded faults ---
 
 
-def follow_any(
-    rows: NDArray[Any], ends: NDArray[Any], tokens: Any, pages: NDArray[Any], tags: NDArray[Any], page_size: int,
-    positions: NDArray[Any], chains: NDArray[Any], begins: Any, passes_gaps: int,
-) -> None:  # fmt: skip
-    """Follow rows past every slot that has a tag, whatever it is."""
-    for row, end in zip(rows, ends, strict=True):
-        while positions[row] < end:
-            position = positions[row]
-            tag = tags[pages[row, position // page_size] * page_size + position % page_size]
+def follow_any(rows: Any, grants: Any, slots: Any) -> None:
+    """Advance rows past every slot that has a tag, whatever it is."""
+    for row in grants.rows.tolist():
+        while slots.positions[row] < rows.lengths[row] - 1:
+            page, slot = divmod(int(slots.positions[row]), slots.page_size)
+            tag = slots.tags[int(rows.pages[row, page]) * slots.page_size + slot]
             if tag == 0:
                 break
-            positions[row], chains[row] = position + 1, tag
+            slots.chains[row] = tag
+            slots.positions[row] += 1
 
 
 DRAFT, HEAD, RUNNER = draft_model.DraftModel, eagle.EagleDrafter, runner.CPURunner
-TAKEN = "grants.sampling.take(drafting.astype(np.int32))"
+FOLLOWED = "rows, slots = self._rows, self._slots"
 
 FAULTS: dict[str, tuple[str, list[Edit]]] = {
     "tags ignored": (
         "self",
-        [(DRAFT, "plan", "self._slots.follow(rows, ends, passes_gaps=False)", "self._slots.positions[rows] = ends")],
+        [(DRAFT, "plan", FOLLOWED, f"{FOLLOWED}; slots.positions[grants.rows] = rows.lengths[grants.rows] - 1")],
     ),
-    "old tags accepted": ("self", [(valid_slots.ValidSlots, "follow", "follow(\n", "follow_any(\n")]),
+    "old tags accepted": ("self", [(DRAFT, "plan", FOLLOWED, f"{FOLLOWED}; follow_any(rows, grants, slots)")]),
     "row not begun": (
         "self",
         [(valid_slots.ValidSlots, "begin", "self.positions[rows] = self.begins[rows] = 0", "pass")],
     ),
-    "another seed": ("self", [(DRAFT, "plan", TAKEN, f"{TAKEN}; sampling.seeds[:] += 1")]),
-    "noise of another position": (
+    "another seed": ("self", [(DRAFT, "lay_out", "sampling.seeds", "sampling.seeds + 1")]),
+    "seed of another row": ("self", [(DRAFT, "lay_out", "sampling.seeds", "np.roll(sampling.seeds, 1)")]),
+    "draft a position late": (
         "self",
-        [(passes.Pass, "lay_out", "sampling.seeds, ahead,", "sampling.seeds + (ahead > 0), ahead,")],
+        [(DRAFT, "record_drafts", "scope.index, drawn, 0)", "scope.index, drawn, 1)")],
     ),
-    "parameters of another row": ("self", [(DRAFT, "plan", TAKEN, TAKEN.replace("drafting", "drafting[::-1]"))]),
-    "draft of another row": ("self", [(DRAFT, "plan", "rows=rows[deeper],", "rows=np.roll(rows[deeper], 1),")]),
-    "passes at one position": ("self", [(DRAFT, "lay_out", "ahead=depth", "ahead=min(depth, 1)")]),
+    "draft not passed on": ("self", [(DRAFT, "record_drafts", "if depth > 0:", "if False:")]),
     "length not lowered": (
         "ngram",
         [
@@ -382,7 +383,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_of_a_drafter_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, edits = FAULTS[fault]
-    monkeypatch.setattr(valid_slots, "follow_any", follow_any, raising=False)
+    monkeypatch.setattr(draft_model, "follow_any", follow_any, raising=False)
     seed_fault(edits, monkeypatch)
     for seed in range(30):
         try:
