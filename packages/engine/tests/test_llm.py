@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -232,13 +232,12 @@ def test_a_completion_has_a_short_repr(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_speculation_changes_no_token(llm: LLM, overlap: bool) -> None:
+@pytest.mark.parametrize("speculative", ["ngram", "draft", "eagle"])
+def test_speculation_changes_no_token(llm: LLM, speculative: Literal["ngram", "draft", "eagle"], overlap: bool) -> None:
     prompts = ["Count from 1 to 20", "Repeat after me: tree tree tree tree", "one two three one two three one"]
     sampled = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=40, ignore_eos=True)
     options: dict[str, Any] = {"speculative_num_tokens": 3, "speculative_control": "fixed", "overlap": overlap}
-    with LLM(max_total_tokens=4096, max_running=8, speculative="ngram", **options) as drafting:
-        if drafting.counters().speculation is None:
-            pytest.skip("the CPU runner does not speculate yet")
+    with LLM(max_total_tokens=4096, max_running=8, speculative=speculative, **options) as drafting:
         for sampling in (LONG, sampled):
             plain, drafted = llm.generate(prompts, sampling), drafting.generate(prompts, sampling)
             assert [one.tokens for one in drafted] == [one.tokens for one in plain]

@@ -54,13 +54,9 @@ With an engine that speculates, it finds these:
     drafts not announced       the pages of drafts are not given to the runner
 """
 
-import inspect
 import random
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FunctionType
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -73,6 +69,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.testing import Arrival, Scenario, random_faults, random_scenario, run_scenario, with_drafts
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
+from seeded_faults import Edit, seed_fault
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -236,9 +233,6 @@ def test_the_queue_is_in_the_order_of_newly_matched_requests(rng: random.Random,
     run_audited(random_scenario(rng, overlap=overlap), name)
 
 
-Edit = tuple[Any, str, str, str]
-"""Owner of a function, its name, a piece of its source, and the replacement of that piece."""
-
 UNCHECKED: Edit = (kv.KVSpace, "release", "assert request.num_in_flight == 0", "pass")
 
 FAULTS: dict[str, list[Edit]] = {
@@ -396,20 +390,6 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         (batch.BatchBuilder, "build", "-(-(start + grant.num_tokens) // page_size)", "start // page_size + 1")
     ],
 }
-
-
-def seed_fault(edits: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace functions by those that their edited sources define."""
-    sources: dict[tuple[Any, str], str] = {}
-    for owner, name, old, new in edits:
-        source = sources.get((owner, name)) or textwrap.dedent(inspect.getsource(getattr(owner, name)))
-        assert old in source, f"{name} has no {old!r}: update the fault"
-        sources[owner, name] = source.replace(old, new)
-    for (owner, name), source in sources.items():
-        function: FunctionType = getattr(owner, name)
-        namespace: dict[str, Any] = {}
-        exec("from __future__ import annotations\n" + source, function.__globals__, namespace)
-        monkeypatch.setattr(owner, name, namespace[name])
 
 
 @pytest.mark.parametrize("fault", FAULTS)

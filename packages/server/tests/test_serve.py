@@ -398,17 +398,16 @@ def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Pat
     assert resumed.choices[0].message.content == say(server).choices[0].message.content
 
 
-def test_speculation_changes_no_answer(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("speculative", ["ngram", "draft", "eagle"])
+def test_speculation_changes_no_answer(server: Server, tmp_path: Path, speculative: str) -> None:
     """The counts of draft tokens are in the usage, in /ready and in the log, only if the engine speculates."""
     questions = ["Say it twice: stone river cloud moon", "Count from 1 to 20.", QUESTION]
     options: dict[str, Any] = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
     plain = [ask(server, question, **options) for question in questions]
     assert all(answer.usage.completion_tokens_details is None for answer in plain)
     assert "speculation" not in server.ready()
-    fixed = ["--speculative", "ngram", "--speculative-num-tokens", "3", "--speculative-control", "fixed"]
+    fixed = ["--speculative", speculative, "--speculative-num-tokens", "3", "--speculative-control", "fixed"]
     with closing(Server(tmp_path, *fixed)) as drafting:
-        if "speculation" not in drafting.ready():
-            pytest.skip("the CPU runner does not speculate yet")
         num_drafted = 0
         for question, expected in zip(questions, plain, strict=True):
             answer = ask(drafting, question, **options)

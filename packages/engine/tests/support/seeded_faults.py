@@ -1,0 +1,26 @@
+"""Seeds faults into functions, so that tests can show that they would notice them."""
+
+import inspect
+import textwrap
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+Edit = tuple[Any, str, str, str]
+"""Owner of a function, its name, a piece of its source, and the replacement of that piece."""
+
+
+def seed_fault(edits: Sequence[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace functions by those that their edited sources define."""
+    sources: dict[tuple[Any, str], str] = {}
+    for owner, name, old, new in edits:
+        source = sources.get((owner, name)) or textwrap.dedent(inspect.getsource(getattr(owner, name)))
+        assert old in source, f"{name} has no {old!r}: update the fault"
+        sources[owner, name] = source.replace(old, new)
+    for (owner, name), source in sources.items():
+        function: FunctionType = getattr(owner, name)
+        namespace: dict[str, Any] = {}
+        exec("from __future__ import annotations\n" + source, function.__globals__, namespace)
+        monkeypatch.setattr(owner, name, namespace[name])

@@ -1,0 +1,367 @@
+"""Random traffic for engines with a real model, whose answers are compared with those of plain decoding, one by one."""
+
+# pyright: basic
+# It reads private parts of the engine, whose models are typed in part only.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewood.engine import build_cpu
+from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, SetPriority, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.speculation import Drafting, SpeculationCounts
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.runner.cpu.draft_model import DraftCounts
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.testing import Arrival, Scenario, random_scenario
+from pagewood.engine.testing.scenario import RandomDrafting
+
+ORACLE_LENGTH = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """What drafts, and what is known of its drafts."""
+
+    kind: str
+    folder: Path | None = None
+    num_right: Callable[[int, int], int] | None = None
+    """Returns how many of a row's drafts are right: of its last known token, and the number of drafts; None: unknown.
+    Exactly these must be accepted."""
+    is_ready: bool = False
+    """Whether every row must get as many drafts as it is granted."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """A policy of draft lengths whose calls are checked; satisfies `core.speculation.Drafting`."""
+
+    policy: Drafting
+    drafter: Drafter
+    num_drafted: int = 0  # written by: speculating
+    num_accepted: int = 0  # written by: speculating
+
+    @property
+    def max_tokens(self) -> int:
+        """The most draft tokens of one request in one step."""
+        return self.policy.max_tokens
+
+    @property
+    def reason(self) -> str:
+        """Why the latest numbers are what they are."""
+        return self.policy.reason
+
+    def set_cost(self, cost: Any) -> None:
+        """Pass on the cost of steps."""
+        self.policy.set_cost(cost)  # type: ignore[attr-defined]
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Return the policy's lengths."""
+        return self.policy.lengths(requests, num_other_tokens)
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        granted: Sequence[int],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        **measured: Any,
+    ) -> None:
+        """Check the numbers of a step."""
+        for some in zip(accepted, drafted, granted, strict=True):
+            assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
+        if self.drafter.num_right is not None:
+            for request, count, num_accepted in zip(requests, drafted, accepted, strict=True):
+                if request.finish is None:  # otherwise its last tokens were dropped
+                    right = self.drafter.num_right(int(request.tokens[request.num_known - 1]), count)
+                    assert num_accepted == right, f"{num_accepted} of {count} drafts accepted, {right} are right"
+        assert list(drafted) == list(granted) or not self.drafter.is_ready, f"{drafted} of {granted} drafted"
+        self.num_drafted += sum(drafted)
+        self.num_accepted += sum(accepted)
+        self.policy.observe(requests, granted, drafted, accepted, **measured)
+
+    def forget(self, request: Request) -> None:
+        """Pass on the end of a request."""
+        assert request.finish is not None
+        self.policy.forget(request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came of a run."""
+
+    counts: SpeculationCounts
+    num_preempted: int
+    num_cached_tokens: int
+    num_aborted: int
+    drafter: DraftCounts
+    """Of a draft model or a head."""
+    cached: dict[str, int]
+    """Tokens of each request that came from the cache."""
+
+
+def random_traffic(rng: random.Random, *, overlap: bool) -> Scenario:
+    """Draw traffic as for the echo model, with all sampling parameters."""
+    scenario = random_scenario(rng, overlap=overlap)
+    arrivals = tuple(replace(one, sampling=_random_sampling(rng, one.sampling)) for one in scenario.arrivals)
+    return replace(scenario, arrivals=arrivals)
+
+
+def _random_sampling(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens and min(sampling.max_tokens, 30),
+        temperature=rng.choice((0.0, 0.0, 0.3, 0.8, 1.5)),
+        top_k=rng.choice((0, 0, 2, 10)),
+        top_p=rng.choice((1.0, 1.0, 0.9, 0.5)),
+        min_p=rng.choice((0.0, 0.0, 0.1)),
+    )
+
+
+def random_drafting(rng: random.Random) -> Callable[[EngineConfig], Drafting] | None:
+    """Return a policy of random lengths, or None for that of the configuration."""
+    if rng.random() < 0.4:
+        return None
+    seed = rng.randrange(1000)
+    return lambda config: RandomDrafting(max_tokens=config.speculative_num_tokens, seed=seed)
+
+
+def run(
+    scenario: Scenario,
+    *,
+    model: Path,
+    drafter: Drafter | None,
+    num_tokens: int = 4,
+    control: str = "fixed",
+    make_drafting: Callable[[EngineConfig], Drafting] | None = None,
+    num_threads: int = 2,
+    **options: Any,
+) -> Report:
+    """Serve traffic with an engine that speculates; every answer must be that of plain decoding.
+
+    Args:
+        scenario: the traffic, and the size of the KV memory.
+        model: folder of the target.
+        drafter: what drafts; None: the engine does not speculate.
+        num_tokens: most drafts of a request in a step.
+        control: `speculative_control`, if `make_drafting` is None.
+        make_drafting: makes another policy of draft lengths.
+        num_threads: of the runner.
+        options: other fields of the configuration.
+
+    Raises:
+        AssertionError: a wrong token or end, broken accounting, counts that cannot be, no progress, or, of a drafter
+            whose right drafts are known, another number of accepted ones.
+    """
+    config = replace(
+        scenario.config,
+        model=str(model),
+        max_total_tokens=scenario.num_pages * scenario.config.page_size,
+        max_length=scenario.max_length,
+        num_threads=num_threads,
+        speculative="off" if drafter is None else drafter.kind,
+        speculative_model=None if drafter is None or drafter.folder is None else str(drafter.folder),
+        speculative_num_tokens=num_tokens,
+        speculative_control=control if make_drafting is None else "fixed",
+        **options,
+    )
+    watched: list[Watched] = []
+
+    def draft_control(config: EngineConfig, **others: Any) -> Watched | None:
+        if drafter is None:
+            return None
+        policy = original(config, **others) if make_drafting is None else make_drafting(config)
+        assert policy is not None
+        watched.append(Watched(policy, drafter))
+        return watched[0]
+
+    original = build_cpu.draft_control
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_cpu, "draft_control", draft_control)
+        engine = build_engine(config, inbox=inbox, outbox=outbox)
+    try:
+        outputs, ends = _serve(engine, scenario, inbox, outbox)
+    finally:
+        engine.close()
+    _check_ends(scenario, outputs, ends, model=model, int8=config.kv_cache_dtype == "int8")
+    counters = engine.counters()
+    assert counters.num_violations == 0
+    assert counters.num_free_pages + counters.num_cached_pages == scenario.num_pages
+    assert (counters.speculation is None) == (drafter is None)
+    counts = counters.speculation or SpeculationCounts()
+    if watched:
+        _check_counts(counts, watched[0])
+    return Report(
+        counts=counts,
+        num_preempted=counters.num_preempted,
+        num_cached_tokens=sum(delta.num_cached_tokens for delta in ends.values()),
+        num_aborted=sum(delta.finish is FinishReason.ABORT for delta in ends.values()),
+        drafter=getattr(runner_of(engine)._drafter, "counts", DraftCounts()),
+        cached={name: delta.num_cached_tokens for name, delta in ends.items()},
+    )
+
+
+def runner_of(engine: Engine) -> CPURunner:
+    """Return the runner of a CPU engine."""
+    return engine._runner._runner  # type: ignore[attr-defined]
+
+
+def _serve(
+    engine: Engine, scenario: Scenario, inbox: MemoryInbox, outbox: MemoryOutbox
+) -> tuple[dict[str, list[int]], dict[str, Delta]]:
+    """Serve the arrivals; return the tokens and the last answer of each."""
+    outputs: dict[str, list[int]] = {}
+    ends: dict[str, Delta] = {}
+    last_event = max(max(one.at_step, one.abort_at_step or 0) for one in scenario.arrivals)
+    num_positions = sum(len(one.prompt) + (one.sampling.max_tokens or 0) for one in scenario.arrivals)
+    deadline = last_event + 20 * (num_positions + scenario.max_length) + 2000
+    pending: Pending | None = None
+    step = 0
+    while step <= last_event or len(ends) < len(scenario.arrivals) or pending is not None:
+        assert step < deadline, f"no progress: {engine.counters()}"
+        _arrive(scenario, step, inbox)
+        pending = engine.advance(pending)
+        for delta in outbox.take():
+            assert delta.request_id not in ends, f"request {delta.request_id} was answered after its end"
+            outputs.setdefault(delta.request_id, []).extend(delta.tokens)
+            if delta.finish is not None:
+                ends[delta.request_id] = delta
+        violation = engine.violation()
+        assert violation is None, violation
+        step += 1
+    engine.step()  # idle, so the engine checks its invariant
+    return outputs, ends
+
+
+def _arrive(scenario: Scenario, step: int, inbox: MemoryInbox) -> None:
+    for index, one in enumerate(scenario.arrivals):
+        if one.at_step == step:
+            tokens = np.array(one.prompt, "<i4").tobytes()
+            inbox.put(
+                Submit(
+                    request_id=str(index), tokens=tokens, sampling=one.sampling, priority=one.priority,
+                    namespace=one.namespace,
+                )
+            )  # fmt: skip
+        priority, at_step = one.priority_from_step or (0, None)
+        if at_step == step:
+            inbox.put(SetPriority(request_id=str(index), priority=priority))
+        if one.abort_at_step == step:
+            inbox.put(Abort(request_id=str(index)))
+
+
+def _check_ends(
+    scenario: Scenario, outputs: dict[str, list[int]], ends: dict[str, Delta], *, model: Path, int8: bool
+) -> None:
+    for index, one in enumerate(scenario.arrivals):
+        name = str(index)
+        output, last = outputs[name], ends[name]
+        room = scenario.max_length - len(one.prompt)
+        if (one.sampling.max_tokens or 1) > room:
+            assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
+            continue
+        sampling = replace(one.sampling, max_tokens=one.sampling.max_tokens or room)
+        expected, finish = plain_answer(model, int8, one.prompt, sampling)
+        if last.finish is FinishReason.ABORT:
+            assert one.abort_at_step is not None
+            assert output == list(expected[: len(output)]), f"request {name}: {output} is no prefix of {expected}"
+        else:
+            assert output == list(expected), f"request {name}: {output} is not {expected}"
+            assert last.finish is finish
+            assert last.num_output_tokens == len(expected) + (finish is FinishReason.STOP)
+        assert 0 <= last.num_accepted_tokens <= last.num_drafted_tokens
+
+
+def _check_counts(counts: SpeculationCounts, watched: Watched) -> None:
+    assert counts.num_drafted == watched.num_drafted == sum(counts.drafted_by_position)
+    assert counts.num_accepted == watched.num_accepted == sum(counts.accepted_by_position)
+    assert list(counts.drafted_by_position) == sorted(counts.drafted_by_position, reverse=True)
+    assert list(counts.accepted_by_position) == sorted(counts.accepted_by_position, reverse=True)
+    pairs = zip(counts.accepted_by_position, counts.drafted_by_position, strict=True)
+    assert all(accepted <= drafted for accepted, drafted in pairs)
+    assert counts.draft_s >= 0.0
+    assert counts.verify_s >= 0.0
+
+
+class PlainEngine:
+    """An engine that does not speculate, shares no prefixes and serves one request at a time."""
+
+    def __init__(self, model: Path, *, int8: bool) -> None:
+        self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
+        config = EngineConfig(
+            model=str(model), max_running=1, max_total_tokens=ORACLE_LENGTH, max_length=ORACLE_LENGTH, num_threads=1,
+            prefix_cache=False, overlap=False, kv_cache_dtype="int8" if int8 else "auto",
+        )  # fmt: skip
+        self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+
+    def answer(self, prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
+        """Return the tokens of one answer, and why it ended."""
+        self._inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+        output: list[int] = []
+        while True:
+            self._engine.step()
+            for delta in self._outbox.take():
+                output.extend(delta.tokens)
+                if delta.finish is not None:
+                    return tuple(output), delta.finish
+
+    def close(self) -> None:
+        """End its threads."""
+        self._engine.close()
+
+
+_plain_engines: dict[tuple[Path, bool], PlainEngine] = {}
+
+
+@cache
+def plain_answer(
+    model: Path, int8: bool, prompt: tuple[int, ...], sampling: SamplingParams
+) -> tuple[tuple[int, ...], FinishReason]:
+    """Return the answer of a plain engine, which `plain_engines` closes later."""
+    key = (model, int8)
+    if key not in _plain_engines:
+        _plain_engines[key] = PlainEngine(model, int8=int8)
+    return _plain_engines[key].answer(prompt, sampling)
+
+
+@contextmanager
+def plain_engines() -> Generator[None]:
+    """Close all plain engines at the end."""
+    try:
+        yield
+    finally:
+        for engine in _plain_engines.values():
+            engine.close()
+        _plain_engines.clear()
+        plain_answer.cache_clear()
+
+
+def arrival(prompt: Sequence[int], *, at_step: int = 0, **sampling: Any) -> Arrival:
+    """Return a request that is not aborted."""
+    return Arrival(
+        at_step=at_step, abort_at_step=None, prompt=tuple(prompt), priority=0, namespace=None,
+        sampling=SamplingParams(**{"seed": 5, "ignore_eos": True, **sampling}),
+    )  # fmt: skip
+
+
+def traffic(
+    arrivals: Sequence[Arrival], *, num_pages: int, page_size: int, max_length: int = 120, **config: Any
+) -> Scenario:
+    """Return the traffic of given requests."""
+    return Scenario(
+        config=EngineConfig(page_size=page_size, **config), num_pages=num_pages, max_length=max_length,
+        arrivals=tuple(arrivals), eager_steps=frozenset(),
+    )  # fmt: skip

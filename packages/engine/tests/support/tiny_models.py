@@ -1,0 +1,198 @@
+"""Folders of tiny models with random weights, of every supported architecture, and of drafters for them.
+
+All have the same vocabulary, whose token 0 ends a text, and heads of the same size, so that one kernel computes them.
+"""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+VOCAB_SIZE, SIZE, HEAD_DIM, WIDTH = 60, 32, 16, 48
+NUM_HEADS, NUM_KV_HEADS = 4, 2
+DRAFT_VOCAB_SIZE = 40
+
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "mimo": ("Qwen2", {}),
+}
+ARCHITECTURES = tuple(_MODELS)
+
+
+@cache
+def model_folder(architecture: str, *, seed: int = 0, noise: float = 0.0, has_mtp: bool = False) -> Path:
+    """Write a model with random weights; `noise` disturbs them, and `has_mtp` adds a layer for multi-token prediction.
+
+    `transformers` has no MiMo: its decoder is that of Qwen2, and its extra layers have names of their own.
+    """
+    kind, extra = _MODELS[architecture]
+    torch.manual_seed(seed)
+    config: Any = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB_SIZE, hidden_size=SIZE, intermediate_size=WIDTH, num_hidden_layers=2, head_dim=HEAD_DIM,
+        num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KV_HEADS, max_position_embeddings=256,
+        initializer_range=0.3, bos_token_id=None, eos_token_id=0, **extra,
+    )  # fmt: skip
+    folder = Path(tempfile.mkdtemp(prefix="tiny-"))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += noise * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    values: dict[str, Any] = {}
+    if architecture == "mimo":
+        values = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    if has_mtp:
+        values |= {"num_nextn_predict_layers": 1}
+        tensors = load_file(folder / "model.safetensors") | _mtp_layer(architecture)
+        save_file(tensors, folder / "model.safetensors")
+    _change_config(folder, folder, values)
+    return folder
+
+
+@cache
+def head_folder(architecture: str, *, seed: int = 0) -> Path:
+    """Write an EAGLE-3 head with random weights for the model, which drafts a part of its vocabulary."""
+    torch.manual_seed(100 + seed)
+    ids = torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values
+    tensors = {
+        "fc.weight": torch.randn(SIZE, 3 * SIZE) * 0.2,
+        "midlayer.hidden_norm.weight": 1 + torch.randn(SIZE) * 0.2,
+        "norm.weight": 1 + torch.randn(SIZE) * 0.2,
+        "lm_head.weight": torch.randn(DRAFT_VOCAB_SIZE, SIZE),
+        "d2t": ids - torch.arange(DRAFT_VOCAB_SIZE),
+        **_layer("midlayer", 2 * SIZE),
+    }
+    return _head(model_folder(architecture), tensors)
+
+
+def following(token: int) -> int:
+    """Return what the cyclic model generates after a token: the tokens are one cycle."""
+    return (token + 7) % VOCAB_SIZE
+
+
+def num_right(token: int, count: int) -> int:
+    """Return how many of `count` drafts after a token are right, if the head of the cyclic model makes them."""
+    for number in range(count):
+        if token % 5 == 0:
+            return number
+        token = following(token)
+    return count
+
+
+@cache
+def cyclic_folders() -> tuple[Path, Path]:
+    """Write a model that continues a token with `following`, and an EAGLE-3 head that does so except after every fifth.
+
+    Hidden states are one-hot. The model computes the next token from the last one alone; the head computes it from the
+    hidden state that it is given, so drafts from the state of another position or row are wrong.
+    """
+    torch.manual_seed(7)
+    size = VOCAB_SIZE
+    step, flawed = torch.zeros(size, size), torch.zeros(size, size)
+    for token in range(size):
+        step[following(token), token] = 1.0  # step @ one_hot(token) == one_hot(following(token))
+        flawed[following(token) if token % 5 else token, token] = 1.0
+    config: Any = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=size, intermediate_size=size, num_hidden_layers=2, head_dim=HEAD_DIM,
+        num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KV_HEADS, max_position_embeddings=256,
+        bos_token_id=None, eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
+        model.lm_head.weight.copy_(20.0 * step)
+    folder = Path(tempfile.mkdtemp(prefix="cyclic-"))
+    model.save_pretrained(folder)
+    keys = HEAD_DIM * NUM_KV_HEADS
+    eye = torch.eye(size)
+    tensors = {
+        "fc.weight": torch.cat([torch.zeros(size, size), eye, torch.zeros(size, size)], dim=1),
+        "midlayer.hidden_norm.weight": torch.ones(size),
+        "midlayer.input_layernorm.weight": torch.ones(size),
+        "midlayer.post_attention_layernorm.weight": torch.ones(size),
+        "midlayer.self_attn.q_proj.weight": torch.randn(HEAD_DIM * NUM_HEADS, 2 * size),
+        "midlayer.self_attn.k_proj.weight": torch.randn(keys, 2 * size),
+        "midlayer.self_attn.v_proj.weight": torch.randn(keys, 2 * size),
+        "midlayer.self_attn.o_proj.weight": torch.zeros(size, HEAD_DIM * NUM_HEADS),
+        "midlayer.mlp.gate_proj.weight": eye,
+        "midlayer.mlp.up_proj.weight": eye,
+        "midlayer.mlp.down_proj.weight": 10.0 * step,
+        "norm.weight": torch.ones(size),
+        "lm_head.weight": 20.0 * flawed,
+    }
+    return folder, _head(folder, tensors, draft_vocab_size=size, norm_before_residual=True)
+
+
+def _head(
+    target: Path,
+    tensors: dict[str, Tensor],
+    *,
+    draft_vocab_size: int = DRAFT_VOCAB_SIZE,
+    norm_before_residual: bool = False,
+) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="head-"))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    values = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": draft_vocab_size,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 1],
+        "norm_before_residual": norm_before_residual,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+    _change_config(target, folder, values)
+    return folder
+
+
+def _layer(prefix: str, width: int, *, has_biases: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of a decoder layer whose attention reads `width` numbers."""
+    queries, keys = HEAD_DIM * NUM_HEADS, HEAD_DIM * NUM_KV_HEADS
+    shapes = {
+        "self_attn.q_proj": (queries, width), "self_attn.k_proj": (keys, width), "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (SIZE, queries), "mlp.gate_proj": (WIDTH, SIZE), "mlp.up_proj": (WIDTH, SIZE),
+        "mlp.down_proj": (SIZE, WIDTH),
+    }  # fmt: skip
+    tensors = {f"{prefix}.{name}.weight": torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        tensors[f"{prefix}.{name}.weight"] = 1 + torch.randn(SIZE) * 0.2
+    if has_biases:
+        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            tensors[f"{prefix}.self_attn.{name}.bias"] = torch.randn(rows) * 0.2
+    return tensors
+
+
+def _mtp_layer(architecture: str) -> dict[str, Tensor]:
+    prefix = "model.mtp_layers.0" if architecture == "mimo" else "model.layers.2"
+    names = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_proj")
+    if architecture != "mimo":
+        names = ("enorm", "hnorm", "shared_head.norm", "eh_proj")
+    *norms, projection = names
+    return {
+        **_layer(prefix, SIZE, has_biases=architecture == "mimo"),
+        **{f"{prefix}.{name}.weight": 1 + torch.randn(SIZE) * 0.2 for name in norms},
+        f"{prefix}.{projection}.weight": torch.randn(SIZE, 2 * SIZE) * 0.2,
+    }
+
+
+def _change_config(source: Path, folder: Path, values: dict[str, Any]) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
