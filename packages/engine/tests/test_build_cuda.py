@@ -213,6 +213,9 @@ def test_a_host_without_a_gpu_is_an_error() -> None:
         build_engine(EngineConfig(device="cuda"), inbox=MemoryInbox(), outbox=MemoryOutbox())
     with pytest.raises(ValueError, match="dtype must be float16 or bfloat16 on CUDA"):
         build_engine(EngineConfig(device="cuda", dtype="float32"), inbox=MemoryInbox(), outbox=MemoryOutbox())
+    rejecting = EngineConfig(device="cuda", speculative="draft", speculative_verify="rejection")
+    with pytest.raises(ValueError, match="speculative_verify must be exact on CUDA, got rejection"):
+        build_engine(rejecting, inbox=MemoryInbox(), outbox=MemoryOutbox())
 
 
 def test_missing_parts_are_refused() -> None:

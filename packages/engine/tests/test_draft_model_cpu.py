@@ -225,6 +225,24 @@ def test_a_long_prefix_is_computed_in_parts_before_anything_is_drafted() -> None
     assert first.output == list(plain_of(prompts_of(8)[7], 7, len(first.output)))
 
 
+def test_results_say_what_the_drafter_lacked() -> None:
+    bench = Bench(model(), max_rebuilt=20)
+    prompt = prompts_of(8)[7]
+    sequence = bench.add(prompt)
+    before, results = bench.drafter.counts, []
+    results.append(bench.runner.launch(bench.driver.batch([(sequence, 64)])).wait())
+    sequence.tokens.extend(results[0].tokens.tolist())
+    for _ in range(4):
+        results.append(bench.runner.launch(bench.driver.batch([(sequence, 1)], drafts=[(3, 3)])).wait())
+        sequence.tokens.extend(results[-1].tokens.tolist())
+        sequence.num_computed = len(sequence.tokens) - 1
+    bench.runner.close()
+    assert before.num_rebuilt == results[0].num_rebuilt == 0
+    assert [one.num_postponed for one in results] == [0, 1, 0, 0, 0]
+    assert [one.num_rebuilt for one in results] == [0, 20, len(prompt) + 1 - 20, 0, 0]
+    assert sum(one.num_rebuilt for one in results) == bench.drafter.counts.num_rebuilt
+
+
 def plain_of(prompt: list[int], seed: int, length: int) -> list[int]:
     bench = Bench(None)
     sequence = bench.add(prompt, seed=seed)

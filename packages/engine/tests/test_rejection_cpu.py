@@ -312,6 +312,9 @@ def test_an_engine_with_rejection_sampling(kind: str) -> None:
         assert [one.tokens for one in llm.generate(prompts, greedy)] == expected[0]
         together = llm.generate(prompts, sampled)
         alone = [llm.generate([prompt], sampled)[0].tokens for prompt in prompts]
+        counts = llm.counters().speculation
         assert alone == [one.tokens for one in together]
     assert [one.tokens for one in together] != expected[1]
     assert sum(one.num_accepted_tokens for one in together) > 0
+    assert counts is not None
+    assert (counts.num_rebuilt > 0) == (kind == "draft")  # a head computes prompts with the target

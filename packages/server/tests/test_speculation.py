@@ -140,6 +140,9 @@ COUNTS = wire.Speculation(
     accepted_by_position=(75, 25, 0),
     draft_s=1.25,
     verify_s=3.5,
+    num_rebuilt=12,
+    num_postponed=3,
+    num_short=1,
     reason="saves time",
 )
 

@@ -29,6 +29,9 @@ SPECULATION = wire.Speculation(
     accepted_by_position=(1, 0),
     draft_s=0.5,
     verify_s=1.5,
+    num_rebuilt=12,
+    num_postponed=3,
+    num_short=1,
     reason="few requests",
 )
 

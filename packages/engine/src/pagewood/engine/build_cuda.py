@@ -66,6 +66,8 @@ def build_cuda_engine(
     """Load a model and build an engine for it on the current CUDA device; see `build_engine`."""
     if config.dtype == "float32":
         raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
+    if config.speculative_verify == "rejection":
+        raise ValueError("speculative_verify must be exact on CUDA, got rejection")
     folder = model_folder(config.model)
     needs = [kernel_needs(config, ModelConfig.from_folder(folder))]
     found = drafter_of(config, folder)

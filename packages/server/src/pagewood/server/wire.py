@@ -164,6 +164,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     accepted_by_position: tuple[int, ...]
     draft_s: float
     verify_s: float
+    num_rebuilt: int
+    num_postponed: int
+    num_short: int
     reason: str
 
 

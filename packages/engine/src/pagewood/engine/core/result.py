@@ -29,6 +29,12 @@ class StepResult:
     """Seconds that the device spent on drafts; 0: not measured."""
     verify_s: float = 0.0
     """Seconds that the device spent on the rest of the step; 0: not measured."""
+    num_rebuilt: int = 0
+    """Positions that a draft model computed before its drafts, because its KV there was missing or of other tokens."""
+    num_postponed: int = 0
+    """Grants that got no drafts, because the drafter was not ready for their rows."""
+    num_short: int = 0
+    """Rows for which a drafting head attends to a part of the text only, because its KV of the rest was missing."""
     vectors: NDArray[np.float32] | None = None
     """[S, E] float32, hidden states of the last position of each grant; None: not requested."""
 

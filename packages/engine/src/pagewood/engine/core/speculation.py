@@ -87,6 +87,12 @@ class SpeculationCounts:
     """Seconds for drafts."""
     verify_s: float = 0.0
     """Seconds for the rest of all steps."""
+    num_rebuilt: int = 0
+    """Positions that a draft model computed before its drafts, because its KV there was missing or of other tokens."""
+    num_postponed: int = 0
+    """Times that a request got no drafts, because the drafter was not ready for its row."""
+    num_short: int = 0
+    """Rows for which a drafting head attends to a part of the text only, because its KV of the rest was missing."""
     reason: str = ""
     """Why the draft lengths are what they are now."""
 
@@ -102,8 +108,8 @@ class Speculation:
     """
 
     __slots__ = (
-        "_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_settled", "_seen",
-        "_verify_s",
+        "_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_postponed",
+        "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_verify_s",
     )  # fmt: skip
 
     def __init__(self, *, drafting: Drafting, kv: KVSpace) -> None:
@@ -116,6 +122,9 @@ class Speculation:
         self._num_settled = 0  # written by: speculation
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
+        self._num_rebuilt = 0  # written by: speculation
+        self._num_postponed = 0  # written by: speculation
+        self._num_short = 0  # written by: speculation
 
     def extend(self, grants: Sequence[Grant]) -> tuple[Grant, ...]:
         """Return the grants of a step, those of decoding requests made longer by as many drafts as pages allow."""
@@ -162,6 +171,9 @@ class Speculation:
                 self._accepted_by_position[position] += 1
         self._draft_s += result.draft_s
         self._verify_s += result.verify_s
+        self._num_rebuilt += result.num_rebuilt
+        self._num_postponed += result.num_postponed
+        self._num_short += result.num_short
         num_tokens = sum([grant.num_tokens for grant in grants]) - sum(granted) + sum(drafted)
         num_decoding = sum([grant.num_tokens == grant.num_promised for grant in grants])
         self._drafting.observe(
@@ -197,6 +209,9 @@ class Speculation:
             drafted_by_position=tuple(self._drafted_by_position),
             draft_s=self._draft_s,
             verify_s=self._verify_s,
+            num_rebuilt=self._num_rebuilt,
+            num_postponed=self._num_postponed,
+            num_short=self._num_short,
             reason=self._drafting.reason,
         )
 

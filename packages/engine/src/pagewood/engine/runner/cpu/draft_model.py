@@ -143,7 +143,7 @@ class DraftModel:
             self._slots.record(one)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
             if held is not None:
-                verify.hold(held, one, logits, depth)
+                verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, 0)
             indices.append(scope.index)

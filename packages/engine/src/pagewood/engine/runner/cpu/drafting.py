@@ -11,6 +11,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
+from pagewood.engine.runner.cpu.draft_model import DraftCounts
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 
@@ -52,6 +53,11 @@ class ProgramDrafter(Protocol):
     """Most nodes of a tree, its root included; 0: drafts are chains."""
     has_rest: bool
     """Whether the step that was planned last runs the instructions of `record_rest`."""
+
+    @property
+    def counts(self) -> DraftCounts:
+        """What the drafter found in its KV memory, since it was made; `plan` counts."""
+        ...
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide on the worker what a step drafts, before its passes are laid out.

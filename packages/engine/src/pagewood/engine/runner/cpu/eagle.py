@@ -181,7 +181,7 @@ class EagleDrafter:
                     Operation.SPREAD, scope.sampled, scope.index, part, part.size, self._token_map, logits, vocab_size
                 )
             if held is not None:
-                verify.hold(held, one, logits, depth)
+                verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)
             tape.emit(Operation.NOTE, scope.sampled, scope.index, drawn, shift)
             indices.append(scope.index)

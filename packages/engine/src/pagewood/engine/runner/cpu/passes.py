@@ -90,9 +90,8 @@ class Accepted:
     """[W, 1] int32, the tokens that a grant yields, from its first wanted row on."""
     counts: Buffer
     """[S, 1] int32, how many."""
-    nodes: Buffer | None
-    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on. None: all
-    drafts are chains."""
+    nodes: Buffer
+    """[W, 1] int32, the token of the grant after which each of them was drawn; in a chain 0, 1, 2 and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +190,6 @@ class Pass:
             groups: groups of slots in a page.
             page_size: slots of a page.
         """
-        assert accepted.nodes is not None
         words = memory.nbytes // 4 // (len(memory) * groups * page_size)
         self.tokens.tape.emit(
             Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
@@ -216,7 +214,7 @@ class Pass:
         logits = self.tokens.tape.buffer(self.scope.sampled, max_tokens * vocab_size)
         return HeldLogits(logits=logits, max_tokens=max_tokens)
 
-    def hold(self, held: HeldLogits, drafting: Pass, logits: Buffer, index: int) -> None:
+    def hold_logits(self, held: HeldLogits, drafting: Pass, logits: Buffer, index: int) -> None:
         """Write the instruction that holds the logits of drafts, until `reject` reads them.
 
         Args:
@@ -226,7 +224,7 @@ class Pass:
             index: of the draft in its chain.
         """
         logits.tape.emit(
-            Operation.HOLD, drafting.scope.sampled, drafting.scope.index, self.scope.index, logits, held.logits,
+            Operation.HOLD_LOGITS, drafting.scope.sampled, drafting.scope.index, self.scope.index, logits, held.logits,
             logits.size, held.max_tokens, index,
         )  # fmt: skip
 
@@ -238,13 +236,13 @@ class Pass:
             held: of this pass.
         """
         tape, scope = logits.tape, self.scope
-        found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
+        found, nodes, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
         tape.emit(
             Operation.REJECT, scope.sampled, scope.index, logits, held.logits, logits.size, held.max_tokens, found,
-            counts, scratch,
+            counts, nodes, scratch,
         )  # fmt: skip
-        return Accepted(tokens=found, counts=counts, nodes=None)
+        return Accepted(tokens=found, counts=counts, nodes=nodes)
 
     def lay_out(
         self, scopes: Int64, counts: Int64, grants: Grants, *, ahead: int = 0, all_wanted: bool = False

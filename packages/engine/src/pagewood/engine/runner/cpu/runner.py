@@ -33,6 +33,7 @@ from pagewood.engine.runner.cpu.compiled.chains import select, shrink
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect
 from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.draft_model import DraftCounts
 from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw
@@ -114,8 +115,8 @@ class CPURunner:
 
     __slots__ = (
         "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup", "_model",
-        "_num_found", "_num_threads", "_pass", "_program", "_rotations", "_rows", "_sampled_rows", "_selected",
-        "_target_lines", "_worker",
+        "_num_found", "_num_threads", "_pass", "_program", "_reported", "_rotations", "_rows", "_sampled_rows",
+        "_selected", "_target_lines", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -167,6 +168,7 @@ class CPURunner:
         self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._chance = simulated_acceptance
+        self._reported = DraftCounts()  # written by: the worker
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
         self._selected: Int32 = np.zeros((4, max_rows), np.int32)  # written by: the worker
         """Row, known tokens, most drafts and drafts found of each grant with drafts; see `select`."""
@@ -235,12 +237,18 @@ class CPURunner:
             scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
+        before = self._reported
+        now = self._drafter.counts if self._drafter is not None and grants.is_drafting else before
+        self._reported = now
         return StepResult(
             tokens=tokens[:num_tokens],
             counts=yielded,
             num_drafted=num_drafted if grants.is_drafting else None,
             draft_s=draft_s,
             verify_s=verify_s,
+            num_rebuilt=now.num_rebuilt - before.num_rebuilt,
+            num_postponed=now.num_postponed - before.num_postponed,
+            num_short=now.num_short - before.num_short,
         )
 
     def _all_logits(self, step: _Step) -> Float32:

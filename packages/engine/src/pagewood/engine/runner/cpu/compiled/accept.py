@@ -93,7 +93,7 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
 @inlined
 def reject(
     scope: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, found_at: Any, counts_at: Any,
-    scratch_at: Any,
+    nodes_at: Any, scratch_at: Any,
 ) -> None:  # fmt: skip
     """Verify the chain of sampled grant `s` by rejection sampling, and write its tokens and its row's length.
 
@@ -101,11 +101,12 @@ def reject(
         scope: a row of the table of scopes.
         s: index of the sampled grant.
         logits_at: address of `[W, V]`, logits of the target.
-        held_at: address of `[S, num_drafts, V]`, logits that the drafts of each grant were drawn from; see `hold`.
+        held_at: address of `[S, num_drafts, V]`, logits that drafts were drawn from; see `hold_logits`.
         vocab_size: V.
         num_drafts: most drafts of a grant.
         found_at: address of `[W] int32`, written: its tokens, from its first wanted row on.
         counts_at: address of `[S] int32`, written: how many there are; 0 if the first logits are not numbers.
+        nodes_at: address of `[W] int32`, written: the node after which each of them was drawn.
         scratch_at: address of `[S, 2 V] float32`, overwritten.
     """
     if scope[Column.SAMPLES] == 0:
@@ -129,8 +130,9 @@ def reject(
         )
     )  # fmt: skip
     known = integers(scope[Column.TOKEN_TABLE] + 4 * row * width, width)
+    nodes = integers(nodes_at + 4 * first, num_places)
     for i in range(n):
-        known[position + i] = found[i]
+        known[position + i], nodes[i] = found[i], i
     integers(counts_at, 0)[s] = n
     if n > 0:
         integers(scope[Column.LENGTHS], 0)[row] = position + n

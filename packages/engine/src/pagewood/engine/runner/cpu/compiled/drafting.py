@@ -118,7 +118,7 @@ def spread(s: Any, logits_at: Any, size: Any, token_map_at: Any, out_at: Any, vo
 
 
 @inlined
-def hold(
+def hold_logits(
     scope: Any, target: Any, s: Any, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, index: Any
 ) -> None:
     """Copy the logits that a draft of sampled grant `s` was drawn from to the place of its row in the target's scope.

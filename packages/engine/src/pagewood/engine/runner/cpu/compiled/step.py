@@ -96,12 +96,12 @@ class Operation(IntEnum):
     """scope, states `[rows of the runner, size]`, out `[rows, size]`, size."""
     SPREAD = 26
     """scope, logits `[rows, size]`, size, token map `[size]`, out `[rows, V]`, V."""
-    HOLD = 27
+    HOLD_LOGITS = 34
     """scope, scope of the target, logits `[rows, V]`, held logits `[grants of the target, drafts, V]`, V, drafts, index
-    of the draft; see `drafting.hold`."""
-    REJECT = 28
+    of the draft; see `drafting.hold_logits`."""
+    REJECT = 35
     """scope, logits `[W, V]`, held logits `[rows, drafts, V]`, V, drafts, accepted tokens `[W]`, their numbers
-    `[rows]`, scratch `[rows, 2 V]`; see `accept.reject`."""
+    `[rows]`, their nodes `[W]`, scratch `[rows, 2 V]`; see `accept.reject`."""
     STASH = 32
     """scope, x `[T, size]`, size, stash `[rows of the runner, depth, size]`, depth."""
     UNSTASH = 33
@@ -195,12 +195,12 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             drafting.stash(scope, part, one[3], one[4], one[5], one[6])
         elif op == Operation.UNSTASH:
             drafting.unstash(scope, part, one[3], one[4], one[5], one[6])
-        elif op == Operation.SPREAD:
-            drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
-        elif op == Operation.HOLD:
-            drafting.hold(scope, scopes[one[3]], part, one[4], one[5], one[6], one[7], one[8])
+        elif op == Operation.HOLD_LOGITS:
+            drafting.hold_logits(scope, scopes[one[3]], part, one[4], one[5], one[6], one[7], one[8])
+        elif op == Operation.REJECT:
+            reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
         else:
-            reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
+            drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
 
     @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
