@@ -95,6 +95,7 @@ def random_options(rng: random.Random, *, prefix_cache: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "num_tokens": rng.choice((1, 2, 4, 8)),
         "make_drafting": random_drafting(rng),
+        "control": rng.choice(("fixed", "adaptive")),
         "num_threads": rng.choice((1, 2)),
     }
     if rng.random() < 0.25:
