@@ -365,7 +365,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
             (
                 HEAD,
                 "record_rest",
-                "tape.emit(Operation.LAST, verify.scope.sampled, scope.index, verify.scope.index, accepted.counts)",
+                "tape.emit(Operation.LAST, scope.sampled, one.scope.index, scope.index, accepted.counts)",
                 "pass",
             )
         ],
