@@ -95,6 +95,7 @@ def random_options(rng: random.Random, *, prefix_cache: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "num_tokens": rng.choice((1, 2, 4, 8)),
         "make_drafting": random_drafting(rng),
+        "control": rng.choice(("fixed", "adaptive")),
         "num_threads": rng.choice((1, 2)),
     }
     if rng.random() < 0.25:
@@ -364,7 +365,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
             (
                 HEAD,
                 "record_rest",
-                "tape.emit(Operation.LAST, verify.scope.sampled, scope.index, verify.scope.index, accepted.counts)",
+                "tape.emit(Operation.LAST, scope.sampled, one.scope.index, scope.index, accepted.counts)",
                 "pass",
             )
         ],

@@ -63,9 +63,9 @@ class Watched:
         """Why the latest numbers are what they are."""
         return self.policy.reason
 
-    def set_cost(self, cost: Any) -> None:
+    def set_cost(self, *costs: Any) -> None:
         """Pass on the cost of steps."""
-        self.policy.set_cost(cost)  # type: ignore[attr-defined]
+        self.policy.set_cost(*costs)  # type: ignore[attr-defined]
 
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
         """Return the policy's lengths."""

@@ -43,7 +43,7 @@ class DraftCounts:
     num_rebuilt: int = 0
     """Positions that were computed again, or for the first time, because their slots were not valid."""
     num_postponed: int = 0
-    """Times that a row got no drafts, because too many of its slots were not valid."""
+    """Times that a row got no drafts: too many of its slots were not valid, or the head had no state of the row yet."""
     num_short: int = 0
     """Times that a row went on with a shorter context, because slots were not valid and could not be computed again."""
 
