@@ -215,6 +215,7 @@ class CPURunner:
             sampled=np.arange(num_grants, dtype=np.int32),
             promised=promised,
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
+            is_drafting=int(promised.max(initial=0)) > 1,
         )
         step = _Step(batch=batch, grants=grants, samples=False, run=_Baton())
         return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
