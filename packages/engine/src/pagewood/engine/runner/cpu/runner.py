@@ -238,7 +238,7 @@ class CPURunner:
             num_drafted,
         )  # fmt: skip
         before = self._reported
-        now = before if self._drafter is None else self._drafter.counts
+        now = self._drafter.counts if self._drafter is not None and grants.is_drafting else before
         self._reported = now
         return StepResult(
             tokens=tokens[:num_tokens],
