@@ -184,8 +184,9 @@ class EagleDrafter:
         outcome = Outcome.DONE
         while self._is_extended:
             outcome = lay_out_extension(
-                scopes, counts, self._extension, rotations.columns, grants.rows, self._firsts, grants.counts, begins
-            )
+                scopes, counts, self._extension, rotations.columns, grants.rows, self._firsts, self._extended(grants),
+                begins,
+            )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 break
             rotations.reach(int(scopes[self._extension, Column.NUM_ROTATIONS]))
@@ -199,10 +200,15 @@ class EagleDrafter:
             rotations.reach(int(scopes[self._indices, Column.NUM_ROTATIONS].max()))
         return outcome
 
-    def _new_pass(self, tape: Tape) -> Pass:
+    def _extended(self, grants: Grants) -> Int32:
+        """Return how many positions of each grant the pass at the end of a step computes."""
+        return grants.counts
+
+    def _new_pass(self, tape: Tape, *, max_nodes: int = 0) -> Pass:
         layer = self._head.config.layer
         one = Pass(
-            tape, self._rows, self._attention, self._rotations, half=layer.head_dim // 2, vocab_size=layer.vocab_size
-        )
+            tape, self._rows, self._attention, self._rotations, half=layer.head_dim // 2, vocab_size=layer.vocab_size,
+            max_nodes=max_nodes,
+        )  # fmt: skip
         tape.fill(one.scope, {Column.BEGINS: tape.buffer(one.scope.tokens, 1)})
         return one
