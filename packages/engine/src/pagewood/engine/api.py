@@ -345,8 +345,6 @@ class EngineConfig:
                 f"speculative_topk must be <= speculative_num_tokens, got {self.speculative_topk} with "
                 f"{self.speculative_num_tokens} tokens"
             )
-        if self.speculative_topk > 1 and self.device == "cuda":
-            raise ValueError(f"speculative_topk must be 1 on CUDA, got {self.speculative_topk}")
         if self.speculative_verify == "rejection" and (not has_model or self.speculative_topk > 1):
             raise ValueError(
                 "speculative_verify must be exact unless speculative is draft or eagle with chains, got rejection "
