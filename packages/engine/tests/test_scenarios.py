@@ -52,10 +52,16 @@ With an engine that speculates, it finds these:
     drafts without pages       drafts are computed although there are no pages for them
     start not lowered          a step begins where the host thought the row would end
     drafts not announced       the pages of drafts are not given to the runner
+
+With trees of drafts, it finds these:
+
+    all nodes promised         as many tokens are expected of a tree as it has nodes
+    all nodes advance          the next step begins behind the nodes of a tree
+    nodes not moved            the KV of accepted nodes stays where it was computed
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -66,7 +72,15 @@ from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.core import batch, intake, kv, loop, plan, retire, speculation, waiting
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.request import Request
-from pagewood.engine.testing import Arrival, Scenario, random_faults, random_scenario, run_scenario, with_drafts
+from pagewood.engine.testing import (
+    Arrival,
+    Scenario,
+    random_faults,
+    random_scenario,
+    run_scenario,
+    with_drafts,
+    with_trees,
+)
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 from seeded_faults import Edit, seed_fault
@@ -117,15 +131,26 @@ def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> N
     run_scenario(scenario_with_drafts(rng, overlap=overlap))
 
 
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_trees_of_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
+    run_scenario(with_trees(random_scenario(rng, overlap=overlap), rng))
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
-    run_scenario(with_drafts(scenario_with_faults(rng, overlap=overlap), rng))
+    make = rng.choice((with_drafts, with_trees))
+    run_scenario(make(scenario_with_faults(rng, overlap=overlap), rng))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_scenarios_with_drafts_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run_scenario(scenario_with_drafts(random.Random(seed), overlap=overlap)) for seed in range(150)]
+@pytest.mark.parametrize("make", [with_drafts, with_trees])
+def test_scenarios_with_drafts_exercise_what_they_claim(
+    make: Callable[[Scenario, random.Random], Scenario], overlap: bool
+) -> None:
+    randoms = [random.Random(seed) for seed in range(150)]
+    reports = [run_scenario(make(random_scenario(rng, overlap=overlap), rng)) for rng in randoms]
     assert sum(report.num_accepted for report in reports) > 2000
     assert sum(report.num_drafted - report.num_accepted for report in reports) > 2000
     assert sum(report.num_preempted for report in reports) > 20
@@ -287,6 +312,14 @@ FAULTS: dict[str, list[Edit]] = {
     "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],
 }
 
+FAULTS_OF_TREES: dict[str, list[Edit]] = {
+    "all nodes promised": [
+        (speculation.Speculation, "extend", "1 + num_nodes, 1 + depth", "1 + num_nodes, 1 + num_nodes")
+    ],
+    "all nodes advance": [(Engine, "_launch", "grant.num_advanced", "grant.num_tokens")],
+    "nodes not moved": [(EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass")],
+}
+
 DEGENERATIONS: dict[str, list[Edit]] = {
     "finish then launch": [
         (
@@ -420,6 +453,18 @@ def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyP
     for seed in range(600):
         try:
             run_scenario(scenario_with_drafts(random.Random(seed), overlap=seed % 3 > 0))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_TREES)
+def test_a_fault_of_trees_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_TREES[fault], monkeypatch)
+    for seed in range(600):
+        rng = random.Random(seed)
+        try:
+            run_scenario(with_trees(random_scenario(rng, overlap=seed % 3 > 0), rng))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

@@ -248,10 +248,11 @@ class EngineConfig:
     speculative_num_tokens: int = 4
     """Most draft tokens of a request in one step; with `speculative_topk` > 1, the nodes of its tree."""
     speculative_topk: int = 1
-    """Most children of a draft token; more than 1 makes trees, which only draft and eagle do."""
+    """Most children of a draft token, at most `speculative_num_tokens`; more than 1 makes trees, which only draft and
+    eagle do, on a CPU."""
     speculative_control: Literal["adaptive", "fixed"] = "adaptive"
-    """adaptive: as many draft tokens as pay by measured acceptance and cost, down to none; fixed: always
-    `speculative_num_tokens`."""
+    """adaptive: as many draft tokens as pay by measured acceptance and cost, down to none (a tree is whole or not
+    there); fixed: always `speculative_num_tokens`."""
     speculative_verify: Literal["exact", "rejection"] = "exact"
     """exact: a draft token is accepted if it is the token that the model draws, so drafts do not change the text;
     rejection: chain rejection sampling, which accepts more drafts and keeps the distribution. Sampled text then differs
@@ -338,6 +339,11 @@ class EngineConfig:
             raise ValueError(
                 f"speculative_topk must be 1 unless speculative is draft or eagle, got {self.speculative_topk} with "
                 f"{self.speculative}"
+            )
+        if self.speculative_topk > self.speculative_num_tokens:
+            raise ValueError(
+                f"speculative_topk must be <= speculative_num_tokens, got {self.speculative_topk} with "
+                f"{self.speculative_num_tokens} tokens"
             )
         if self.speculative_verify == "rejection" and (not has_model or self.speculative_topk > 1):
             raise ValueError(

@@ -17,6 +17,7 @@ from pagewood.engine.core.plan import Planner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, Speculation
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
@@ -45,6 +46,7 @@ def assemble(
     make_runner: Callable[[KVSpace], Runner],
     make_cache: Callable[[], PrefixCache] | None = None,
     drafting: Drafting | None = None,
+    tree: TreeShape | None = None,
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
@@ -57,6 +59,7 @@ def assemble(
         make_runner: makes the runner; gets the KV space, for runners that check it.
         make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
+        tree: the shape of its drafts; None: they are chains.
         inbox: source of commands.
         outbox: destination of answers.
         clock: returns monotonic seconds.
@@ -110,7 +113,7 @@ def assemble(
         state=state,
         intake=intake,
         planner=planner,
-        speculation=None if drafting is None else Speculation(drafting=drafting, kv=kv),
+        speculation=None if drafting is None else Speculation(drafting=drafting, kv=kv, tree=tree),
         kv=kv,
         builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None),
         runner=make_runner(kv),

@@ -12,7 +12,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.draft_control import draft_control, measure_cost
+from pagewood.engine.draft_control import draft_control, measure_cost, tree_shape
 from pagewood.engine.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.load import check_draft, check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
@@ -94,7 +94,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_threads,
     )
 
-    control = draft_control(config)
+    control, tree = draft_control(config), tree_shape(config)
     is_simulated = config.speculative_acceptance is not None  # then every granted token is drafted, whatever it is
     if drafter is None:
         storage, make_drafter = KVStorage(layout, num_pages), None
@@ -106,6 +106,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             joint,
             max_tokens=config.speculative_num_tokens,
             uses_rejection=config.speculative_verify == "rejection",
+            tree=tree,
         )
     populator = Populator(memory)
     make_cache = tiered_cache(config, folder, memory)
@@ -137,6 +138,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         make_runner=make_runner,
         make_cache=make_cache,
         drafting=control,
+        tree=tree,
         inbox=inbox,
         outbox=outbox,
     )

@@ -8,10 +8,18 @@ from collections.abc import Sequence
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.core.loop import EngineInfo, Runner
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.step_times import measure_draft_times, measure_step_times
-from pagewood.schedpolicy import DraftControl, DraftCost, StepCost
+from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, TreeControl
 
 _log = logging.getLogger(__name__)
+
+
+def tree_shape(config: EngineConfig) -> TreeShape | None:
+    """Return the shape of an engine's drafts, or None if they are chains."""
+    if config.speculative_topk == 1:
+        return None
+    return TreeShape(config.speculative_num_tokens, config.speculative_topk)
 
 
 def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> DraftControl[Request] | None:
@@ -23,6 +31,14 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
     """
     if config.speculative == "off":
         return None
+    tree = tree_shape(config)
+    if tree is not None:
+        return TreeControl(
+            tree.depth,
+            num_nodes=tree.num_nodes,
+            mode=config.speculative_control,
+            computes_padding=computes_padding,
+        )
     return DraftControl(
         config.speculative_num_tokens, mode=config.speculative_control, computes_padding=computes_padding
     )
@@ -43,7 +59,11 @@ def measure_cost(control: DraftControl[Request], config: EngineConfig, info: Eng
         page_size=info.page_size,
     )
     cases = measure_draft_times(
-        runner, num_rows=config.num_rows, max_length=info.max_length, num_drafts=config.speculative_num_tokens
+        runner,
+        num_rows=config.num_rows,
+        max_length=info.max_length,
+        num_drafts=config.speculative_num_tokens,
+        tree=tree_shape(config),
     )
     draft_cost = _draft_cost(cases)
     control.set_cost(StepCost(times.sizes, times.seconds), draft_cost)

@@ -44,6 +44,7 @@ from pagewood.schedpolicy.skip_ahead import SkipAhead
 from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
+from pagewood.schedpolicy.tree_drafting import TreeControl
 from pagewood.schedpolicy.verdict import Outcome, Verdict
 from pagewood.schedpolicy.victim import (
     by_least_lost,
@@ -65,8 +66,8 @@ __all__ = [
     "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load",
     "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder",
     "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers",
-    "TooLate", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline", "by_least_lost",
-    "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack", "by_priority",
+    "TooLate", "TreeControl", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline",
+    "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack", "by_priority",
     "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share",
     "fits_until_all_end", "order_named", "prefill_first", "weight_by_priority", "weighted_round_robin",
     "worth_preempting",

@@ -26,8 +26,8 @@ Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "co
 - idle: no request decodes.
 """
 
-_MARGIN = 1.02
-_LEAST = 0.005
+MARGIN = 1.02
+LEAST = 0.005
 _FEW = 16
 _REQUESTS_PER_KEPT_STEP = 12
 _MIN_INTERVAL = 16
@@ -290,7 +290,7 @@ class DraftControl(Generic[D]):
             return
         num_requests = len(requests) + num_others
         if num_requests:
-            num_added = num_granted if self._computes_padding else num_drafted
+            num_added = self._num_computed(granted if self._computes_padding else drafted)
             self._settle(
                 cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), draft_s, verify_s
             )
@@ -301,7 +301,7 @@ class DraftControl(Generic[D]):
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
             cost.observe(num_tokens, verify_s)
         if num_granted:
-            self._draft_cost.observe(max(granted), num_granted, draft_s)
+            self._draft_cost.observe(max(granted), self._num_computed(granted), draft_s)
 
     def _settle(
         self,
@@ -320,7 +320,7 @@ class DraftControl(Generic[D]):
         profit_s = 0.0
         num_granted = sum(granted)
         if num_granted:
-            expected_s = self._draft_cost.seconds(max(granted), num_granted)
+            expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted))
             is_known = self._draft_cost.is_known and expected_s > 0
             taken_s += min(draft_s, 2 * expected_s) if draft_s > 0 and is_known else draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
@@ -399,6 +399,10 @@ class DraftControl(Generic[D]):
             self._num_skips = _NUM_SKIPPED
         return reason, [0] * size
 
+    def _num_computed(self, lengths: Sequence[int]) -> int:
+        """Return how many tokens drafts of these lengths add to a step."""
+        return sum(lengths)
+
     def _is_new_size(self, cost: StepCost, num_plain: int) -> bool:
         """Return whether a plain step of this size must be measured; False again after that, in case none is."""
         if num_plain == self._last_sample or cost.is_observed(num_plain):
@@ -408,7 +412,7 @@ class DraftControl(Generic[D]):
 
     def _steps_to_keep(self, cost: StepCost, lengths: list[int], num_plain: int, plain_s: float) -> int:
         """Return for how many more steps lengths are kept: 1 for every 12 requests, if the account covers them."""
-        num_steps, num = (len(lengths) - 1) // _REQUESTS_PER_KEPT_STEP, sum(lengths)
+        num_steps, num = (len(lengths) - 1) // _REQUESTS_PER_KEPT_STEP, self._num_computed(lengths)
         if num_steps:
             loss_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(max(lengths), num)
             while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
@@ -486,12 +490,12 @@ class DraftControl(Generic[D]):
                 for rate, total, cost_s, at_worst_s in zip(rates, accumulate(gains), step_s, full_s, strict=True)
             ]
             affordable = max(rates)
-            if best * token_s >= _MARGIN > affordable * token_s:
+            if best * token_s >= MARGIN > affordable * token_s:
                 reason = "account"
             best = affordable
             num = rates.index(best) + 1
         extra_s, gained_s = step_s[num - 1] - plain_s, values[num - 1] * token_s - plain_s
-        if best * token_s >= _MARGIN or (best > 0 and gained_s > max(2 * extra_s, _LEAST * plain_s)):
+        if best * token_s >= MARGIN or (best > 0 and gained_s > max(2 * extra_s, LEAST * plain_s)):
             return _lengths(estimates, weights, num, ranked[num - 1]), "gain"
         if reason != "account":
             likeliest = max(estimates, key=lambda estimate: estimate.survival[0])
@@ -540,11 +544,11 @@ class DraftControl(Generic[D]):
             rate = value_s / step_s
             if rate > best:
                 if full_s + draft_s > risk_s:
-                    if rate >= _MARGIN:
+                    if rate >= MARGIN:
                         reason = "account"
                     continue
                 best, num, gain_s, extra_s = rate, length, value_s - plain_s, step_s - plain_s
-        if best >= _MARGIN or (num and gain_s > max(2 * extra_s, _LEAST * plain_s)):
+        if best >= MARGIN or (num and gain_s > max(2 * extra_s, LEAST * plain_s)):
             return num, "gain"
         return 0, reason
 
@@ -569,7 +573,7 @@ class DraftControl(Generic[D]):
 
     def _probe_s(self, cost: StepCost, num_plain: int, plain_s: float, num_requests: int, length: int) -> float:
         """Return the seconds that a probe costs if nothing is accepted."""
-        num = num_requests * length
+        num = self._num_computed([length] * num_requests)
         return cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(length, num)
 
 

@@ -241,7 +241,7 @@ class Engine:
         self._num_steps += 1
         for grant in grants:
             request = grant.request
-            request.num_launched = grant.start + grant.num_tokens
+            request.num_launched = grant.start + grant.num_advanced
             request.num_in_flight += 1
             request.num_unseen += grant.num_promised
             self._num_tokens += grant.num_tokens

@@ -24,7 +24,8 @@ class StepResult:
     logprobs: NDArray[np.float32] | None = None
     """[N] float32, natural logarithm of the probability of each token; None: not requested."""
     num_drafted: Int32 | None = None
-    """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1; None: no drafts."""
+    """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1; of a tree, the most that
+    could have been accepted, not its nodes. None: no drafts."""
     draft_s: float = 0.0
     """Seconds that the device spent on drafts; 0: not measured."""
     verify_s: float = 0.0

@@ -2,6 +2,9 @@
 
 The host plans with upper bounds. A grant with n drafts promises n + 1 tokens; until its step is retired, the numbers of
 its request assume that all of them come. `settle` then lowers what was launched by the tokens that did not come.
+
+If drafts are trees, a grant computes all nodes of its tree and promises one token more than the tree is deep. The
+lengths of drafts are then depths, also in all counts.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.tree_shape import TreeShape
 
 _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
@@ -24,7 +28,7 @@ class Drafting(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most draft tokens of one request in one step."""
+        """The most draft tokens of one request in one step; for trees, the depth of the largest."""
         ...
 
     @property
@@ -34,6 +38,8 @@ class Drafting(Protocol):
 
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
         """Return the number of draft tokens of each decoding request, in [0, max_tokens].
+
+        If drafts are trees, a request gets no tree for 0, otherwise the largest.
 
         Args:
             requests: the decoding requests of one step.
@@ -77,7 +83,7 @@ class SpeculationCounts:
     """What has come of drafts since the engine was built."""
 
     num_drafted: int = 0
-    """Draft tokens that were verified."""
+    """Draft tokens that were verified; of a tree, its depth."""
     num_accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()
     """[max_tokens], how often the first, the second, ... draft token was accepted."""
@@ -105,15 +111,17 @@ class Speculation:
     Args:
         drafting: decides how many tokens are drafted.
         kv: gives pages for them.
+        tree: the shape of drafts; None: they are chains.
     """
 
     __slots__ = (
         "_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_postponed",
-        "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_verify_s",
+        "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_tree", "_verify_s",
     )  # fmt: skip
 
-    def __init__(self, *, drafting: Drafting, kv: KVSpace) -> None:
+    def __init__(self, *, drafting: Drafting, kv: KVSpace, tree: TreeShape | None = None) -> None:
         self._drafting = drafting
+        self._tree = tree
         self._kv = kv
         self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
@@ -138,11 +146,14 @@ class Speculation:
         wanted = self._drafting.lengths(requests, num_other_tokens)
         if not any(wanted):
             return tuple(extended)
+        tree = self._tree
         for index, num_wanted in zip(decoding, wanted, strict=True):
             if num_wanted:
                 grant = grants[index]
-                size = 1 + self._room(grant, num_wanted, num_reserved=len(grants))
-                extended[index] = Grant(grant.request, grant.start, size, size, grant.is_admitted)
+                most = num_wanted if tree is None else tree.num_nodes
+                num_nodes = self._room(grant, most, num_reserved=len(grants))
+                depth = num_nodes if tree is None or not num_nodes else tree.depth_of(num_nodes)
+                extended[index] = Grant(grant.request, grant.start, 1 + num_nodes, 1 + depth, grant.is_admitted)
         return tuple(extended)
 
     def settle(self, grants: Sequence[Grant], result: StepResult) -> None:
@@ -156,6 +167,7 @@ class Speculation:
         granted: list[int] = []
         drafted: list[int] = []
         accepted: list[int] = []
+        num_tokens = sum([grant.num_tokens for grant in grants])
         for grant, count, num_drafted in self._with_drafts(grants, result):
             request, num_accepted = grant.request, max(count - 1, 0)
             request.num_launched -= grant.num_promised - count
@@ -165,6 +177,10 @@ class Speculation:
             granted.append(grant.num_promised - 1)
             drafted.append(num_drafted)
             accepted.append(num_accepted)
+            if not num_drafted:
+                num_tokens -= grant.num_tokens - 1
+            elif self._tree is None:
+                num_tokens -= grant.num_promised - 1 - num_drafted
             for position in range(num_drafted):
                 self._drafted_by_position[position] += 1
             for position in range(num_accepted):
@@ -174,8 +190,7 @@ class Speculation:
         self._num_rebuilt += result.num_rebuilt
         self._num_postponed += result.num_postponed
         self._num_short += result.num_short
-        num_tokens = sum([grant.num_tokens for grant in grants]) - sum(granted) + sum(drafted)
-        num_decoding = sum([grant.num_tokens == grant.num_promised for grant in grants])
+        num_decoding = sum([grant.num_promised > 1 or grant.num_tokens == grant.num_promised for grant in grants])
         self._drafting.observe(
             requests,
             granted,

@@ -3,7 +3,14 @@
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 from pagewood.engine.testing.faulty import Fault, random_faults
 from pagewood.engine.testing.parts import make_queue, make_request, make_space
-from pagewood.engine.testing.scenario import Arrival, Scenario, random_scenario, run_scenario, with_drafts
+from pagewood.engine.testing.scenario import (
+    Arrival,
+    Scenario,
+    random_scenario,
+    run_scenario,
+    with_drafts,
+    with_trees,
+)
 
 __all__ = [
     "Arrival",
@@ -18,4 +25,5 @@ __all__ = [
     "random_scenario",
     "run_scenario",
     "with_drafts",
+    "with_trees",
 ]

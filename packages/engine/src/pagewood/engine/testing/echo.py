@@ -46,7 +46,8 @@ class EchoRunner:
     A launched step is computed as late as possible: when a caller waits for it or for a later one, or calls `catch_up`.
     A step reads all KV of earlier steps before it writes any.
 
-    Grants that speculate get drafts that a guesser makes up: each is the right token with some probability.
+    Grants that speculate get drafts that a guesser makes up: each is the right token with some probability. Those that
+    compute more nodes than they promise tokens get random trees.
 
     Args:
         num_rows: rows of the tables.
@@ -140,6 +141,12 @@ class EchoRunner:
         for grant, (row, start, count, total) in enumerate(
             zip(rows, starts, batch.counts.tolist(), earlier, strict=True)
         ):
+            if 1 < promised.get(grant, 0) < count:
+                index, depth = indices[grant], promised[grant] - 1
+                found = self._verify_tree(batch, index, row, start, count, total, depth, is_broken=grant in broken)
+                yielded.append(found)
+                drafted.append(depth)
+                continue
             if promised.get(grant, 0) > 1:
                 count = self._guess(batch, indices[grant], row, start, count, total)
             tokens = self._tokens[row, start : start + count]
@@ -187,6 +194,43 @@ class EchoRunner:
             token = self._draw(batch, index, total, position + 1)
             self._tokens[row, position + 1] = token if is_right else self._guesses.randrange(self._vocab_size)
         return count
+
+    def _verify_tree(
+        self, batch: Batch, index: int, row: int, start: int, count: int, total: int, depth: int, *, is_broken: bool
+    ) -> list[int]:
+        """Compute a random tree of `count` nodes, its root the last known token; return the tokens that it yields.
+
+        Node i lies in slot `start` + i. The KV of accepted nodes is moved to consecutive slots.
+        """
+        row_tokens = self._tokens[row]
+        paths, tokens = [[0]], [int(row_tokens[start])]
+        draws: list[int] = []
+        kv = np.empty(count, np.uint64)
+        for node in range(count):
+            if node > 0:
+                parent = self._guesses.choice([i for i, path in enumerate(paths) if len(path) <= depth])
+                is_right = self._guesses.random() < self._guess_quality
+                tokens.append(draws[parent] if is_right else self._guesses.randrange(self._vocab_size))
+                paths.append([*paths[parent], node])
+            position = start + len(paths[node]) - 1
+            kv[node] = _kv_of(np.array(tokens[node:], np.int32), np.array([position], np.int32))[0]
+            draws.append(self._draw(batch, index, total + _sum(kv[paths[node]]), position + 1))
+        slots = self._slots(row, start, start + count)
+        if is_broken:
+            self._kv[slots] = _GARBAGE
+            row_tokens[start + 1 : start + depth + 2] = 0  # the next step may have been launched already
+            self._lengths[row] = max(self._lengths[row], start + depth + 2)
+            return []
+        self._kv[slots] = kv
+        best = [0]
+        for node in range(1, count):
+            if paths[node][:-1] == best and tokens[node] == draws[best[-1]]:
+                best = paths[node]
+        self._kv[slots[: len(best)]] = kv[best]
+        found = [draws[node] for node in best]
+        row_tokens[start + 1 : start + 1 + len(found)] = found
+        self._lengths[row] = start + 1 + len(found)
+        return found
 
     def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
         positions = np.arange(start, end)

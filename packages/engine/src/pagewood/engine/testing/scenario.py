@@ -16,6 +16,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
@@ -74,6 +75,8 @@ class Scenario:
     """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
+    tree: TreeShape | None = None
+    """The shape of drafts, `max_drafts` deep; None: they are chains."""
     guess_quality: float = 0.5
     """Probability that a draft token is right; only for the runner that `run_scenario` makes."""
     faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
@@ -190,6 +193,13 @@ def with_drafts(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, max_drafts=rng.choice((1, 2, 4, 8)), guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
 
 
+def with_trees(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario for an engine that speculates with trees, with a drafter of random quality."""
+    topk = rng.randint(2, 4)
+    tree = TreeShape(rng.randint(topk, 12), topk)
+    return replace(scenario, max_drafts=tree.depth, tree=tree, guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
+
+
 def run_scenario(
     scenario: Scenario,
     *,
@@ -236,6 +246,7 @@ class _Run:
         self._engine = assemble(
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
+            tree=scenario.tree,
             info=EngineInfo(
                 model_name="echo",
                 max_length=scenario.max_length,

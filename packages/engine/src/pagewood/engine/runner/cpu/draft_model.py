@@ -125,7 +125,7 @@ class DraftModel:
         self._num_entries = plan_model(
             grants.rows, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens, rows.pages,
             slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work, self._last,
-            self._max_rebuilt, self._entries, self._tally,
+            self._max_rebuilt, int(self.max_nodes == 0), self._entries, self._tally,
         )  # fmt: skip
 
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:

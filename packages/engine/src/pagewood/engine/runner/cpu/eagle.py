@@ -156,13 +156,7 @@ class EagleDrafter:
         head, states, indices = self._head, self._states, []
         held = verify.held_logits(head.config.layer.vocab_size, self.max_tokens) if self._uses_rejection else None
         size = states.shape[1]
-        late = self._new_pass(tape)
-        self._catch_up, captured = late.scope.index, []
-        for stash in self._stashes:
-            out = tape.buffer(late.scope.tokens, stash.shape[2])
-            tape.emit(Operation.UNSTASH, late.scope.sampled, late.scope.index, stash, self._depth, out, stash.shape[2])
-            captured.append(out)
-        self._record_pairs(tape, late, captured)
+        self._record_catch_up(tape)
         for depth in range(self.max_tokens):
             one = self._new_pass(tape)
             scope, shift = one.scope, min(depth, 1)
@@ -213,7 +207,8 @@ class EagleDrafter:
         sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
         outcome = Outcome.DONE
         if self.has_rest:
-            outcome = self._lay_out_pairs(scopes, counts, self._extension, grants.rows, self._firsts, grants.counts)
+            nums = self._extended(grants)
+            outcome = self._lay_out_pairs(scopes, counts, self._extension, grants.rows, self._firsts, nums)
             if (num_late := int(self._num_late[0])) > 0:
                 rows, firsts, nums = self._late[:, :num_late].copy()
                 outcome = max(outcome, self._lay_out_pairs(scopes, counts, self._catch_up, rows, firsts, nums))
@@ -226,6 +221,16 @@ class EagleDrafter:
                 return max(outcome, drafts)
             rotations.reach(int(scopes[self._indices, Column.NUM_ROTATIONS].max()))
         return outcome
+
+    def _record_catch_up(self, tape: Tape) -> None:
+        """Write the pass over positions that the head has left out, from the states that are kept of them."""
+        late = self._new_pass(tape)
+        self._catch_up, captured = late.scope.index, []
+        for stash in self._stashes:
+            out = tape.buffer(late.scope.tokens, stash.shape[2])
+            tape.emit(Operation.UNSTASH, late.scope.sampled, late.scope.index, stash, self._depth, out, stash.shape[2])
+            captured.append(out)
+        self._record_pairs(tape, late, captured)
 
     def _record_pairs(self, tape: Tape, one: Pass, captured: Sequence[Buffer]) -> None:
         """Write a pass over pairs, with the target's states, that keeps the head's state at its wanted tokens."""
@@ -248,10 +253,15 @@ class EagleDrafter:
                 return outcome
             self._rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))
 
-    def _new_pass(self, tape: Tape) -> Pass:
+    def _extended(self, grants: Grants) -> Int32:
+        """Return how many positions of each grant the pass at the end of a step computes."""
+        return grants.counts
+
+    def _new_pass(self, tape: Tape, *, max_nodes: int = 0) -> Pass:
         layer = self._head.config.layer
         one = Pass(
-            tape, self._rows, self._attention, self._rotations, half=layer.head_dim // 2, vocab_size=layer.vocab_size
-        )
+            tape, self._rows, self._attention, self._rotations, half=layer.head_dim // 2, vocab_size=layer.vocab_size,
+            max_nodes=max_nodes,
+        )  # fmt: skip
         tape.fill(one.scope, {Column.BEGINS: tape.buffer(one.scope.tokens, 1)})
         return one

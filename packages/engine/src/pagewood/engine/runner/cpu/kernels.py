@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagewood.engine.api import Progress
-from pagewood.engine.runner.cpu.compiled import chains, drafting, layout
+from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.step import step_kernel
 
@@ -22,7 +22,7 @@ def warm_up(
     step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
     lookups = (chains.select, chains.shrink)
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    kernels = (layout.lay_out, layout.collect, drafting.adjust, *plans, *lookups, step)
+    kernels = (layout.lay_out, layout.collect, drafting.adjust, *plans, *lookups, tree.shape, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

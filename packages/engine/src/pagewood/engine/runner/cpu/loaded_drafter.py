@@ -11,12 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from pagewood.engine.api import Progress
+from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import load_draft, load_head
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.draft_model import DraftModel
+from pagewood.engine.runner.cpu.draft_tree import DraftModelTree, EagleTree
 from pagewood.engine.runner.cpu.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.ops import CPUOps
@@ -80,18 +82,23 @@ class LoadedDrafter:
         )
 
     def maker(
-        self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False
+        self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False, tree: TreeShape | None = None
     ) -> Callable[[RowTables], ProgramDrafter]:
         """Return the argument `make_drafter` of `CPURunner`.
 
         Args:
             memory: from `allocate`.
-            max_tokens: most drafts of a row in a step.
-            uses_rejection: whether drafts are verified by rejection sampling.
+            max_tokens: most drafts of a row in a step, if they are chains.
+            uses_rejection: whether drafts, which are chains, are verified by rejection sampling.
+            tree: the shape of drafts; None: they are chains.
         """
 
         def make(rows: RowTables) -> ProgramDrafter:
             model, target = self.model, self.target
+            if tree is not None and isinstance(model, Decoder):
+                return DraftModelTree(model, target, memory.drafter, memory.tags, rows, size=tree, root=self.root)
+            if tree is not None and isinstance(model, Head):
+                return EagleTree(model, target, memory.drafter, memory.tags, rows, size=tree, root=self.root)
             if isinstance(model, Decoder):
                 return DraftModel(
                     model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,

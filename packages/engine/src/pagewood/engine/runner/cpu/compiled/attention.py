@@ -387,7 +387,8 @@ def attend_item(dim: int, *, codes: bool) -> Any:
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, _begin(scope, grant)
-        is_tree = integers(scope[Column.TREES], 0)[grant] != 0
+        tree = np.int64(integers(scope[Column.TREES], 0)[grant])
+        is_tree, root = tree != 0, start + 1 - tree
         if size * group >= _MANY and not is_tree:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
                  page_size, begin, window, _F(scale))  # fmt: skip
@@ -396,10 +397,9 @@ def attend_item(dim: int, *, codes: bool) -> Any:
             path_size = scope[Column.PATH_SIZE]
             for i in range(size):
                 at = scope[Column.PATHS] + 4 * (token + i) * path_size
-                depth = np.int64(integers(at, 1)[0]) if is_tree else np.int64(skipped + i)
-                end = start + depth + 1
+                end = root + integers(at, 1)[0] + 1 if is_tree else np.int64(start + skipped + i + 1)
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size,
-                           max(begin, end - window), end, start if is_tree else end, integers(at + 4, path_size),
+                           max(begin, end - window), end, root if is_tree else end, integers(at + 4, path_size),
                            _F(scale), after)  # fmt: skip
 
     return attend

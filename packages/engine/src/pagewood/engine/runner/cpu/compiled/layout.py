@@ -50,7 +50,8 @@ class Column(IntEnum):
     OFFSETS = 16
     """`[G + 1] int32`, first token of each grant in the scope."""
     TREES = 17
-    """`[G] int32`, 1 if the tokens of the grant are the nodes of a tree, and not consecutive positions."""
+    """`[G] int32`, 0 if the tokens of the grant are consecutive positions. Otherwise they are nodes of a tree: 1, plus
+    how many slots its root lies before the first of them."""
     BEGINS = 18
     """`[G] int32`, first position that the grant attends to; not there: 0. `lay_out` does not fill it."""
     ITEMS = 19
@@ -239,7 +240,8 @@ def collect(
         promised: `[S]`, the most tokens that each yields.
         tokens: `[W]`, written.
         counts: `[S]`, written: number of tokens of each.
-        drafted: `[S]`, written: draft tokens of each that were verified; or `[0]`.
+        drafted: `[S]`, written: draft tokens of each that were verified, of a tree the most that it could yield; or
+            `[0]`.
     """
     scope, num_sampled = scopes[index], counts.shape[0]
     firsts = integers(scope[Column.FIRSTS], num_sampled + 1)
@@ -251,5 +253,5 @@ def collect(
             tokens[n] = found[firsts[s] + j, 0]
             n += 1
         if drafted.shape[0] > 0:
-            drafted[s] = nums[grant_of[s]] - 1 if promised[s] > 1 else 0
+            drafted[s] = min(nums[grant_of[s]], promised[s]) - 1 if promised[s] > 1 else 0
     return n

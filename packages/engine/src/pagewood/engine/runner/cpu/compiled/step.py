@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows
+from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
@@ -106,6 +106,26 @@ class Operation(IntEnum):
     """scope, x `[T, size]`, size, stash `[rows of the runner, depth, size]`, depth."""
     UNSTASH = 33
     """scope, stash `[rows of the runner, depth, size]`, depth, out `[T, size]`, size."""
+    EXPAND = 40
+    """logits, choices, tokens `[rows, K]`, scores `[rows, K]`, V, K. The rows are wanted tokens; for this and the
+    following see `compiled.tree`."""
+    SELECT = 41
+    """scope, tokens `[W, K]`, scores `[W, K]`, candidates, beams, K, levels, level, firsts. The rows of this and the
+    following are sampled grants."""
+    CLIMB = 42
+    """scope, candidates, beams, K, levels, level, tags `[pages, page size]`, page size, firsts."""
+    KEEP_BEAM = 43
+    """scope, x `[W, size]`, held states `[rows of the runner, K, size]`, K, nodes of the beam, size."""
+    INHERIT = 44
+    """scope, states `[rows of the runner, size]`, held states, candidates, beams, K, levels, level, out `[T, size]`,
+    size, firsts."""
+    GRAFT = 45
+    """scope of the target, candidates, K, levels."""
+    LINE_UP = 46
+    """scope, scope of the target, places `[T]`; the rows are all grants."""
+    TRACE = 47
+    """scope, scope of the target, places `[T]`, nodes `[W]`, numbers of accepted tokens `[rows]`; the rows are those of
+    the target's scope."""
 
 
 @inlined
@@ -175,6 +195,25 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
         else:
             write_time(one[2])
+
+    @inlined
+    def grow(op: Any, one: Any, scopes: Any, part: Any) -> None:
+        scope = scopes[one[2]]
+        if op == Operation.SELECT:
+            tree.select(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
+        elif op == Operation.CLIMB:
+            tree.climb(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
+        elif op == Operation.KEEP_BEAM:
+            tree.keep_beam(scope, part, one[3], one[4], one[5], one[6], one[7])
+        elif op == Operation.INHERIT:
+            tree.inherit(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10], one[11],
+                         one[12])  # fmt: skip
+        elif op == Operation.GRAFT:
+            tree.graft(scope, part, one[3], one[4], one[5])
+        elif op == Operation.LINE_UP:
+            tree.line_up(scope, scopes[one[3]], part, one[4])
+        else:
+            tree.trace(scope, scopes[one[3]], part, one[4], one[5], one[6])
 
     @inlined
     def hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
@@ -263,6 +302,13 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                     at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                     draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+                elif op == Operation.EXPAND:
+                    at, topk = one[3] + part * NUM_CHOICE_COLUMNS * 4, one[7]
+                    tree.expand(vector(one[2] + part * one[6] * 4, one[6]), vector(at, NUM_CHOICE_COLUMNS),
+                                integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * topk * 4, topk),
+                                vector(one[5] + part * topk * 4, topk))  # fmt: skip
+                elif op > Operation.EXPAND:
+                    grow(op, one, scopes, part)
                 elif op >= Operation.FILL:
                     hand_on(op, one, scopes, part)
                 elif op >= Operation.ACCEPT:
