@@ -24,7 +24,7 @@ class AssistedGeneration:
         folder = model_folder(None)
         self.name = name
         self._num_threads = num_threads
-        self._model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._options: dict[str, Any] = {}
         if name == "ngram":
             self._options = {"prompt_lookup_num_tokens": _NUM_LOOKUP}

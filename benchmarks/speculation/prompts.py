@@ -1,3 +1,5 @@
+# pyright: basic
+# (the tasks of tools/demo_model are not a package)
 """Prompts for the embedded model, and recorded edits of texts for drafters that look text up."""
 
 from __future__ import annotations
