@@ -73,7 +73,8 @@ class Bench:
             return self.drafter
 
         self.runner = CPURunner(
-            target, memory.target, warm_up(DIM, int8=int8), max_rows=20, max_length=MAX_LENGTH,
+            target, memory.target, warm_up(DIM, int8=int8, draft_head_dim=DIM), max_rows=20,
+            max_length=MAX_LENGTH,
             num_threads=num_threads, make_drafter=make if shape else None,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)

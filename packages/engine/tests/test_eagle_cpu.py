@@ -52,7 +52,8 @@ class Bench:
             return drafter
 
         self.runner = CPURunner(
-            target, memory.target, warm_up(DIM), max_rows=20, max_length=MAX_LENGTH, num_threads=num_threads,
+            target, memory.target, warm_up(DIM, draft_head_dim=DIM), max_rows=20,
+            max_length=MAX_LENGTH, num_threads=num_threads,
             make_drafter=make,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)

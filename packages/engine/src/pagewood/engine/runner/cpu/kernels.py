@@ -15,14 +15,14 @@ def warm_up(
 
     Args:
         head_dim: elements of a head.
-        draft_head_dim: elements of a head of the draft model; None: as many, or there is no draft model.
+        draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         progress: called with what is being loaded or compiled.
     """
     step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
-    lookups = (chains.select, chains.shrink)
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    kernels = (layout.lay_out, layout.collect, drafting.adjust, *plans, *lookups, tree.shape, step)
+    drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape)
+    kernels = (layout.lay_out, layout.collect, *drafts, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

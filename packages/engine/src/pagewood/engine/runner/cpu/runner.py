@@ -166,6 +166,9 @@ class CPURunner:
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
         self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
+        if self._lookup is not None:
+            select.compile()
+            shrink.compile()
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._chance = simulated_acceptance
         self._reported = DraftCounts()  # written by: the worker

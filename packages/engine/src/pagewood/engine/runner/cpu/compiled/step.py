@@ -150,9 +150,10 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
     Args:
         dim: elements of a head.
         int8: whether the KV memory is int8 with scales, or float32.
-        other_dim: elements of a head in other models of the program; None: in all models as many.
+        other_dim: elements of a head in the model that drafts; None: no model drafts, and the kernel does not have the
+            instructions for it, which take longer to compile than all others.
     """
-    other = other_dim or dim
+    other, drafts = other_dim or dim, other_dim is not None
     attend, attend_other = attend_item(dim, codes=int8), attend_item(other, codes=int8)
     put, numbers_at = (store_codes, codes) if int8 else (store, vector)
 
@@ -242,6 +243,24 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
 
     @inlined
+    def grow_or_hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
+        if op == Operation.EXPAND:
+            at, topk = one[3] + part * NUM_CHOICE_COLUMNS * 4, one[7]
+            tree.expand(vector(one[2] + part * one[6] * 4, one[6]), vector(at, NUM_CHOICE_COLUMNS),
+                        integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * topk * 4, topk),
+                        vector(one[5] + part * topk * 4, topk))  # fmt: skip
+        elif op > Operation.EXPAND:
+            grow(op, one, scopes, part)
+        else:
+            hand_on(op, one, scopes, part)
+
+    @inlined
+    def nothing(op: Any, one: Any, scopes: Any, part: Any) -> None:
+        pass
+
+    draft = grow_or_hand_on if drafts else nothing
+
+    @inlined
     def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
         if op == Operation.NORM:
             size = one[5]
@@ -302,15 +321,8 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                     at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                     draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                          integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
-                elif op == Operation.EXPAND:
-                    at, topk = one[3] + part * NUM_CHOICE_COLUMNS * 4, one[7]
-                    tree.expand(vector(one[2] + part * one[6] * 4, one[6]), vector(at, NUM_CHOICE_COLUMNS),
-                                integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * topk * 4, topk),
-                                vector(one[5] + part * topk * 4, topk))  # fmt: skip
-                elif op > Operation.EXPAND:
-                    grow(op, one, scopes, part)
                 elif op >= Operation.FILL:
-                    hand_on(op, one, scopes, part)
+                    draft(op, one, scopes, part)
                 elif op >= Operation.ACCEPT:
                     settle(op, one, numbers[i], scopes, part)
                 elif op <= Operation.TAKE:
@@ -322,4 +334,6 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
                 fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
             wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
 
-    return kernel("void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])", variant=(other << 32 | dim) * 2 + int8)(step)
+    return kernel(
+        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])", variant=((other << 32 | dim) * 2 + int8) * 2 + drafts
+    )(step)
