@@ -19,11 +19,14 @@ COMPILE_ONE = """
 import numpy as np
 from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column, collect
 collect.compile()
-scopes, firsts = np.zeros((1, NUM_SCOPE_COLUMNS), np.int64), np.array([0, 3, 4], np.int32)
-scopes[0, Column.FIRSTS] = firsts.ctypes.data
-tokens = np.zeros(4, np.int32)
-assert collect(scopes, 0, np.array([5, 6, 7, 8], np.int32), np.array([2, 1], np.int32), tokens) == 3
-assert tokens[:3].tolist() == [5, 6, 8]
+scopes = np.zeros((1, NUM_SCOPE_COLUMNS), np.int64)
+firsts, grants = np.array([0, 3, 4], np.int32), np.arange(2, dtype=np.int32)
+scopes[0, Column.FIRSTS], scopes[0, Column.SAMPLED] = firsts.ctypes.data, grants.ctypes.data
+found, yielded = np.array([[5], [6], [7], [8]], np.int32), np.array([[2], [1]], np.int32)
+nums, promised = np.array([3, 1], np.int32), np.array([3, 1], np.int32)
+tokens, counts, drafted = np.zeros(4, np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32)
+assert collect(scopes, 0, found, yielded, nums, promised, tokens, counts, drafted) == 3
+assert (tokens[:3].tolist(), counts.tolist(), drafted.tolist()) == ([5, 6, 8], [2, 1], [2, 0])
 print(collect.loaded)
 """
 
