@@ -94,7 +94,7 @@ class Bench:
             return self.drafter
 
         self.runner = CPURunner(
-            target, target_storage, warm_up(DIM, draft_head_dim=dim), max_rows=20, max_length=MAX_LENGTH,
+            target, target_storage, warm_up(DIM, draft_head_dim=dim or DIM), max_rows=20, max_length=MAX_LENGTH,
             num_threads=num_threads, make_drafter=make if draft else None,
         )  # fmt: skip
         self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=page_size)
