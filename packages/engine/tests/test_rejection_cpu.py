@@ -172,7 +172,14 @@ def texts(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.5, top_k=12, top_p=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.5, top_k=12, top_p=0.9),
+        pytest.param(SamplingParams(), marks=pytest.mark.slow),
+    ],
+    ids=["filtered", "plain"],
+)
 def test_tokens_follow_the_distribution_of_the_model(kind: str, params: SamplingParams) -> None:
     """20,000 texts of three tokens. The second and the third come with one draft, with two or with none."""
     bench = Bench(kind)
