@@ -9,8 +9,9 @@ lengths of drafts are then depths, also in all counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 from pagewood.engine.core.kv import KVSpace
@@ -19,6 +20,8 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.tree_shape import TreeShape
 
+_LONGEST_STEP = 2.0
+"""A step that takes longer than this, relative to what the runner has measured, was preceded by a pause."""
 _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
 
@@ -115,12 +118,22 @@ class Speculation:
     """
 
     __slots__ = (
-        "_accepted_by_position", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_postponed",
-        "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_tree", "_verify_s",
+        "_accepted_by_position", "_clock", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_postponed",
+        "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s", "_tree", "_verify_s",
     )  # fmt: skip
 
-    def __init__(self, *, drafting: Drafting, kv: KVSpace, tree: TreeShape | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        drafting: Drafting,
+        kv: KVSpace,
+        tree: TreeShape | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._drafting = drafting
+        self._clock = clock
+        self._settled_s = 0.0
+        """When the latest step was retired."""  # written by: speculation
         self._tree = tree
         self._kv = kv
         self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
@@ -199,11 +212,21 @@ class Speculation:
             num_tokens=num_tokens,
             num_others=num_decoding - len(requests),
             draft_s=result.draft_s,
-            verify_s=result.verify_s,
+            verify_s=self._whole_step_s(result) - result.draft_s,
         )
         self._num_settled += 1
         if self._num_settled % _FORGET_EVERY == 0:
             self._forget_ended()
+
+    def _whole_step_s(self, result: StepResult) -> float:
+        """Return what a step has cost the engine: the time since the step before it was retired.
+
+        This includes the host's work. After a pause it is what the runner has measured.
+        """
+        now, device_s = self._clock(), result.draft_s + result.verify_s
+        elapsed_s = now - self._settled_s
+        self._settled_s = now
+        return elapsed_s if device_s < elapsed_s < _LONGEST_STEP * device_s else device_s
 
     @staticmethod
     def _with_drafts(grants: Sequence[Grant], result: StepResult) -> list[tuple[Grant, int, int]]:
