@@ -91,6 +91,9 @@ def test_steps(deltas: list[Delta]) -> None:
         accepted_by_position=st.lists(COUNT).map(tuple),
         draft_s=st.floats(0, 1e6),
         verify_s=st.floats(0, 1e6),
+        num_rebuilt=COUNT,
+        num_postponed=COUNT,
+        num_short=COUNT,
         reason=TEXT,
     ),
 )
