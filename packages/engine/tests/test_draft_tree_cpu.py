@@ -86,7 +86,7 @@ class Bench:
         return sequences
 
     def step(self, sequences: list[DrivenSequence], nodes: list[int]) -> tuple[list[int], list[Any]]:
-        """Compute a step with trees of so many nodes; return the counts, and the tokens and parents of each tree."""
+        """Compute a step with a tree for each sequence; return the counts, and the tokens and parents of each tree."""
         assert self.shape is not None
         drafts = [(n, self.shape.depth_of(n) if n else 0) for n in nodes]
         batch = self.driver.batch([(one, 1) for one in sequences], drafts=drafts)

@@ -70,7 +70,7 @@ def chains() -> Any:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("noise", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_tokens_follow_the_target(params: SamplingParams, noise: float) -> None:
     """200,000 chains of each kind: every place of the chain, given the tokens before it."""
     num, size = 200_000, 8

@@ -176,7 +176,7 @@ def texts(
     "params",
     [
         SamplingParams(temperature=1.5, top_k=12, top_p=0.9),
-        pytest.param(SamplingParams(), marks=pytest.mark.slow),
+        SamplingParams(),
     ],
     ids=["filtered", "plain"],
 )

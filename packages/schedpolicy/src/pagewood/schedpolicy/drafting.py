@@ -321,8 +321,7 @@ class DraftControl(Generic[D]):
         num_granted = sum(granted)
         if num_granted:
             expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted))
-            is_known = self._draft_cost.is_known and expected_s > 0
-            taken_s += min(draft_s, 2 * expected_s) if draft_s > 0 and is_known else draft_s or expected_s
+            taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False

@@ -76,12 +76,11 @@ class StepCost:
         change = (ratio - 1) / (count + 1)
         counts[num_tokens] = min(count + 1, _LAST_COUNT)
         table[num_tokens] *= 1 + change
-        local = table[num_tokens] / self._measured[num_tokens]
+        # Neighbours move towards the same factor of the measured table. A factor for each observation would add up.
+        factor = table[num_tokens] / self._measured[num_tokens]
         for size in self._near(num_tokens):
-            if size != num_tokens:  # not past what the measured shape of the table says, else neighbours add up
-                value, goal = table[size], self._measured[size] * local
-                moved = value * (1 + change / (1 + 2 * counts[size]))
-                table[size] = max(moved, min(value, goal)) if change < 0 else min(moved, max(value, goal))
+            if size != num_tokens:
+                table[size] += (self._measured[size] * factor - table[size]) / ((count + 1) * (1 + 4 * counts[size]))
 
     def credible(self, num_tokens: int, seconds: float) -> float:
         """Return a measured duration, limited to a factor of two if this size is known."""
