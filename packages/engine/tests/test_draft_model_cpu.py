@@ -80,15 +80,15 @@ class Bench:
         parts = (layout_of(target, page_size), *drafter_layouts(layout_of(draft or target, page_size)))
         self.memory, memories = allocate_joint(JointLayout(parts=parts), NUM_PAGES)
         target_storage, draft_storage = (
-            KVStorage(part, NUM_PAGES, memory=memory) for part, memory in zip(parts[:2], memories[:2], strict=True)
+            KVStorage(parts[number], NUM_PAGES, memory=memories[number]) for number in (0, 2)
         )
-        self.tags = memories[2].array(0, "tags")
+        self.tags = memories[1].array(0, "tags")
         self.drafter: DraftModel
 
         def make(rows: RowTables) -> DraftModel:
             assert draft is not None
             self.drafter = DraftModel(
-                draft, target, draft_storage, memories[2], rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,
+                draft, target, draft_storage, memories[1], rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,
                 root=ROOT,
             )  # fmt: skip
             return self.drafter

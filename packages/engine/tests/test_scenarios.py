@@ -480,10 +480,9 @@ def test_overlap_that_degenerates_into_waiting_is_found(fault: str, monkeypatch:
 def test_a_queue_that_is_out_of_order_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(QUEUE_FAULTS[fault], monkeypatch)
     for seed in range(600):
+        scenario = random_scenario(random.Random(seed), overlap=seed % 3 > 0, bursts=seed % 2)
         try:
-            run_audited(
-                random_scenario(random.Random(seed), overlap=seed % 3 > 0), PURE_ORDERS[seed % len(PURE_ORDERS)]
-            )
+            run_audited(scenario, PURE_ORDERS[seed % len(PURE_ORDERS)])
         except AssertionError:
             return
     pytest.fail(f"{fault!r} was not found")

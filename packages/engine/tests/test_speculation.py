@@ -26,6 +26,7 @@ speed. The faults in `FAULTS` are seeded one at a time, and each is found:
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu import draft_model, eagle, runner, valid_slots
 from pagewood.engine.testing import Scenario
 from pagewood.engine.text import Tokenizer
+from pagewood.kvpool.tiers import device
 from seeded_faults import Edit, seed_fault
 from speculating import (
     Drafter,
@@ -263,6 +265,26 @@ def test_draft_kv_returns_from_the_host(policy: str) -> None:
     report = run(scenario, model=model, drafter=drafter, **options)
     assert [report.cached[str(i)] for i in range(6)] == [0, 0, 0, 96, 96, 96]
     assert report.drafter.num_rebuilt <= 3 * 97 + (0 if policy == "write_back" else 3 * 97)
+
+
+def test_a_page_copied_while_its_last_drafts_are_computed_has_no_tag_without_kv(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step waits until the copies of the step before have come to the tags, and ends before these are done."""
+
+    def copy_slowly(source: Any, *others: Any) -> None:
+        if source.shape[1] == 4 * 8:
+            time.sleep(0.005)
+        copy_rows(source, *others)
+
+    def compute_late(self: Any, step: Any) -> Any:
+        time.sleep(0.002)
+        return compute(self, step)
+
+    copy_rows, compute = device.copy_rows, runner.CPURunner._compute
+    monkeypatch.setattr(device, "copy_rows", copy_slowly)
+    monkeypatch.setattr(runner.CPURunner, "_compute", compute_late)
+    test_draft_kv_returns_from_the_host("write_through")
 
 
 # --- another implementation ---

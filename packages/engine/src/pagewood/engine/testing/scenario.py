@@ -134,11 +134,17 @@ class RandomDrafting:
         assert request.finish is not None
 
 
-def random_scenario(rng: random.Random, *, overlap: bool) -> Scenario:
+def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -> Scenario:
     """Draw a scenario: shared prefixes, bursts that repeat one, tiny pools, chunks, priorities that change, namespaces,
-    aborts, and requests that can never fit."""
+    aborts, and requests that can never fit.
+
+    Args:
+        rng: source of all choices.
+        overlap: whether the engine launches a step before it retires the one before.
+        bursts: probability that the requests come almost at once, most of them with one of a few prompts.
+    """
     page_size = rng.choice((1, 4, 16))
-    is_burst = rng.random() < 0.3
+    is_burst = rng.random() < bursts
     max_length = rng.randint(60, 120) if is_burst else rng.randint(8, 90)
     fewest_pages = -(-max_length // page_size)
     num_pages = rng.randint(fewest_pages, fewest_pages * 3)

@@ -140,8 +140,8 @@ class DraftModel:
             scope = one.scope
             if depth > 0:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
-            self._slots.record(one)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            self._slots.record(one)
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)

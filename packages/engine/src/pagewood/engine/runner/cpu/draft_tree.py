@@ -179,9 +179,10 @@ class DraftModelTree(DraftModel):
                 trees.climb(one, level)
                 self._passes.append(one)
             else:
-                self._slots.record(one)
                 self._indices = np.array([one.scope.index], np.int64)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            if level == 0:
+                self._slots.record(one)
             trees.expand(one, logits, level + 1)
         trees.graft(verify)
         return None
@@ -268,8 +269,8 @@ class EagleTree(EagleDrafter):
         tape.emit(Operation.TRACE, target.sampled, scope.index, target.index, places, accepted.nodes, accepted.counts)
         hidden = tape.buffer(scope.tokens, features.size)
         tape.emit(Operation.TAKE, scope.tokens, features, places, hidden, features.size)
-        self._slots.record(one)
         fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+        self._slots.record(one)
         tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
         self._extension = scope.index
 

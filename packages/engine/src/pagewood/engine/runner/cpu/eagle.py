@@ -237,8 +237,8 @@ class EagleDrafter:
         scope, states = one.scope, self._states
         hidden = self._head.features(captured)
         tape.emit(Operation.FILL, scope.sampled, scope.index, 1)
-        self._slots.record(one)
         fed = self._head.advance(one.tokens, hidden, (one.cosines, one.sines), self._attention, one.wanted)
+        self._slots.record(one)
         tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, states.shape[1])
 
     def _lay_out_pairs(

@@ -71,8 +71,8 @@ class LoadedDrafter:
     def allocate(self, target: MultiHeadLayout, num_pages: int) -> JointMemory:
         """Allocate the memory of `layout`."""
         layout = self.layout(target)
-        whole, (for_target, for_drafter, tags) = allocate_joint(layout, num_pages)
-        own = layout.parts[1]
+        whole, (for_target, tags, for_drafter) = allocate_joint(layout, num_pages)
+        own = layout.parts[2]
         assert isinstance(own, MultiHeadLayout)
         return JointMemory(
             whole=whole,

@@ -22,9 +22,13 @@ def tag_layout(page_size: int) -> StateLayout:
     return StateLayout(num_layers=1, arrays=(PageArray(name="tags", dtype="int8", shape=(page_size, _TAG_BYTES)),))
 
 
-def drafter_layouts(layout: MultiHeadLayout) -> tuple[MultiHeadLayout, StateLayout]:
-    """Return the layouts of a drafter's part of a page: its keys and values, and their tags."""
-    return layout, tag_layout(layout.page_size)
+def drafter_layouts(layout: MultiHeadLayout) -> tuple[StateLayout, MultiHeadLayout]:
+    """Return the layouts of a drafter's part of a page: the tags, and the keys and values that they are of.
+
+    A page can be copied to the host while a pass writes its last slots: its target's part is complete before. Tags are
+    written last and copied first, so that a copy never has the tag of a slot without its keys and values.
+    """
+    return tag_layout(layout.page_size), layout
 
 
 class ValidSlots:
@@ -65,6 +69,6 @@ class ValidSlots:
         self.positions[rows] = self.begins[rows] = 0
 
     def record(self, one: Pass) -> None:
-        """Write the instruction that tags the slots which a pass computes."""
+        """Write the instruction that tags the slots which a pass has computed: call it behind its layers."""
         scope = one.scope
         one.tokens.tape.emit(Operation.TAG, scope.sampled, scope.index, self.tags, self.page_size, self.work)
