@@ -198,10 +198,10 @@ def test_slots_that_are_not_valid_are_computed_again() -> None:
     for _ in range(4):
         bench.step([sequence], [0])
     assert bench.step([sequence], [5]) == ([6], [5])
-    bench.drafter._slots.begin(np.array([0], np.int32))  # as if admitted again
+    bench.drafter._slots.begin(0)  # as if admitted again
     assert bench.step([sequence], [2]) == ([3], [2])
     ready = bench.drafter.counts.num_rebuilt
-    bench.drafter._slots.begin(np.array([0], np.int32))
+    bench.drafter._slots.begin(0)
     bench.tags[sequence.pages[1]] ^= 1
     assert bench.step([sequence], [2]) == ([3], [2])
     assert bench.drafter.counts.num_rebuilt == ready + len(sequence.tokens) - 3 - 4 - 1

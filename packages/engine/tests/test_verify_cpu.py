@@ -30,8 +30,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.draft_model import DraftCounts
-from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, Pass

@@ -23,7 +23,7 @@ from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, SpeculationCounts
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.runner.cpu.draft_model import DraftCounts
+from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing import Arrival, Scenario, random_scenario
 from pagewood.engine.testing.scenario import RandomDrafting

@@ -77,6 +77,11 @@ class Batch:
         """Positions that this step computes."""
         return int(self.counts.sum())
 
+    def admitted_rows(self) -> list[int]:
+        """Return the rows of the A admitted grants."""
+        rows: list[int] = self.rows.tolist()
+        return [rows[grant] for grant in self.admitted.tolist()]
+
 
 class BatchBuilder:
     """Turns grants into arrays. Keeps the sampling parameters of each row, so that a decode step only gathers them.

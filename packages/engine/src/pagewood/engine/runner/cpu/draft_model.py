@@ -12,8 +12,6 @@ Legend: S grants with drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +22,7 @@ from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import Entry, Tally, lay_out_chains, plan_model
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw, independent
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
@@ -32,25 +31,6 @@ from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
 
 _NOWHERE = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCounts:
-    """What a drafter found in its KV memory, since it was made."""
-
-    num_ready: int = 0
-    """Drafts of a row that needed only tokens which no earlier step could compute."""
-    num_rebuilt: int = 0
-    """Positions that were computed again, or for the first time, because their slots were not valid."""
-    num_postponed: int = 0
-    """Times that a row got no drafts: too many of its slots were not valid, or the head had no state of the row yet."""
-    num_short: int = 0
-    """Times that a row went on with a shorter context, because slots were not valid and could not be computed again."""
-
-    @classmethod
-    def of(cls, tally: NDArray[np.int64]) -> DraftCounts:
-        """Return the numbers in `tally`, which are in the order of `Tally`."""
-        return cls(**dict(zip((field.name for field in fields(cls)), tally.tolist(), strict=True)))
 
 
 class DraftModel:
@@ -110,15 +90,15 @@ class DraftModel:
     @property
     def counts(self) -> DraftCounts:
         """What was found until now."""
-        return DraftCounts.of(self._tally)
+        return DraftCounts._make(self._tally.tolist())
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide which positions are computed and how many tokens are drafted; see `ProgramDrafter`."""
         self._num_entries = 0
         if len(batch.admitted) > 0:
-            admitted = batch.rows[batch.admitted]
-            self._slots.begin(admitted)
-            self._last[admitted] = -1
+            for row in batch.admitted_rows():
+                self._slots.begin(row)
+                self._last[row] = -1
         if grants is None or not grants.is_drafting:
             return
         rows, slots = self._rows, self._slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,6 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.draft_model import DraftCounts
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 
@@ -40,6 +39,19 @@ class LookupDrafter(Protocol):
             counts: `[S] int32`, written, at most `most`.
         """
         ...
+
+
+class DraftCounts(NamedTuple):
+    """What a drafter found in its KV memory, in the order of `Tally`."""
+
+    num_ready: int = 0
+    """Drafts of a row that needed only tokens which no earlier step could compute."""
+    num_rebuilt: int = 0
+    """Positions that were computed again, or for the first time, because their slots were not valid."""
+    num_postponed: int = 0
+    """Times that a row got no drafts: too many of its slots were not valid, or the head had no state of the row yet."""
+    num_short: int = 0
+    """Times that a row went on with a shorter context, because slots were not valid and could not be computed again."""
 
 
 class ProgramDrafter(Protocol):

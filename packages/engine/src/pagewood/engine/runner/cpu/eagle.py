@@ -31,7 +31,7 @@ from pagewood.engine.runner.cpu.compiled.chains import (
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.draft_model import DraftCounts
+from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw, independent
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
@@ -129,16 +129,16 @@ class EagleDrafter:
     @property
     def counts(self) -> DraftCounts:
         """What was found until now."""
-        return DraftCounts.of(self._tally)
+        return DraftCounts._make(self._tally.tolist())
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide how many tokens are drafted; see `ProgramDrafter`."""
         self._num_entries, self.has_rest = 0, False
         if len(batch.admitted) > 0:
-            admitted = batch.rows[batch.admitted]
-            self._slots.begin(admitted)
-            self._has_state[admitted] = False
-            self._missing[admitted] = -1
+            for row in batch.admitted_rows():
+                self._slots.begin(row)
+                self._has_state[row] = False
+                self._missing[row] = -1
         if grants is None:
             return
         rows, slots = self._rows, self._slots

@@ -22,7 +22,7 @@ def warm_up(
     step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape)
-    kernels = (layout.lay_out, layout.collect, *drafts, step)
+    kernels = (layout.update, layout.lay_out, layout.collect, *drafts, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

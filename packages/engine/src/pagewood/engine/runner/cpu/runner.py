@@ -12,9 +12,10 @@ Legend: G grants, S sampled grants, W wanted tokens, V vocab_size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Lock
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from operator import sub
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -31,43 +32,23 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import select, shrink
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect, update
 from pagewood.engine.runner.cpu.compiled.step import Operation
-from pagewood.engine.runner.cpu.draft_model import DraftCounts
-from pagewood.engine.runner.cpu.drafting import LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw
 from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
+from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
+_NOTHING = DraftCounts()
 _PREPARED_BYTES = 64 << 20  # of logits, at most
 _MAX_PREPARED = 256
 """Tokens of a step for which the program is written at start, at most; writing it anew takes milliseconds."""
-
-
-class _Baton:
-    """A run that one thread hands to another, once. It costs less than a `Future`."""
-
-    __slots__ = ("_lock", "_run")
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lock.acquire()
-        self._run: Run | None = None  # written by: hand
-
-    def hand(self, run: Run | None) -> None:
-        """Let `take` return `run`; None: there is nothing to compute."""
-        self._run = run
-        self._lock.release()
-
-    def take(self) -> Run | None:
-        """Wait for the run and return it."""
-        with self._lock:
-            return self._run
 
 
 class CPUStepHandle(Generic[Result]):
@@ -75,7 +56,7 @@ class CPUStepHandle(Generic[Result]):
 
     __slots__ = ("_result", "_run")
 
-    def __init__(self, run: _Baton | None, result: Future[Result]) -> None:
+    def __init__(self, run: Later[Run | None] | None, result: Later[Result]) -> None:
         """Make `wait` compute `run`, if there is one, and then return `result`."""
         self._run = run
         self._result = result
@@ -89,7 +70,7 @@ class CPUStepHandle(Generic[Result]):
         run = None if self._run is None else self._run.take()
         if run is not None:
             run.work()
-        return self._result.result()
+        return self._result.take()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +81,8 @@ class _Step:
     grants: Grants
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
-    run: _Baton
-    """The instructions to compute, once their inputs are in place."""
+    run: Later[Run | None] = field(default_factory=Later)
+    """The instructions to compute, once their inputs are in place; None: there are none."""
 
 
 class CPURunner:
@@ -171,7 +152,7 @@ class CPURunner:
             shrink.compile()
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._chance = simulated_acceptance
-        self._reported = DraftCounts()  # written by: the worker
+        self._reported = _NOTHING  # written by: the worker
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
         self._selected: Int32 = np.zeros((4, max_rows), np.int32)  # written by: the worker
         """Row, known tokens, most drafts and drafts found of each grant with drafts; see `select`."""
@@ -188,7 +169,7 @@ class CPURunner:
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
         self._write_down([num_tokens] * NUM_KINDS)
-        self._worker = ThreadPoolExecutor(1, "runner", torch.set_num_threads, (1,))  # torch computes little here
+        self._worker = Worker("runner", begin=partial(torch.set_num_threads, 1))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
     def launch(self, batch: Batch) -> CPUStepHandle[StepResult]:
@@ -203,8 +184,8 @@ class CPURunner:
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
             is_drafting=is_drafting,
         )
-        step = _Step(batch=batch, grants=grants, samples=True, run=_Baton())
-        return self._handle(step, self._worker.submit(self._step, step))
+        step = _Step(batch=batch, grants=grants, samples=True)
+        return self._handle(step, self._worker.submit(partial(self._step, step)))
 
     def forward(self, batch: Batch) -> Float32:
         """Compute a step without sampling, wait for it, and return the logits `[T, V]` of all its T tokens."""
@@ -220,15 +201,15 @@ class CPURunner:
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
             is_drafting=int(promised.max(initial=0)) > 1,
         )
-        step = _Step(batch=batch, grants=grants, samples=False, run=_Baton())
-        return self._handle(step, self._worker.submit(self._all_logits, step)).wait()
+        step = _Step(batch=batch, grants=grants, samples=False)
+        return self._handle(step, self._worker.submit(partial(self._all_logits, step))).wait()
 
     def close(self) -> None:
         """Finish the launched steps and end the threads; a second call does nothing."""
-        self._worker.shutdown()
+        self._worker.close()
         self._helpers.shutdown()
 
-    def _handle(self, step: _Step, result: Future[Result]) -> CPUStepHandle[Result]:
+    def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
         return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
 
     def _step(self, step: _Step) -> StepResult:
@@ -241,18 +222,20 @@ class CPURunner:
             scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
-        before = self._reported
-        now = self._drafter.counts if self._drafter is not None and grants.is_drafting else before
-        self._reported = now
+        found = _NOTHING
+        if self._drafter is not None and grants.is_drafting:
+            now = self._drafter.counts
+            found = DraftCounts._make(map(sub, now, self._reported))
+            self._reported = now
         return StepResult(
             tokens=tokens[:num_tokens],
             counts=yielded,
             num_drafted=num_drafted if grants.is_drafting else None,
             draft_s=draft_s,
             verify_s=verify_s,
-            num_rebuilt=now.num_rebuilt - before.num_rebuilt,
-            num_postponed=now.num_postponed - before.num_postponed,
-            num_short=now.num_short - before.num_short,
+            num_rebuilt=found.num_rebuilt,
+            num_postponed=found.num_postponed,
+            num_short=found.num_short,
         )
 
     def _all_logits(self, step: _Step) -> Float32:
@@ -284,9 +267,9 @@ class CPURunner:
                 last = None if drafter.has_rest else self._target_lines.stop
                 run = self._program.start(counts, scopes, first=first, last=last)
         except Exception:
-            step.run.hand(None)
+            step.run.give(None)
             raise
-        step.run.hand(run)
+        step.run.give(run)
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
         run.work()
@@ -305,18 +288,16 @@ class CPURunner:
         if self._lookup is not None and len(self._sampled_rows) > 0:  # before a row gets another request
             self._lookup.advance(self._sampled_rows, rows.lengths[self._sampled_rows])
             self._sampled_rows = self._sampled_rows[:0]
-        if len(batch.page_ids) > 0:
-            rows.pages[batch.page_rows, batch.page_columns] = batch.page_ids
-        if len(batch.token_ids) > 0:
-            rows.tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-            rows.lengths[batch.token_rows] = batch.token_positions + 1  # ascending: the last of a row counts
+        if len(batch.page_ids) > 0 or len(batch.token_ids) > 0:
+            updates = (batch.page_rows, batch.page_columns, batch.page_ids)
+            tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
+            update(*map(_writable, (*updates, *tokens)), rows.pages, rows.tokens, rows.lengths)
 
     def _look_up(self, lookup: LookupDrafter, step: _Step) -> None:
         """Draft for the grants that promise more than one token, and shrink them to the drafts that were found."""
         batch, grants, lengths = step.batch, step.grants, self._rows.lengths
         if len(batch.admitted) > 0:
-            for grant, namespace in zip(batch.admitted.tolist(), batch.namespaces.tolist(), strict=True):
-                row = int(grants.rows[grant])
+            for row, namespace in zip(batch.admitted_rows(), batch.namespaces.tolist(), strict=True):
                 lookup.begin(row, namespace, int(lengths[row]))
         if not grants.is_drafting:
             return

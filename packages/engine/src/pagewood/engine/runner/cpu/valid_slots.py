@@ -63,10 +63,10 @@ class ValidSlots:
         self.begins: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, plans
         """First position of each row behind the last slot that is not valid, if gaps are passed."""
 
-    def begin(self, rows: Int32) -> None:
-        """Note that `rows` have new requests."""
-        self.chains[rows] = self._root
-        self.positions[rows] = self.begins[rows] = 0
+    def begin(self, row: int) -> None:
+        """Note that a row has a new request."""
+        self.chains[row] = self._root
+        self.positions[row] = self.begins[row] = 0
 
     def record(self, one: Pass) -> None:
         """Write the instruction that tags the slots which a pass has computed: call it behind its layers."""

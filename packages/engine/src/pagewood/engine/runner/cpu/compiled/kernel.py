@@ -64,18 +64,16 @@ class _Cache(FunctionCache):
 
 
 class Kernel:
-    """A function that is compiled for one signature. Invariant: it is never compiled for another.
-
-    It runs without the interpreter's lock.
-    """
+    """A function that is compiled for one signature. Invariant: it is never compiled for another."""
 
     __slots__ = ("_dispatcher", "_is_compiled", "_signature", "_variant", "name")
 
-    def __init__(self, function: Callable[..., Any], signature: str, *, variant: int) -> None:
+    def __init__(self, function: Callable[..., Any], signature: str, *, variant: int, is_long: bool) -> None:
         self.name = function.__name__
         self._variant = variant
         self._signature = signature
-        self._dispatcher: Any = numba.njit(nogil=True, fastmath=set(REASSOCIATE), error_model="numpy")(function)
+        decorate = numba.njit(nogil=is_long, fastmath=set(REASSOCIATE), error_model="numpy")
+        self._dispatcher: Any = decorate(function)
         self._is_compiled = False  # written by: compile
 
     def compile(self) -> None:
@@ -105,14 +103,16 @@ class Kernel:
         return self._dispatcher(*args)
 
 
-def kernel(signature: str, *, variant: int = 0) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(signature: str, *, variant: int = 0, is_long: bool = False) -> Callable[[Callable[..., Any]], Kernel]:
     """Make a function a `Kernel`; nothing is compiled before `Kernel.compile`.
 
     Args:
         signature: the types of its arguments.
         variant: distinguishes functions with the same source and different closures.
+        is_long: whether it runs without the interpreter's lock. A call of a few microseconds should keep it: another
+            thread that takes the lock gives it back when it waits for something, or after 5 ms.
     """
-    return lambda function: Kernel(function, signature, variant=variant)
+    return lambda function: Kernel(function, signature, variant=variant, is_long=is_long)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:

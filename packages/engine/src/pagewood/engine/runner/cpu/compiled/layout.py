@@ -225,6 +225,31 @@ def lay_out(
     )  # fmt: skip
 
 
+@kernel("void(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i4[::1])")
+def update(
+    page_rows: Any, page_columns: Any, page_ids: Any, token_rows: Any, token_positions: Any, token_ids: Any,
+    pages: Any, tokens: Any, lengths: Any,
+) -> None:  # fmt: skip
+    """Enter new pages and tokens into the tables of the runner. Legend: U page updates, N token updates.
+
+    Args:
+        page_rows: `[U]`, see `Batch` for this and the next five.
+        page_columns: `[U]`.
+        page_ids: `[U]`.
+        token_rows: `[N]`.
+        token_positions: `[N]`, ascending for each row, whose length is then the last of them plus 1.
+        token_ids: `[N]`.
+        pages: `[rows, pages of a row]`, written.
+        tokens: `[rows, positions]`, written.
+        lengths: `[rows]`, written.
+    """
+    for u in range(page_ids.shape[0]):
+        pages[page_rows[u], page_columns[u]] = page_ids[u]
+    for n in range(token_ids.shape[0]):
+        tokens[token_rows[n], token_positions[n]] = token_ids[n]
+        lengths[token_rows[n]] = token_positions[n] + 1
+
+
 @kernel("i8(i8[:,::1], i8, i4[:,::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])")
 def collect(
     scopes: Any, index: Any, found: Any, yielded: Any, nums: Any, promised: Any, tokens: Any, counts: Any, drafted: Any

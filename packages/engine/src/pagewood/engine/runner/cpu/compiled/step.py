@@ -335,5 +335,7 @@ def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel
             wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
 
     return kernel(
-        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])", variant=((other << 32 | dim) * 2 + int8) * 2 + drafts
+        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])",
+        variant=((other << 32 | dim) * 2 + int8) * 2 + drafts,
+        is_long=True,
     )(step)

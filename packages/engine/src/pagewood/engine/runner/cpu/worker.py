@@ -1,0 +1,97 @@
+"""A thread that computes one step after the other, and values that one thread gives to another.
+
+A step of a small model takes 300 us. `concurrent.futures` would spend 30 of them between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """A value that one thread gives and others take. Invariant: it is given once, or it fails once."""
+
+    __slots__ = ("_error", "_lock", "_values")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()
+        self._values: list[T] = []  # written by: give
+        self._error: BaseException | None = None  # written by: fail
+
+    def give(self, value: T) -> None:
+        """Let `take` return `value`."""
+        self._values.append(value)
+        self._lock.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Let `take` raise `error`."""
+        self._error = error
+        self._lock.release()
+
+    def take(self) -> T:
+        """Wait for the value and return it, every time.
+
+        Raises:
+            BaseException: the error that was given instead.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            return self._values[0]
+
+
+class Worker:
+    """A thread that calls functions in the order in which they are submitted."""
+
+    __slots__ = ("_is_closed", "_jobs", "_thread")
+
+    def __init__(self, name: str, *, begin: Callable[[], None]) -> None:
+        """Start the thread.
+
+        Args:
+            name: of the thread.
+            begin: called first on the thread.
+        """
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._is_closed = False  # written by: close
+        self._thread = Thread(target=self._work, args=(begin,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], T]) -> Later[T]:
+        """Return what the function will return or raise.
+
+        Raises:
+            RuntimeError: the worker is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("the runner is closed")
+        later: Later[T] = Later()
+
+        def call() -> None:
+            try:
+                value = function()
+            except BaseException as error:  # whoever waits for it decides
+                later.fail(error)
+            else:
+                later.give(value)
+
+        self._jobs.put(call)
+        return later
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread; a second call does nothing."""
+        self._is_closed = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self, begin: Callable[[], None]) -> None:
+        begin()
+        while (call := self._jobs.get()) is not None:
+            call()
+            del call  # it holds the arrays of its step
