@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,11 +136,13 @@ def control(options: Options) -> None:
                 options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance),
             )
             for batch in (1, 4) if options.quick else BATCHES:
-                prompts = _random_prompts(batch)
+                # Requests come and go: if all began at once, the run would last as long as the one with fewest drafts.
+                prompts = _random_prompts(batch if options.quick else max(8, 3 * batch))
+                limits = [random.Random(i).randint(1, 2 * _num_output(options)) for i in range(len(prompts))]
                 pairs: list[tuple[Run, Run]] = []
                 for _ in range(options.num_repeats):
                     runs = [
-                        one.run(prompts, concurrency=batch, max_tokens=_num_output(options), ignore_eos=True)
+                        one.run(prompts, concurrency=batch, max_tokens=limits, ignore_eos=True)
                         for one in (plain, adaptive)
                     ]
                     pairs.append((runs[0], runs[1]))
@@ -226,7 +229,7 @@ def _random_prompts(num_prompts: int) -> list[list[int]]:
 
 
 def _num_output(options: Options) -> int:
-    return 8 if options.quick else 32
+    return 8 if options.quick else 48
 
 
 def _step_s(system: System, prompts: Sequence[Sequence[int]], batch: int, options: Options) -> float:

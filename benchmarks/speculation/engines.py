@@ -49,11 +49,12 @@ class System:
         prompts: Sequence[Sequence[int]],
         *,
         concurrency: int,
-        max_tokens: int,
+        max_tokens: int | Sequence[int],
         temperature: float = 0.0,
         ignore_eos: bool = False,
     ) -> Run:
-        """Answer the prompts, `concurrency` at a time; request i has seed i."""
+        """Answer the prompts, `concurrency` at a time; request i has seed i, and `max_tokens` may be given for each."""
+        limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
         before = self._engine.counters()
         waiting = deque(enumerate(prompts))
         outputs: list[list[int]] = [[] for _ in prompts]
@@ -64,7 +65,7 @@ class System:
             while waiting and num_open < concurrency:
                 index, prompt = waiting.popleft()
                 sampling = SamplingParams(
-                    max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=ignore_eos
+                    max_tokens=limits[index], temperature=temperature, seed=index, ignore_eos=ignore_eos
                 )
                 tokens = np.array(prompt, "<i4").tobytes()
                 self._inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=sampling))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.codes import dequantise, quantise
@@ -46,7 +46,7 @@ class Problem:
 
 
 @cache
-def kernel(*, int8: bool) -> Kernel:
+def kernel(*, int8: bool) -> StepKernel:
     return warm_up(DIM, int8=int8)
 
 

@@ -77,18 +77,18 @@ class Bench:
     ) -> None:
         target = model()
         dim = None if draft is None or draft.config.head_dim == DIM else draft.config.head_dim
-        parts = (layout_of(target, page_size), *drafter_layouts(layout_of(draft or target, page_size)))
-        self.memory, memories = allocate_joint(JointLayout(parts=parts), NUM_PAGES)
-        target_storage, draft_storage = (
-            KVStorage(parts[number], NUM_PAGES, memory=memories[number]) for number in (0, 2)
-        )
-        self.tags = memories[1].array(0, "tags")
+        layout, own = layout_of(target, page_size), layout_of(draft or target, page_size)
+        parts = JointLayout(parts=(layout, *drafter_layouts(own)))
+        self.memory, (for_target, tags, for_drafter) = allocate_joint(parts, NUM_PAGES)
+        target_storage = KVStorage(layout, NUM_PAGES, memory=for_target)
+        draft_storage = KVStorage(own, NUM_PAGES, memory=for_drafter)
+        self.tags = tags.array(0, "tags")
         self.drafter: DraftModel
 
         def make(rows: RowTables) -> DraftModel:
             assert draft is not None
             self.drafter = DraftModel(
-                draft, target, draft_storage, memories[1], rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,
+                draft, target, draft_storage, tags, rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,
                 root=ROOT,
             )  # fmt: skip
             return self.drafter

@@ -17,8 +17,7 @@ import torch
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import load_model
-from pagewood.engine.runner.cpu.compiled.chains import PATIENCE
-from pagewood.engine.runner.cpu.eagle import EagleDrafter
+from pagewood.engine.runner.cpu.eagle import PATIENCE, EagleDrafter
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.ops import CPUOps

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pagewood.engine.runner.cpu.compiled.kernel import kernel
+from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.kernels import warm_up
 
 COMPILE_ONE = """
@@ -54,11 +55,20 @@ def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
 
 def test_warming_up_reports_progress() -> None:
     reports: list[tuple[str, int, int]] = []
-    step = warm_up(16, progress=lambda text, done, total: reports.append((text, done, total)))
+    warm_up(16, progress=lambda text, done, total: reports.append((text, done, total)))
     total = reports[0][2]
     assert [(done, of) for _, done, of in reports] == [(i, total) for i in range(total + 1)]
     assert reports[0][0].startswith("loading kernel ")
-    assert step.name == "step"
+
+
+def test_an_instruction_without_a_compiled_function_is_refused() -> None:
+    plain = warm_up(16)
+    assert plain.function(Operation.MULTIPLY, 64) == 0
+    assert plain.function(Operation.ATTEND, 16) == plain.function(Operation.SPLIT, 16) != 0
+    with pytest.raises(ValueError, match=r"heads must have one of \[16\] elements, got 64"):
+        plain.function(Operation.ATTEND, 64)
+    with pytest.raises(ValueError, match="the kernel was compiled without drafters, which TAG belongs to"):
+        plain.function(Operation.TAG, 0)
 
 
 def test_variants_of_one_source_are_cached_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

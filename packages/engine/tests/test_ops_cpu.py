@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.decoder import HeadSplit
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.tape import Buffer
@@ -28,7 +28,7 @@ OPS = CPUOps()
 
 
 @cache
-def step_kernel() -> Kernel:
+def step_kernel() -> StepKernel:
     return warm_up(16)
 
 

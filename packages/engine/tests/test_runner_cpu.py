@@ -19,6 +19,7 @@ import transformers
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
+from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.load import load_model
@@ -116,6 +117,34 @@ def test_seeded_tokens_do_not_depend_on_the_batch(runner: CPURunner) -> None:
     driver.generate([*others, again], num_tokens=20, chunk=2)
     assert again.output == alone.output
     assert len({tuple(sequence.output) for sequence in [alone, *others]}) == 4
+
+
+@pytest.mark.parametrize("end", ["stop token", "limit"])
+def test_rows_that_have_ended_are_left_out(runner: CPURunner, end: str) -> None:
+    driver = driver_of(runner)
+    plain = [driver.add(prompt) for prompt in ([3, 1, 4], [5, 9, 2])]
+    driver.generate(plain, num_tokens=3, chunk=8)
+    stop = plain[0].output[0]
+    ends, goes_on = driver.add([3, 1, 4]), driver.add([5, 9, 2])
+    stop_ids = np.full((2, NUM_STOP_IDS), -1, np.int32)
+    stop_ids[0, 3] = stop if end == "stop token" else -1
+    stop_ids[1, :3] = [3, 5, 2]  # its prompt does not end it
+    assert not {3, 5, 2} & set(goes_on.output)
+    batches = []
+    for _ in range(3):
+        batches.append(driver.batch([(ends, 8), (goes_on, 8)]))
+        for sequence in (ends, goes_on):
+            sequence.tokens.append(-1)
+    batches.append(driver.batch([(ends, 8)]))
+    batches.append(driver.batch([(ends, 8), (driver.add([1] * 9), 4)]))  # what is left of the step samples nothing
+    limits = np.array([4 if end == "limit" else 64, 64], np.int32)
+    batches[0] = dataclasses.replace(
+        batches[0], admitted=np.arange(2, dtype=np.int32), limits=limits, stop_ids=stop_ids
+    )
+    results = [handle.wait() for handle in [runner.launch(batch) for batch in batches]]
+    assert [result.counts.tolist() for result in results] == [[1, 1], [0, 1], [0, 1], [0], [0]]
+    assert results[0].tokens.tolist() == [stop, plain[1].output[0]]
+    assert [results[1].tokens.tolist(), results[2].tokens.tolist()] == [[token] for token in plain[1].output[1:]]
 
 
 def test_a_step_that_samples_nothing(runner: CPURunner) -> None:

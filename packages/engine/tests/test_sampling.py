@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling import SamplingArrays
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.noise import row_key
 from pagewood.engine.runner.cpu.compiled.sampling import choose
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.sampling import choices_of, draw
 from pagewood.engine.runner.cuda import race
@@ -32,7 +32,7 @@ Float32 = NDArray[np.float32]
 
 
 @cache
-def kernel() -> Kernel:
+def kernel() -> StepKernel:
     return warm_up(16)
 
 

@@ -6,6 +6,8 @@ The faults in `FAULTS` are seeded one at a time; `run_scenario` finds each of th
     release in flight          pages are freed while a launched step still writes to them
     preempt in flight          the same, through preemption
     publish before compute     pages are published by the plan that will compute them
+    end announced too early    the runner leaves out a row that needs one more token
+    end of the prompt          a stop token in a prompt ends the row
     freed duplicates           duplicates of published pages are freed while the request still reads them
     leaked duplicates          duplicates are never freed
     whole prompt from cache    no token is left to compute logits for
@@ -278,6 +280,8 @@ FAULTS: dict[str, list[Edit]] = {
             "budget.take_prefill(count); request.num_computed += count; kv.publish(request)",
         )
     ],
+    "end announced too early": [(batch.BatchBuilder, "build", "one.max_length for one", "one.max_length - 1 for one")],
+    "end of the prompt": [(EchoRunner, "_has_ended", "first, limit, stop_ids = ", "first, (_, limit, stop_ids) = 0, ")],
     "freed duplicates": [
         (
             kv.KVSpace,
@@ -387,12 +391,12 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         )
     ],
     "length not corrected": [
-        (speculation.Speculation, "settle", "request.num_launched -= grant.num_promised - count", "pass")
+        (speculation.Speculation, "_settle_drafts", "request.num_launched -= grant.num_promised - count", "pass")
     ],
     "length corrected twice": [
         (
             speculation.Speculation,
-            "settle",
+            "_settle_drafts",
             "request.num_launched -= grant.num_promised - count",
             "request.num_launched -= 2 * (grant.num_promised - count)",
         )

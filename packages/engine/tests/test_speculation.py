@@ -349,7 +349,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
     "old tags accepted": ("self", [(DRAFT, "plan", FOLLOWED, f"{FOLLOWED}; follow_any(rows, grants, slots)")]),
     "row not begun": (
         "self",
-        [(valid_slots.ValidSlots, "begin", "self.positions[rows] = self.begins[rows] = 0", "pass")],
+        [(valid_slots.ValidSlots, "begin", "self.positions[row] = self.begins[row] = 0", "pass")],
     ),
     "another seed": ("self", [(DRAFT, "lay_out", "sampling.seeds", "sampling.seeds + 1")]),
     "seed of another row": ("self", [(DRAFT, "lay_out", "sampling.seeds", "np.roll(sampling.seeds, 1)")]),

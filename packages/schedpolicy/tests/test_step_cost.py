@@ -107,6 +107,15 @@ def test_the_cost_of_drafting_is_learned():
     assert 0 <= cost.seconds(3, 3) < 1e-4
 
 
+def test_prompts_that_a_head_reads_do_not_raise_the_cost_of_other_steps() -> None:
+    cost = DraftCost(per_step_s=0.001, per_pass_s=0.002)
+    for index in range(300):
+        num_others = 200 * (index % 3)
+        cost.observe(4, 16, 0.009 + 0.0001 * num_others, num_others)
+    assert cost.seconds(4, 16) == pytest.approx(0.009, rel=0.1)
+    assert cost.seconds(4, 16, 300) == pytest.approx(0.039, rel=0.1)
+
+
 def test_observations_of_neighbours_do_not_add_up() -> None:
     cost = StepCost([1, 200], [1.0, 200.0])
     for size in range(90, 110):

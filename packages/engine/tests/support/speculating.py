@@ -67,6 +67,10 @@ class Watched:
         """Pass on the cost of steps."""
         self.policy.set_cost(*costs)  # type: ignore[attr-defined]
 
+    def rests(self, num_requests: int) -> bool:
+        """Return what the policy says."""
+        return self.policy.rests(num_requests)
+
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
         """Return the policy's lengths."""
         return self.policy.lengths(requests, num_other_tokens)

@@ -13,6 +13,8 @@ from pagewood.engine.step_times import measure_draft_times, measure_step_times
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, TreeControl
 
 _log = logging.getLogger(__name__)
+_MAX_SLOWDOWN = 0.01
+"""What drafts that are rejected may cost; the host's work for this policy costs something too."""
 
 
 def tree_shape(config: EngineConfig) -> TreeShape | None:
@@ -37,10 +39,14 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
             tree.depth,
             num_nodes=tree.num_nodes,
             mode=config.speculative_control,
+            max_slowdown=_MAX_SLOWDOWN,
             computes_padding=computes_padding,
         )
     return DraftControl(
-        config.speculative_num_tokens, mode=config.speculative_control, computes_padding=computes_padding
+        config.speculative_num_tokens,
+        mode=config.speculative_control,
+        max_slowdown=_MAX_SLOWDOWN,
+        computes_padding=computes_padding,
     )
 
 

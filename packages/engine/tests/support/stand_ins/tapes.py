@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
 
@@ -29,7 +29,7 @@ Float32 = NDArray[np.float32]
 def write_down(
     operation: Callable[..., Buffer],
     *arrays: NDArray[np.generic],
-    kernel: Kernel,
+    kernel: StepKernel,
     num_threads: int,
     attention: GrantedAttention | None = None,
 ) -> Callable[[], Float32]:
@@ -80,11 +80,8 @@ class GrantedAttention:
     def scope(self, tape: Tape) -> Pass:
         """Return a new pass on a tape, for rows whose tokens are all 0."""
         num_rows, length = len(self.page_table), int((self.starts + self.counts).max())
-        tables = RowTables(
-            tokens=np.zeros((num_rows, length), np.int32),
-            lengths=np.full(num_rows, length, np.int32),
-            pages=self.page_table,
-        )
+        tables = RowTables.allocate(num_rows=num_rows, num_tokens=length, num_pages=self.page_table.shape[1])
+        tables = replace(tables, lengths=np.full(num_rows, length, np.int32), pages=self.page_table)
         rope = Rope(RopeConfig(head_dim=2, theta=10000.0, scaling=None), device=torch.device("cpu"))
         one = Pass(tape, tables, self.attention, Rotations(rope), half=1, vocab_size=1)
         if self.begins is not None:

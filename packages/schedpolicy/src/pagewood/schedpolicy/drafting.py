@@ -76,10 +76,10 @@ class DraftControl(Generic[D]):
     table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
     held at the start (`max_slowdown` of 100 plain steps).
 
-    If nothing is drafted, a few requests (all, where padding makes that free) draft one or two tokens after 16 steps,
-    then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for it. A step of a new size is first
-    taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every 256, and more often
-    where it differs from the table, to keep the cost of plain decoding measured.
+    If nothing is drafted, a few requests (all, where padding makes that free) draft one or two tokens in two steps
+    after 16, then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for it. A step of a new
+    size is first taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every 256, and
+    more often where it differs from the table, to keep the cost of plain decoding measured.
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -93,6 +93,7 @@ class DraftControl(Generic[D]):
         "_estimates",
         "_everyone",
         "_is_stopped",
+        "_kept_reason",
         "_last_plain",
         "_last_sample",
         "_last_size",
@@ -107,6 +108,7 @@ class DraftControl(Generic[D]):
         "_num_zero",
         "_probe_interval",
         "_sample_interval",
+        "_was_drafted",
         "_weight",
         "_zero_reason",
         "draft_s",
@@ -182,6 +184,10 @@ class DraftControl(Generic[D]):
         """Size of the latest step that was plain because the size was new."""  # written by: DraftControl
         self._num_kept = 0
         """Steps for which the lengths of the latest decision are kept, in large batches."""  # written by: DraftControl
+        self._kept_reason: Reason = "gain"
+        """Their reason."""  # written by: DraftControl
+        self._was_drafted = False
+        """Whether the step that was observed last had drafts."""  # written by: DraftControl
         self._is_stopped = False
         """Whether nothing is drafted until the account recovers or a probe pays."""  # written by: DraftControl
         self._num_zero = 0
@@ -231,10 +237,24 @@ class DraftControl(Generic[D]):
         """Drop what is known of a request that has ended."""
         self._estimates.pop(request.arrival, None)
 
+    def rests(self, num_requests: int) -> bool:
+        """Return whether a step of so many requests gets no drafts, without a look at them.
+
+        While nothing is drafted, that is so in seven of eight steps. Call it before `lengths`, which need not be called
+        if it returns True.
+        """
+        if not self._num_skips or 4 * num_requests < 3 * self._last_size:  # not at a much lower load
+            return False
+        self._num_skips -= 1
+        self._num_zero += 1
+        self.reason = self._zero_reason
+        self.steps_by_reason[self.reason] += 1
+        return True
+
     def lengths(self, requests: Sequence[D], num_other_tokens: int) -> list[int]:
         """Return the draft tokens of each request, in [0, max_tokens].
 
-        Call it once for every step, before the results of earlier steps if these are not there yet.
+        Call it once for every step that does not rest, before the results of earlier steps if these are not there yet.
 
         Args:
             requests: All requests that decode in the step.
@@ -253,6 +273,7 @@ class DraftControl(Generic[D]):
         *,
         num_tokens: int,
         num_others: int = 0,
+        num_steps: int = 1,
         draft_s: float = 0.0,
         verify_s: float = 0.0,
     ) -> None:
@@ -266,7 +287,8 @@ class DraftControl(Generic[D]):
             accepted: Draft tokens of each that were accepted, at most `drafted`.
             num_tokens: Tokens that the step computed, with drafts (and padding) and prompt tokens.
             num_others: Requests that decoded without drafts and are not in `requests`.
-            draft_s: Seconds of drafting; 0 if not measured.
+            num_steps: Steps without drafts that this one stands for; the others are not observed.
+            draft_s: Seconds of drafting; 0 if not measured. A head that follows the text takes some in every step.
             verify_s: Seconds of the rest of the step; 0 if not measured.
         """
         num_granted, num_drafted = sum(granted), sum(drafted)
@@ -292,16 +314,21 @@ class DraftControl(Generic[D]):
         if num_requests:
             num_added = self._num_computed(granted if self._computes_padding else drafted)
             self._settle(
-                cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), draft_s, verify_s
-            )
+                cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), num_steps, draft_s,
+                verify_s,
+            )  # fmt: skip
         if verify_s > 0:
             if num_requests and not num_granted:
                 is_near = abs(verify_s / cost.seconds(num_tokens) - 1) < 0.1
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
             cost.observe(num_tokens, verify_s)
-        if num_granted:
-            self._draft_cost.observe(max(granted), self._num_computed(granted), draft_s)
+        has_rested, self._was_drafted = not self._was_drafted, num_granted > 0
+        # After a rest, a drafter first reads what it has left out.
+        if num_granted and not (has_rested and self._draft_cost.is_known):
+            num_drafts = self._num_computed(granted)
+            num_prompt = num_tokens - num_requests - self._num_computed(granted if self._computes_padding else drafted)
+            self._draft_cost.observe(max(granted), num_drafts, draft_s, max(0, num_prompt))
 
     def _settle(
         self,
@@ -311,23 +338,25 @@ class DraftControl(Generic[D]):
         num_plain: int,
         granted: Sequence[int],
         num_accepted: int,
+        num_steps: int,
         draft_s: float,
         verify_s: float,
     ) -> None:
         """Enter a step into the account."""
         plain_s = cost.seconds(num_plain)
         taken_s = cost.credible(num_tokens, verify_s) if verify_s > 0 else cost.seconds(num_tokens)
-        profit_s = 0.0
         num_granted = sum(granted)
+        profit_s = -draft_s
         if num_granted:
-            expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted))
+            num_prompt = max(0, num_plain - num_requests)
+            expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted), num_prompt)
             taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False
         limit_s = self._limit_s(plain_s)
         account_s = limit_s / 4 if self._account_s is None else self._account_s
-        account_s += 0.75 * self._max_slowdown * taken_s + profit_s
+        account_s += num_steps * (0.75 * self._max_slowdown * taken_s + profit_s)
         self._account_s = min(limit_s, max(-limit_s / 4, account_s))
 
     def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
@@ -340,10 +369,6 @@ class DraftControl(Generic[D]):
         if cost is None:
             return "cost unknown", [0] * size
         num_plain = size + num_other_tokens
-        if self._num_skips and 4 * size >= 3 * self._last_size:  # not at a much lower load
-            self._num_skips -= 1
-            self._num_zero += 1
-            return self._zero_reason, [0] * size
         if self._num_speculated >= self._sample_interval or self._is_new_size(cost, num_plain):
             self._num_speculated = self._num_kept = 0
             return "sample", [0] * size
@@ -353,8 +378,9 @@ class DraftControl(Generic[D]):
                 -1 if (known := self._estimates.get(request.arrival)) is None else known.length for request in requests
             ]
             if min(kept) >= 0:
-                self._num_speculated += 1
-                return "gain", kept
+                if self._kept_reason == "gain":
+                    self._num_speculated += 1
+                return self._kept_reason, kept
         self._last_size, self._last_plain, self._num_kept = size, num_plain, 0
         self._num_decisions += 1
         plain_s = cost.seconds(num_plain)
@@ -380,6 +406,7 @@ class DraftControl(Generic[D]):
             for estimate, length in zip(estimates, lengths, strict=True):
                 estimate.length = length
             self._num_kept = self._steps_to_keep(cost, lengths, num_plain, plain_s)
+            self._kept_reason = "gain"
             self._num_zero = self._num_undrafted = self._num_skips = 0
             self._num_speculated += 1
             self._probe_interval = _MIN_INTERVAL
@@ -391,6 +418,9 @@ class DraftControl(Generic[D]):
         if self._num_zero >= self._probe_interval:
             lengths = self._probe(estimates, cost, num_plain, plain_s)
             if lengths is not None:
+                for estimate, length in zip(estimates, lengths, strict=True):
+                    estimate.length = length
+                self._num_kept, self._kept_reason = 1, "probe"  # the first step after a rest says little of the cost
                 self._num_zero = self._num_undrafted = 0
                 self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
                 return "probe", lengths
@@ -413,7 +443,7 @@ class DraftControl(Generic[D]):
         """Return for how many more steps lengths are kept: 1 for every 12 requests, if the account covers them."""
         num_steps, num = (len(lengths) - 1) // _REQUESTS_PER_KEPT_STEP, self._num_computed(lengths)
         if num_steps:
-            loss_s = cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(max(lengths), num)
+            loss_s = cost.seconds(num_plain + num) - plain_s + self._drafting_s(max(lengths), num)
             while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
                 num_steps -= 1
         return num_steps
@@ -513,12 +543,13 @@ class DraftControl(Generic[D]):
     def _with_drafting(self, step_s: list[float], keys: list[float], ranked: list[float]) -> list[float]:
         """Return the seconds of the steps of all prefixes with the cost of drafting; `keys` are those by position."""
         draft, max_tokens = self._draft_cost, self.max_tokens
-        if draft.per_pass_s or draft.per_step_s:
+        fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt
+        if draft.per_pass_s or fixed_s:
             # A prefix has one more pass from where the best pair of the next position comes into it.
             starts = [bisect_left(ranked, -max(keys[index::max_tokens]), key=neg) for index in range(max_tokens)]
             result: list[float] = []
             for index, (start, end) in enumerate(pairwise([*starts, len(ranked)])):
-                result += map((draft.per_step_s + draft.per_pass_s * (index + 1)).__add__, step_s[start:end])
+                result += map((fixed_s + draft.per_pass_s * (index + 1)).__add__, step_s[start:end])
             step_s = result
         if draft.per_token_s:
             step_s = list(map(add, step_s, accumulate(repeat(draft.per_token_s, len(step_s)))))
@@ -573,7 +604,16 @@ class DraftControl(Generic[D]):
     def _probe_s(self, cost: StepCost, num_plain: int, plain_s: float, num_requests: int, length: int) -> float:
         """Return the seconds that a probe costs if nothing is accepted."""
         num = self._num_computed([length] * num_requests)
-        return cost.seconds(num_plain + num) - plain_s + self._draft_cost.seconds(length, num)
+        return cost.seconds(num_plain + num) - plain_s + self._drafting_s(length, num)
+
+    def _drafting_s(self, length: int, num_tokens: int) -> float:
+        """Return the seconds of drafting in the step of the latest decision."""
+        return self._draft_cost.seconds(length, num_tokens, self._num_prompt)
+
+    @property
+    def _num_prompt(self) -> int:
+        """Prompt tokens of the step of the latest decision."""
+        return self._last_plain - self._last_size
 
 
 def _repeated(values: list[float], num: int) -> list[float]:

@@ -114,11 +114,12 @@ class DraftCost:
     """Seconds of drafting: a part for each step that drafts, one for each pass of the drafter, one for each token.
 
     A draft model makes one pass for each position, over all requests that still draft; a lookup makes none, so its time
-    is all in the first part. Every measured step moves the three parts to explain it, by the least change that does
-    (normalised least mean squares). Invariant: no part is negative.
+    is all in the first part. A head also reads the prompts in the step, whose tokens are a fourth part. Every measured
+    step moves the parts to explain it, by the least change that does (normalised least mean squares). Invariant: no
+    part is negative.
     """
 
-    __slots__ = ("is_known", "per_pass_s", "per_step_s", "per_token_s")
+    __slots__ = ("is_known", "per_other_s", "per_pass_s", "per_step_s", "per_token_s")
 
     def __init__(self, *, per_step_s: float = 0.0, per_pass_s: float = 0.0, per_token_s: float = 0.0) -> None:
         """Start from a measurement, or from 0.
@@ -139,21 +140,31 @@ class DraftCost:
         self.per_step_s = per_step_s  # written by: DraftCost
         self.per_pass_s = per_pass_s  # written by: DraftCost
         self.per_token_s = per_token_s  # written by: DraftCost
+        self.per_other_s = 0.0
+        """Seconds for each prompt token of a step that drafts."""  # written by: DraftCost
 
-    def seconds(self, num_passes: int, num_tokens: int) -> float:
-        """Return the seconds of drafting `num_tokens` tokens, of which one request has `num_passes`; 0 for none."""
+    def seconds(self, num_passes: int, num_tokens: int, num_others: int = 0) -> float:
+        """Return the seconds of drafting `num_tokens` tokens, of which one request has `num_passes`; 0 for none.
+
+        Args:
+            num_passes: Draft tokens of the request that has most.
+            num_tokens: Draft tokens of all requests.
+            num_others: Prompt tokens of the step.
+        """
         if not num_tokens:
             return 0.0
-        return self.per_step_s + self.per_pass_s * num_passes + self.per_token_s * num_tokens
+        passes_s, tokens_s = self.per_pass_s * num_passes, self.per_token_s * num_tokens
+        return self.per_step_s + passes_s + tokens_s + self.per_other_s * num_others
 
-    def observe(self, num_passes: int, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_passes: int, num_tokens: int, seconds: float, num_others: int = 0) -> None:
         """Correct the parts by a measured step that drafted."""
-        predicted_s = self.seconds(num_passes, num_tokens)
+        predicted_s = self.seconds(num_passes, num_tokens, num_others)
         error_s = (seconds if not self.is_known else min(seconds, 2 * predicted_s)) - predicted_s
         # Tokens are blamed last: the time of a pass depends little on how many requests are in it.
-        norm = 1 + num_passes * num_passes + _TOKEN_SHARE * num_tokens * num_tokens
+        norm = 1 + num_passes * num_passes + _TOKEN_SHARE * (num_tokens * num_tokens + num_others * num_others)
         step = (_DRAFT_RATE if self.is_known else 1.0) * error_s / norm
         self.per_step_s = max(0.0, self.per_step_s + step)
         self.per_pass_s = max(0.0, self.per_pass_s + step * num_passes)
         self.per_token_s = max(0.0, self.per_token_s + step * _TOKEN_SHARE * num_tokens)
+        self.per_other_s = max(0.0, self.per_other_s + step * _TOKEN_SHARE * num_others)
         self.is_known = True

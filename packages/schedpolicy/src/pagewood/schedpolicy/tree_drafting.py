@@ -92,4 +92,4 @@ class TreeControl(DraftControl[D]):
     def _step_s(self, cost: StepCost, num_plain: int, num_trees: int) -> float:
         """Return the seconds of a step with trees."""
         num = num_trees * self.num_nodes
-        return cost.seconds(num_plain + num) + self._draft_cost.seconds(self.max_tokens, num)
+        return cost.seconds(num_plain + num) + self._drafting_s(self.max_tokens, num)

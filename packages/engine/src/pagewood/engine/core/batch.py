@@ -18,6 +18,8 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.sampling import SamplingArrays
 
 Int64 = NDArray[np.int64]
+NUM_STOP_IDS = 8
+"""Stop tokens of a request that a batch has room for. Of a request with more, a runner sees some of the ends only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,10 @@ class Batch:
     token that follows each position, up to and including the first that differs from the draft. An earlier step in
     flight may yield fewer tokens than it promised, so `starts` are upper bounds: a grant begins at its start, or at the
     last token that the runner knows of its row, whichever is lower.
+
+    A row ends with a token that was drawn after its admission if that is one of its stop tokens, or if the row then has
+    as many tokens as its limit. A runner may leave out the grants of such a row, which were launched before the host
+    knew the end; they yield no tokens.
 
     A runner first applies the page updates and the token updates, then computes. Legend: U page updates, T token
     updates, G grants, S sampled grants, A admitted grants.
@@ -54,9 +60,13 @@ class Batch:
     """[T] its id."""
 
     admitted: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    """[A] indices of the grants whose requests were admitted in this step, ascending; empty if nothing is drafted."""
+    """[A] indices of the grants whose requests were admitted in this step, ascending."""
+    limits: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """[A] tokens at which the row of each ends; or [0], the rows do not end."""
+    stop_ids: Int32 = field(default_factory=lambda: np.empty((0, NUM_STOP_IDS), np.int32))
+    """[A, NUM_STOP_IDS] tokens that end the row of each; -1: no token."""
     namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    """[A] a number that stands for the namespace of each, for drafters that remember text."""
+    """[A] a number that stands for the namespace of each, for drafters that remember text; empty if none drafts."""
 
     rows: Int32
     """[G] row of each grant."""
@@ -130,9 +140,12 @@ class BatchBuilder:
         promised = np.array([grant.num_promised for grant in grants], np.int32)
         sampled = np.flatnonzero(promised).astype(np.int32)
         of_admitted: dict[str, NDArray[Any]] = {}
-        if self._is_drafting and admitted:
+        if admitted:
             of_admitted["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
-            of_admitted["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
+            of_admitted["limits"] = np.array([one.max_length for one in admitted], np.int32)
+            of_admitted["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
+            if self._is_drafting:
+                of_admitted["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
         return Batch(
             **of_admitted,
             page_rows=pages.rows,
@@ -154,6 +167,11 @@ class BatchBuilder:
             return 0
         digest = blake2b(namespace.encode(), digest_size=8, key=self._key).digest()
         return int.from_bytes(digest, "little", signed=True)
+
+
+def _padded(stop_ids: frozenset[int]) -> list[int]:
+    some = list(stop_ids)[:NUM_STOP_IDS]
+    return some + [-1] * (NUM_STOP_IDS - len(some))
 
 
 class _Ragged:

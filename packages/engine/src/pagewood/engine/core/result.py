@@ -20,14 +20,15 @@ class StepResult:
     tokens: Int32
     """[N] int32, token ids."""
     counts: Int32
-    """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if its logits were not numbers."""
+    """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if its logits were not numbers, or if it
+    was left out because its row had ended."""
     logprobs: NDArray[np.float32] | None = None
     """[N] float32, natural logarithm of the probability of each token; None: not requested."""
     num_drafted: Int32 | None = None
     """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1; of a tree, the most that
     could have been accepted, not its nodes. None: no drafts."""
     draft_s: float = 0.0
-    """Seconds that the device spent on drafts; 0: not measured."""
+    """Seconds that the device spent on the drafter, in steps without drafts too; 0: not measured."""
     verify_s: float = 0.0
     """Seconds that the device spent on the rest of the step; 0: not measured."""
     num_rebuilt: int = 0

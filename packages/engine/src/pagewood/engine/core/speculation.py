@@ -10,7 +10,7 @@ lengths of drafts are then depths, also in all counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
@@ -24,6 +24,10 @@ _LONGEST_STEP = 2.0
 """A step that takes longer than this, relative to what the runner has measured, was preceded by a pause."""
 _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
+_NUM_OBSERVED = 2
+"""Steps without drafts in succession that are all observed."""
+_OBSERVE_EVERY = 8
+"""Of those after them, one in so many is."""
 
 
 class Drafting(Protocol):
@@ -37,6 +41,13 @@ class Drafting(Protocol):
     @property
     def reason(self) -> str:
         """Why the latest numbers are what they are, in a word or two, for metrics."""
+        ...
+
+    def rests(self, num_requests: int) -> bool:
+        """Return whether a step of so many requests gets no drafts, without a look at them.
+
+        It is called once for each step, and `lengths` if it returns False.
+        """
         ...
 
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
@@ -59,10 +70,11 @@ class Drafting(Protocol):
         *,
         num_tokens: int,
         num_others: int,
+        num_steps: int,
         draft_s: float,
         verify_s: float,
     ) -> None:
-        """Note the result of a step, of one without drafts too.
+        """Note the result of a step with drafts, or of one of several steps in succession without.
 
         Args:
             requests: those that were given drafts.
@@ -71,6 +83,7 @@ class Drafting(Protocol):
             accepted: how many of those were accepted.
             num_tokens: positions that the step computed.
             num_others: requests that decoded without drafts.
+            num_steps: steps that this one stands for.
             draft_s: seconds for drafts; 0: not measured.
             verify_s: seconds for the rest of the step; 0: not measured.
         """
@@ -106,6 +119,18 @@ class SpeculationCounts:
     """Why the draft lengths are what they are now."""
 
 
+@dataclass(slots=True)
+class _Drafts:
+    """What came of the drafts of a step, request by request; see `Drafting.observe`."""
+
+    requests: list[Request] = field(default_factory=list[Request])  # contents written by: settle
+    granted: list[int] = field(default_factory=list[int])  # contents written by: settle
+    drafted: list[int] = field(default_factory=list[int])  # contents written by: settle
+    accepted: list[int] = field(default_factory=list[int])  # contents written by: settle
+    num_not_computed: int = 0
+    """Positions that were granted and that the runner did not compute."""  # written by: speculation
+
+
 class Speculation:
     """Makes grants longer by drafts, and counts what they yielded.
 
@@ -118,8 +143,8 @@ class Speculation:
     """
 
     __slots__ = (
-        "_accepted_by_position", "_clock", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_postponed",
-        "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s", "_tree", "_verify_s",
+        "_accepted_by_position", "_clock", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_plain",
+        "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s", "_tree", "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +166,8 @@ class Speculation:
         self._seen: set[Request] = set()
         """Requests that `drafting` may know."""  # contents written by: speculation
         self._num_settled = 0  # written by: speculation
+        self._num_plain = 0
+        """Steps without drafts since the last one with drafts."""  # written by: settle
         self._draft_s = 0.0  # written by: speculation
         self._verify_s = 0.0  # written by: speculation
         self._num_rebuilt = 0  # written by: speculation
@@ -149,6 +176,8 @@ class Speculation:
 
     def extend(self, grants: Sequence[Grant]) -> tuple[Grant, ...]:
         """Return the grants of a step, those of decoding requests made longer by as many drafts as pages allow."""
+        if self._drafting.rests(len(grants)):
+            return tuple(grants)
         extended = list(grants)
         decoding = [index for index, grant in enumerate(grants) if grant.num_tokens == grant.num_promised == 1]
         if not decoding:
@@ -176,47 +205,65 @@ class Speculation:
             grants: of the step; none of its tokens has been applied to the requests yet.
             result: of the step.
         """
-        requests: list[Request] = []
-        granted: list[int] = []
-        drafted: list[int] = []
-        accepted: list[int] = []
-        num_tokens = sum([grant.num_tokens for grant in grants])
-        for grant, count, num_drafted in self._with_drafts(grants, result):
-            request, num_accepted = grant.request, max(count - 1, 0)
+        self._draft_s += result.draft_s
+        self._verify_s += result.verify_s
+        step_s = self._whole_step_s(result)
+        self._num_settled += 1
+        if self._num_settled % _FORGET_EVERY == 0:
+            self._forget_ended()
+        drafts, num_steps = _Drafts(), 1
+        if result.num_drafted is not None:
+            self._settle_drafts(drafts, grants, result)
+            self._num_plain = 0
+        else:
+            self._num_plain += 1
+            if self._num_plain > _NUM_OBSERVED:  # plain decoding goes on; it must not cost much
+                num_steps = _OBSERVE_EVERY
+                if self._num_plain % num_steps:
+                    return
+        num_tokens, num_decoding = -drafts.num_not_computed, 0
+        for grant in _without_empty(grants, result) if 0 in result.counts.tolist() else grants:
+            num_tokens += grant.num_tokens
+            num_decoding += grant.num_promised > 1 or grant.num_tokens == grant.num_promised
+        self._drafting.observe(
+            drafts.requests,
+            drafts.granted,
+            drafts.drafted,
+            drafts.accepted,
+            num_tokens=num_tokens,
+            num_others=num_decoding - len(drafts.requests),
+            num_steps=num_steps,
+            draft_s=result.draft_s,
+            verify_s=step_s - result.draft_s,
+        )
+
+    def _settle_drafts(self, drafts: _Drafts, grants: Sequence[Grant], result: StepResult) -> None:
+        """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""
+        assert result.num_drafted is not None
+        promised = [grant for grant in grants if grant.num_promised]
+        each = zip(promised, result.counts.tolist(), result.num_drafted.tolist(), strict=True)
+        for grant, count, num_drafted in each:
+            if grant.num_promised == 1 or not count:
+                continue
+            request, num_accepted = grant.request, count - 1
             request.num_launched -= grant.num_promised - count
             request.num_drafted += num_drafted
             request.num_accepted += num_accepted
-            requests.append(request)
-            granted.append(grant.num_promised - 1)
-            drafted.append(num_drafted)
-            accepted.append(num_accepted)
+            drafts.requests.append(request)
+            drafts.granted.append(grant.num_promised - 1)
+            drafts.drafted.append(num_drafted)
+            drafts.accepted.append(num_accepted)
             if not num_drafted:
-                num_tokens -= grant.num_tokens - 1
+                drafts.num_not_computed += grant.num_tokens - 1
             elif self._tree is None:
-                num_tokens -= grant.num_promised - 1 - num_drafted
+                drafts.num_not_computed += grant.num_promised - 1 - num_drafted
             for position in range(num_drafted):
                 self._drafted_by_position[position] += 1
             for position in range(num_accepted):
                 self._accepted_by_position[position] += 1
-        self._draft_s += result.draft_s
-        self._verify_s += result.verify_s
         self._num_rebuilt += result.num_rebuilt
         self._num_postponed += result.num_postponed
         self._num_short += result.num_short
-        num_decoding = sum([grant.num_promised > 1 or grant.num_tokens == grant.num_promised for grant in grants])
-        self._drafting.observe(
-            requests,
-            granted,
-            drafted,
-            accepted,
-            num_tokens=num_tokens,
-            num_others=num_decoding - len(requests),
-            draft_s=result.draft_s,
-            verify_s=self._whole_step_s(result) - result.draft_s,
-        )
-        self._num_settled += 1
-        if self._num_settled % _FORGET_EVERY == 0:
-            self._forget_ended()
 
     def _whole_step_s(self, result: StepResult) -> float:
         """Return what a step has cost the engine: the time since the step before it was retired.
@@ -227,16 +274,6 @@ class Speculation:
         elapsed_s = now - self._settled_s
         self._settled_s = now
         return elapsed_s if device_s < elapsed_s < _LONGEST_STEP * device_s else device_s
-
-    @staticmethod
-    def _with_drafts(grants: Sequence[Grant], result: StepResult) -> list[tuple[Grant, int, int]]:
-        """Return the grants with drafts, each with the tokens that it yielded and the drafts that were verified."""
-        promised = [grant for grant in grants if grant.num_promised]
-        if all(grant.num_promised == 1 for grant in promised):
-            return []
-        drafted = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
-        each = zip(promised, result.counts.tolist(), drafted, strict=True)
-        return [one for one in each if one[0].num_promised > 1]
 
     def counts(self) -> SpeculationCounts:
         """Return what has come of drafts so far."""
@@ -271,3 +308,9 @@ class Speculation:
         if kv.grow(request, grant.start + 1 + num_drafts, num_reserved=num_reserved):
             return num_drafts
         return min(num_drafts, request.num_pages * kv.page_size - grant.start - 1)
+
+
+def _without_empty(grants: Sequence[Grant], result: StepResult) -> list[Grant]:
+    """Return the grants without those that promised tokens and yielded none: their requests end or have ended."""
+    counts = iter(result.counts.tolist())
+    return [grant for grant in grants if not grant.num_promised or next(counts)]

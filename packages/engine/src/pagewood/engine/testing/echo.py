@@ -60,6 +60,7 @@ class EchoRunner:
         broken: returns the grants of a batch whose KV is to be wrong and that yield no token. None: none are.
         guess_quality: probability that a draft token is the right one.
         guess_seed: makes the guesses, and how many of the granted drafts there are.
+        leaves_out: whether grants of rows that have ended are left out.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class EchoRunner:
         broken: Callable[[Batch], Sequence[int]] | None = None,
         guess_quality: float = 0.5,
         guess_seed: int = 0,
+        leaves_out: bool = False,
     ) -> None:
         self._page_size = page_size
         self._vocab_size = vocab_size
@@ -82,9 +84,12 @@ class EchoRunner:
         self._broken = broken
         self._guess_quality = guess_quality
         self._guesses = random.Random(guess_seed)
+        self._leaves_out = leaves_out
         self._tokens = np.full((num_rows, max_length + 1), -1, np.int32)
         self._lengths = np.zeros(num_rows, np.int32)
         """[num_rows], tokens of each row that are known."""
+        self._ends: dict[int, tuple[int, int, frozenset[int]]] = {}
+        """By row: tokens at its admission, tokens that end it, and its stop tokens."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -130,6 +135,10 @@ class EchoRunner:
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
         self._lengths[batch.token_rows] = 0
         np.maximum.at(self._lengths, batch.token_rows, batch.token_positions + 1)
+        for row, limit, stop_ids in zip(
+            batch.admitted_rows(), batch.limits.tolist(), batch.stop_ids.tolist(), strict=True
+        ):
+            self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
         broken = set[int]() if self._broken is None else set(self._broken(batch))
         rows: list[int] = batch.rows.tolist()
         starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
@@ -141,6 +150,10 @@ class EchoRunner:
         for grant, (row, start, count, total) in enumerate(
             zip(rows, starts, batch.counts.tolist(), earlier, strict=True)
         ):
+            if self._leaves_out and grant in promised and self._has_ended(row):
+                yielded.append([])
+                drafted.append(0)
+                continue
             if 1 < promised.get(grant, 0) < count:
                 index, depth = indices[grant], promised[grant] - 1
                 found = self._verify_tree(batch, index, row, start, count, total, depth, is_broken=grant in broken)
@@ -178,6 +191,11 @@ class EchoRunner:
             counts=np.array([len(tokens) for tokens in yielded], np.int32),
             num_drafted=np.array(drafted, np.int32),
         )
+
+    def _has_ended(self, row: int) -> bool:
+        length = int(self._lengths[row])
+        first, limit, stop_ids = self._ends[row]
+        return length > first and (length >= limit or not stop_ids.isdisjoint(self._tokens[row, first:length].tolist()))
 
     def _draw(self, batch: Batch, index: int, total: int, position: int) -> int:
         """Return the token at a position, after KV that adds up to `total`."""

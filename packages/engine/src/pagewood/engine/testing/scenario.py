@@ -79,6 +79,8 @@ class Scenario:
     """The shape of drafts, `max_drafts` deep; None: they are chains."""
     guess_quality: float = 0.5
     """Probability that a draft token is right; only for the runner that `run_scenario` makes."""
+    leaves_out: bool = False
+    """Whether the runner leaves out rows that have ended; only for the runner that `run_scenario` makes."""
     faults: Mapping[int, Fault] = field(default_factory=dict[int, Fault])
     """Faults of the runner, by number of the launch; only for the runner that `run_scenario` makes."""
 
@@ -107,6 +109,10 @@ class RandomDrafting:
         self.max_tokens = max_tokens
         self._rng = random.Random(seed)
 
+    def rests(self, num_requests: int) -> bool:
+        """Return False."""
+        return False
+
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
         """Return random numbers; often 0, often the largest."""
         largest = self._rng.choice((0, self.max_tokens, self.max_tokens, self.max_tokens))
@@ -121,6 +127,7 @@ class RandomDrafting:
         *,
         num_tokens: int,
         num_others: int,
+        num_steps: int,
         draft_s: float,
         verify_s: float,
     ) -> None:
@@ -191,6 +198,7 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
         max_length=max_length,
         arrivals=tuple(arrivals),
         eager_steps=frozenset(rng.sample(range(60), rng.randint(0, 30))),
+        leaves_out=num_pages % 2 == 0,
     )
 
 
@@ -326,6 +334,7 @@ class _Run:
             held_pages=kv.held_pages,
             memory=self._memory,
             guess_quality=self._scenario.guess_quality,
+            leaves_out=self._scenario.leaves_out,
         )
         self._runner = FaultyRunner(
             lambda broken: make_echo(broken=broken),

@@ -23,6 +23,10 @@ class Drafting(Protocol):
         """Why the latest lengths are what they are."""
         ...
 
+    def rests(self, num_requests: int) -> bool:
+        """Return whether a step gets no drafts, without a look at its requests."""
+        ...
+
     def lengths(self, requests: Sequence[Any], num_other_tokens: int) -> Sequence[int]:
         """Return the draft tokens of each request."""
         ...
@@ -148,7 +152,8 @@ class SpeculativeMachine:
         self, control: Drafting, batch: list[FakeRequest], step: int, rng: Random, run: SpeculativeRun
     ) -> Callable[[], None]:
         """Run a step; return what reports its result."""
-        granted = list(control.lengths(batch, self.num_other_tokens))
+        is_resting = control.rests(len(batch))
+        granted = [0] * len(batch) if is_resting else list(control.lengths(batch, self.num_other_tokens))
         assert len(granted) == len(batch)
         assert all(0 <= length <= control.max_tokens for length in granted)
         drafted = [length if rng.random() < self.finds else 0 for length in granted]

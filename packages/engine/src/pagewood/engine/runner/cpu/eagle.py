@@ -39,6 +39,8 @@ from pagewood.engine.runner.cpu.valid_slots import ValidSlots
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
 
+PATIENCE = 2
+"""Steps without drafts for which the head goes on to compute the pairs of rows that decode."""
 _MAX_DEPTH = 32
 _STASH_BYTES = 64 << 20
 
@@ -58,8 +60,8 @@ class EagleDrafter:
     __slots__ = (
         "_attention", "_catch_up", "_depth", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden",
         "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows", "_slots",
-        "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection", "has_rest",
-        "max_nodes", "max_tokens",
+        "_stashes", "_states", "_tally", "_target", "_token_map", "_unmarked", "_uses_rejection",
+        "has_rest", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +116,11 @@ class EagleDrafter:
         """[rows, depth, size] of each state that the head reads, of the last positions of a row."""
         self._missing: Int32 = np.full(num_rows, -1, np.int32)  # contents written by: plan
         """First position of each row that the head has left out; -1: none."""
-        self._num_idle: NDArray[np.int64] = np.zeros(1, np.int64)  # contents written by: plan
+        self._num_idle = 0  # written by: plan
+        """Steps in succession in which rows decoded without drafts."""
+        self._unmarked: set[int] = set()
+        """Rows for which the table of missing positions may be incomplete, while the head is left out."""
+        # written by: plan
         self._late: Int32 = np.zeros((3, num_rows), np.int32)  # contents written by: plan
         """Rows that catch up in a step, their first positions, and how many they are."""
         self._num_late: NDArray[np.int64] = np.zeros(1, np.int64)  # contents written by: plan
@@ -135,19 +141,33 @@ class EagleDrafter:
         """Decide how many tokens are drafted; see `ProgramDrafter`."""
         self._num_entries, self.has_rest = 0, False
         if len(batch.admitted) > 0:
-            for row in batch.admitted_rows():
+            admitted = batch.admitted_rows()
+            for row in admitted:
                 self._slots.begin(row)
                 self._has_state[row] = False
                 self._missing[row] = -1
+            self._unmarked.update(admitted)
         if grants is None:
+            return
+        is_idle = not grants.is_drafting and self._num_idle > PATIENCE
+        if grants.is_drafting:
+            self._num_idle = 0
+        elif not is_idle and 1 in grants.counts.tolist():
+            self._num_idle += 1
+            is_idle = self._num_idle > PATIENCE
+            if is_idle:
+                self._has_state[:] = False
+                self._unmarked.update(grants.rows.tolist())
+        if is_idle and not self._unmarked:
             return
         rows, slots = self._rows, self._slots
         num_entries = plan_head(
             grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens,
             rows.pages, slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work,
-            self._has_state, self._missing, self._depth, self._num_idle, self._firsts, self._late, self._num_late,
-            self._entries, self._tally,
+            self._has_state, self._missing, self._depth, is_idle, self._firsts, self._late,
+            self._num_late, self._entries, self._tally,
         )  # fmt: skip
+        self._unmarked = {row for row in self._unmarked if self._missing[row] < 0} if is_idle else set[int]()
         self.has_rest = num_entries >= 0
         self._num_entries = max(num_entries, 0)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.step import step_kernel
+from pagewood.engine.runner.cpu.compiled.step import StepKernel, draft, heads_kernel, step
 
 
 def warm_up(
     head_dim: int, *, int8: bool = False, draft_head_dim: int | None = None, progress: Progress | None = None
-) -> Kernel:
-    """Load every kernel from the cache on disk, or compile it and store it there; return the step's.
+) -> StepKernel:
+    """Load every kernel from the cache on disk, or compile it and store it there; return what runs programs.
 
     Args:
         head_dim: elements of a head.
@@ -19,10 +18,11 @@ def warm_up(
         int8: whether the KV memory is int8 with scales, or float32.
         progress: called with what is being loaded or compiled.
     """
-    step = step_kernel(head_dim, int8=int8, other_dim=draft_head_dim)
+    dims = {head_dim} if draft_head_dim is None else {head_dim, draft_head_dim}
+    heads = {dim: heads_kernel(dim, int8=int8) for dim in sorted(dims)}
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
-    drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape)
-    kernels = (layout.update, layout.lay_out, layout.collect, *drafts, step)
+    drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
+    kernels = (layout.update, layout.find_live, layout.lay_out, layout.collect, *heads.values(), *drafts, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:
@@ -31,4 +31,4 @@ def warm_up(
         doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
-    return step
+    return StepKernel(heads=heads, drafts=draft_head_dim is not None)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.attention import CPUAttention
@@ -37,6 +38,25 @@ class RowTables:
     """[rows], how many of them are known."""  # written by: cpu.runner
     pages: Int32
     """[rows, pages of a row], page ids."""  # written by: cpu.runner
+    checked: Int32
+    """[rows], how many tokens do not end the row: at first those that were known when its request was admitted."""
+    # written by: cpu.runner
+    limits: Int32
+    """[rows], how many tokens end the row."""  # written by: cpu.runner
+    stop_ids: Int32
+    """[rows, NUM_STOP_IDS], tokens that end the row; -1: no token."""  # written by: cpu.runner
+
+    @classmethod
+    def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
+        """Allocate tables for rows of so many tokens and pages."""
+        return cls(
+            tokens=np.zeros((num_rows, num_tokens), np.int32),
+            lengths=np.zeros(num_rows, np.int32),
+            pages=np.zeros((num_rows, num_pages), np.int32),
+            checked=np.zeros(num_rows, np.int32),
+            limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
+            stop_ids=np.full((num_rows, NUM_STOP_IDS), -1, np.int32),
+        )
 
 
 class Rotations:
@@ -80,6 +100,25 @@ class Grants:
     """Sampling parameters of the S grants."""
     is_drafting: bool = False
     """Whether a grant promises more than one token."""
+
+    def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
+        """Return some of the grants.
+
+        Args:
+            grants: which of the G grants, ascending.
+            sampled: which of the S sampled ones.
+            places: the place of each of these among `grants`.
+        """
+        promised = self.promised[sampled]
+        return Grants(
+            rows=self.rows[grants],
+            starts=self.starts[grants],
+            counts=self.counts[grants],
+            sampled=places,
+            promised=promised,
+            sampling=self.sampling.take(sampled),
+            is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,8 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import select, shrink
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
-from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect, update
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect, find_live, update
+from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.sampling import draw
@@ -73,12 +72,15 @@ class CPUStepHandle(Generic[Result]):
         return self._result.take()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Step:
     """A batch that is ready for the worker."""
 
     batch: Batch
     grants: Grants
+    """Those that are computed."""  # written by: _leave_out
+    kept: Int32 | None = None
+    """[<= S], which of the batch's sampled grants are computed; None: all."""  # written by: _leave_out
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Later[Run | None] = field(default_factory=Later)
@@ -104,7 +106,7 @@ class CPURunner:
         self,
         model: Decoder[Buffer],
         storage: KVStorage,
-        kernel: Kernel,
+        kernel: StepKernel,
         *,
         max_rows: int,
         max_length: int,
@@ -139,10 +141,8 @@ class CPURunner:
         self._kernel = kernel
         self._num_threads = num_threads
         num_pages = -(-(max_length + 1) // page_size)
-        self._rows = RowTables(  # contents written by: the worker
-            tokens=np.zeros((max_rows, max_length + 1), np.int32),
-            lengths=np.zeros(max_rows, np.int32),
-            pages=np.zeros((max_rows, num_pages), np.int32),
+        self._rows = RowTables.allocate(  # contents written by: the worker
+            num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages
         )
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
@@ -156,8 +156,8 @@ class CPURunner:
         self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
         self._selected: Int32 = np.zeros((4, max_rows), np.int32)  # written by: the worker
         """Row, known tokens, most drafts and drafts found of each grant with drafts; see `select`."""
-        self._clock: Int64 = np.zeros((2, 2), np.int64)  # written by: the program
-        """Seconds and nanoseconds before and after the instructions that draft."""
+        self._clock: Int64 = np.zeros((4, 2), np.int64)  # written by: the program
+        """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         self._pass: Pass  # written by: _write_down
         self._program: Program  # written by: _write_down
         self._target_lines: slice  # written by: _write_down
@@ -213,7 +213,10 @@ class CPURunner:
         return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
 
     def _step(self, step: _Step) -> StepResult:
-        scopes, counts, draft_s, verify_s = self._compute(step)
+        computed = self._compute(step)
+        if computed is None:
+            return StepResult(tokens=np.empty(0, np.int32), counts=np.zeros(len(step.batch.sampled), np.int32))
+        scopes, counts, draft_s, verify_s = computed
         scope, grants = self._pass.scope, step.grants
         num_wanted, num_sampled = counts[scope.wanted.index], len(grants.sampled)
         tokens, yielded = np.empty(num_wanted, np.int32), np.empty(num_sampled, np.int32)
@@ -222,6 +225,10 @@ class CPURunner:
             scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
+        if step.kept is not None:
+            num_all = len(step.batch.sampled)
+            yielded = _spread(yielded, step.kept, num_all)
+            num_drafted = _spread(num_drafted, step.kept, num_all) if grants.is_drafting else num_drafted
         found = _NOTHING
         if self._drafter is not None and grants.is_drafting:
             now = self._drafter.counts
@@ -239,20 +246,29 @@ class CPURunner:
         )
 
     def _all_logits(self, step: _Step) -> Float32:
-        _, counts, *_ = self._compute(step)
+        computed = self._compute(step)
+        assert computed is not None
+        counts = computed[1]
         return self._program.outputs[0][: counts[self._pass.scope.wanted.index]].copy()
 
-    def _compute(self, step: _Step) -> tuple[Int64, Int64, float, float]:
-        """Compute a step; return its scopes and counts, and the seconds for its drafts and for the rest.
+    def _compute(self, step: _Step) -> tuple[Int64, Int64, float, float] | None:
+        """Compute a step; return its scopes and counts, and the seconds of the drafter and of all else.
+
+        None: the rows of all of its grants have ended.
 
         The next step overwrites the outputs of the program.
 
         Raises:
             IndexError: a token is not in the vocabulary.
         """
-        began = perf_counter()
         try:
             self._update(step.batch)
+            if step.samples:
+                self._leave_out(step)
+                if len(step.grants.rows) == 0:
+                    step.run.give(None)
+                    return None
+            began = perf_counter()
             if self._lookup is not None and step.samples:
                 self._look_up(self._lookup, step)
             if self._drafter is not None:
@@ -276,11 +292,12 @@ class CPURunner:
         ended = perf_counter()
         if self._lookup is not None and step.samples:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
-        in_program_s = 0.0
-        if self._drafter is not None and step.grants.is_drafting:
-            (began_s, began_ns), (ended_s, ended_ns) = self._clock.tolist()
-            in_program_s = ended_s - began_s + (ended_ns - began_ns) * 1e-9
-        return scopes, counts, drafted - began + in_program_s, ended - drafted - in_program_s
+        draft_s = drafted - began if step.grants.is_drafting else 0.0
+        if self._drafter is not None and (step.grants.is_drafting or self._drafter.has_rest):
+            draft_began, draft_ended, rest_began, rest_ended = (s + ns * 1e-9 for s, ns in self._clock.tolist())
+            draft_s += draft_ended - draft_began if step.grants.is_drafting else 0.0
+            draft_s += rest_ended - rest_began if self._drafter.has_rest else 0.0
+        return scopes, counts, draft_s, ended - began - draft_s
 
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""
@@ -292,6 +309,23 @@ class CPURunner:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
             update(*map(_writable, (*updates, *tokens)), rows.pages, rows.tokens, rows.lengths)
+        if len(batch.limits) > 0:
+            for row, limit, stop_ids in zip(batch.admitted_rows(), batch.limits, batch.stop_ids, strict=True):
+                rows.checked[row], rows.limits[row], rows.stop_ids[row] = rows.lengths[row], limit, stop_ids
+
+    def _leave_out(self, step: _Step) -> None:
+        """Leave out the grants of rows that have ended."""
+        rows, grants = self._rows, step.grants
+        num_grants, num_sampled = len(grants.rows), len(grants.sampled)
+        kept, kept_sampled, places = np.empty((3, num_grants), np.int32)
+        num_kept = find_live(
+            grants.rows, grants.sampled, rows.tokens, rows.lengths, rows.checked, rows.limits, rows.stop_ids, kept,
+            kept_sampled, places,
+        )  # fmt: skip
+        if num_kept < num_grants:
+            num_sampled -= num_grants - num_kept  # only sampled grants can have ended
+            step.kept = kept_sampled[:num_sampled]
+            step.grants = grants.take(kept[:num_kept], step.kept, places[:num_sampled])
 
     def _look_up(self, lookup: LookupDrafter, step: _Step) -> None:
         """Draft for the grants that promise more than one token, and shrink them to the drafts that were found."""
@@ -358,7 +392,9 @@ class CPURunner:
             self._attention.compact(one, accepted)
         self._target_lines = slice(first, tape.num_lines)
         if drafter is not None:
+            mark(2)
             drafter.record_rest(tape, one, accepted)
+            mark(3)
         capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
         capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
@@ -366,6 +402,13 @@ class CPURunner:
         self._pass = one
         self._program = program = tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
         self._found, self._num_found = (output.view(np.int32) for output in program.outputs[1:])
+
+
+def _spread(values: Int32, places: Int32, size: int) -> Int32:
+    """Return `values` at their places among `size` numbers, the others 0."""
+    spread = np.zeros(size, np.int32)
+    spread[places] = values
+    return spread
 
 
 def _writable(array: Array) -> Array:

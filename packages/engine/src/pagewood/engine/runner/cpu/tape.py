@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.cpu.compiled.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, NUM_SCOPE_COLUMNS, Column
-from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, NUM_COLUMNS, Operation
+from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, FUNCTION, NUM_COLUMNS, Operation, StepKernel
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -114,7 +113,7 @@ class Tape:
         self._lines.append(_Line(operation=operation, rows=rows, operands=operands, number=number))
 
     def program(
-        self, kernel: Kernel, capacity: Sequence[int], *, inputs: Sequence[Buffer], outputs: Sequence[Buffer]
+        self, kernel: StepKernel, capacity: Sequence[int], *, inputs: Sequence[Buffer], outputs: Sequence[Buffer]
     ) -> Program:
         """Return a program, in which every matrix has memory.
 
@@ -138,6 +137,7 @@ class Tape:
         instructions = np.zeros((len(self._lines), NUM_COLUMNS), np.int64)
         for row, line in zip(instructions, self._lines, strict=True):
             row[: 2 + len(line.operands)] = [line.operation, line.rows.index, *map(value, line.operands)]
+            row[FUNCTION] = kernel.function(line.operation, line.operands[-1] if line.operands else 0)
         scopes = np.zeros((len(self._scopes), NUM_SCOPE_COLUMNS), np.int64)
         for index, columns in enumerate(self._scopes):
             scopes[index, Column.MOST_TOKENS], scopes[index, Column.MOST_WANTED] = capacity[NUM_KINDS * index :][:2]
@@ -180,7 +180,7 @@ class Tape:
 class Program:
     """Instructions whose matrices have memory. Invariant: a run ends before the next one starts."""
 
-    kernel: Kernel
+    kernel: StepKernel
     capacity: tuple[int, ...]
     """The largest number of rows, by `Rows.index`."""
     instructions: Int64
@@ -219,7 +219,7 @@ class Run:
 
     __slots__ = ("_arguments", "_kernel")
 
-    def __init__(self, kernel: Kernel, arguments: tuple[object, ...]) -> None:
+    def __init__(self, kernel: StepKernel, arguments: tuple[object, ...]) -> None:
         """Prepare a run of `kernel`; its arguments include the counters with which threads share the work."""
         self._kernel = kernel
         self._arguments = arguments

@@ -18,9 +18,6 @@ from pagewood.engine.runner.cpu.compiled.kernel import inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, lay_out_scope
 from pagewood.engine.runner.cpu.compiled.memory import integers
 
-PATIENCE = 8
-"""Steps without drafts for which a head goes on to compute the pairs of rows that decode."""
-
 
 class Entry(IntEnum):
     """A column of a table of entries. An entry is a row for which a drafter computes something in a step."""
@@ -118,17 +115,17 @@ def plan_model(
 
 @kernel(
     "i8(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], "
-    "i4[::1], i8[::1], b1[::1], i4[::1], i8, i8[::1], i4[::1], i4[:,::1], i8[::1], i4[:,::1], i8[::1])"
+    "i4[::1], i8[::1], b1[::1], i4[::1], i8, b1, i4[::1], i4[:,::1], i8[::1], i4[:,::1], i8[::1])"
 )
 def plan_head(
     rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any, lengths: Any, tokens: Any, pages: Any, tags: Any,
     page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, has_state: Any, missing: Any, depth: Any,
-    num_idle: Any, firsts: Any, late: Any, num_late: Any, entries: Any, tally: Any,
+    is_idle: Any, firsts: Any, late: Any, num_late: Any, entries: Any, tally: Any,
 ) -> Any:  # fmt: skip
     """Plan the passes of a head; return the number of entries, one for each grant that gets drafts.
 
-    If rows have decoded for a while without drafts, the head computes nothing: -1 is returned. A row that then gets
-    drafts first catches up, with the hidden states that are remembered of its last positions.
+    A row that gets drafts after the head has left it out first catches up, with the hidden states that are remembered
+    of its last positions. If the head leaves out this step, -1 is returned.
 
     Args:
         rows: `[G]`, row of each grant.
@@ -148,7 +145,7 @@ def plan_head(
         has_state: `[rows]`, whether the head's state of a row is that of its last known token; updated.
         missing: `[rows]`, first position of each row that the head has left out; -1: none. Updated.
         depth: positions of a row whose hidden states are remembered.
-        num_idle: `[1]`, steps in succession in which rows decoded without drafts; updated.
+        is_idle: whether the head leaves out the step, in which nothing is drafted, and those after it.
         firsts: `[>= G]`, written: first position of each grant.
         late: `[3, >= S]`, written: row, first position and number of positions of each row that catches up.
         num_late: `[1]`, written: rows that catch up.
@@ -156,22 +153,14 @@ def plan_head(
         tally: by `Tally`, increased.
     """
     num_late[0] = 0
-    is_drafting, is_decoding = False, False
-    for s in range(sampled.shape[0]):
-        is_drafting |= promised[s] > 1
-        is_decoding |= nums[sampled[s]] == 1
-    if is_drafting:
-        num_idle[0] = 0
-    elif is_decoding:
-        num_idle[0] += 1
-        if num_idle[0] > PATIENCE:
-            for s in range(sampled.shape[0]):
-                g = sampled[s]
-                row = rows[g]
-                if missing[row] < 0:
-                    missing[row] = max(0, min(starts[g], lengths[row] - 1))
-                has_state[row] = False
-            return -1
+    if is_idle:
+        for s in range(sampled.shape[0]):  # the states of others are not remembered
+            g = sampled[s]
+            row = rows[g]
+            if missing[row] < 0:
+                missing[row] = max(0, min(starts[g], lengths[row] - 1))
+            has_state[row] = False
+        return -1
     n, s = 0, 0
     for g in range(rows.shape[0]):
         row = rows[g]

@@ -91,6 +91,12 @@ class Kernel:
         """Whether the compiled code came from disk."""
         return bool(self._dispatcher.stats.cache_hits)
 
+    @property
+    def address(self) -> int:
+        """Where the compiled code begins, as a C function with the types of the signature; valid as long as this is."""
+        (compiled,) = self._dispatcher.overloads.values()
+        return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+
     def __call__(self, *args: Any) -> Any:
         """Run it.
 

@@ -250,6 +250,49 @@ def update(
         lengths[token_rows[n]] = token_positions[n] + 1
 
 
+@kernel("i8(i4[::1], i4[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
+def find_live(
+    rows: Any, sampled: Any, tokens: Any, lengths: Any, checked: Any, limits: Any, stop_ids: Any, kept: Any,
+    kept_sampled: Any, places: Any,
+) -> Any:  # fmt: skip
+    """Return how many grants have a row that has not ended, and write which.
+
+    Args:
+        rows: `[G]`, row of each grant.
+        sampled: `[S]`; a grant that is not sampled belongs to a prompt, which does not end.
+        tokens: `[rows, positions]`, see `RowTables` for this and the next four.
+        lengths: `[rows]`.
+        checked: `[rows]`, advanced to the length of a row that has not ended.
+        limits: `[rows]`.
+        stop_ids: `[rows, NUM_STOP_IDS]`.
+        kept: `[G]`, written: the live grants.
+        kept_sampled: `[>= S]`, written: which sampled grants are live.
+        places: `[>= S]`, written: the place of each of these in `kept`.
+    """
+    n, m, s = 0, 0, 0
+    for g in range(rows.shape[0]):
+        is_sampled = s < sampled.shape[0] and sampled[s] == g
+        has_ended = False
+        if is_sampled:
+            row = rows[g]
+            length = lengths[row]
+            if length > checked[row]:
+                has_ended = length >= limits[row]
+                for position in range(checked[row], length):
+                    for k in range(stop_ids.shape[1]):
+                        has_ended |= tokens[row, position] == stop_ids[row, k]
+                if not has_ended:
+                    checked[row] = length
+        if not has_ended:
+            kept[n] = g
+            if is_sampled:
+                kept_sampled[m], places[m] = s, n
+                m += 1
+            n += 1
+        s += is_sampled
+    return n
+
+
 @kernel("i8(i8[:,::1], i8, i4[:,::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1])")
 def collect(
     scopes: Any, index: Any, found: Any, yielded: Any, nums: Any, promised: Any, tokens: Any, counts: Any, drafted: Any

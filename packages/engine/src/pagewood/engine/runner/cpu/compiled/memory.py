@@ -67,6 +67,12 @@ def longs(address: Any, size: Any) -> Any:
 
 
 @inlined
+def long_rows(address: Any, rows: Any, columns: Any) -> Any:
+    """Return the int64 matrix `[rows, columns]` that starts at an address."""
+    return carray(_pointer_to(address), (rows, columns), np.int64)
+
+
+@inlined
 def codes(address: Any, size: Any) -> Any:
     """Return the int8 vector `[size]` that starts at an address."""
     return carray(_pointer_to(address), size, np.int8)
@@ -102,6 +108,20 @@ def _pause(typing_context: Any) -> Any:
     return types.void(), generate
 
 
+def _call(typing_context: Any, address: Any, op: Any, one: Any, number: Any, num_rows: Any, scopes: Any, part: Any,
+          following: Any) -> Any:  # fmt: skip
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        long, double = ir.IntType(64), ir.DoubleType()
+        kind = ir.FunctionType(ir.VoidType(), [long, long, double, long, long, long, long])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    long = types.int64
+    return types.void(long, long, long, types.float64, long, long, long, long), generate
+
+
+call_part: Any = intrinsic(_call)
+"""Calls the C function at an address, with the arguments of `step.draft`."""
 fetch_add: Any = intrinsic(_fetch_add)
 """Adds to one of flat int64 counters and returns its old value; a thread that reads the sum sees all earlier writes."""
 _load_shared: Any = intrinsic(_load)

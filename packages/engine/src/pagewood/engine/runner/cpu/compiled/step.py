@@ -1,5 +1,8 @@
 """A whole step in one compiled function: threads go through a list of instructions and share the parts of each.
 
+The code of heads of one size, and that of drafters, are functions of their own, which instructions name by address. So
+they are compiled only where they are needed, and the rest once for all models.
+
 Each thread that calls it claims parts of an instruction until none is left, waits until all of them are done, and goes
 on to the next instruction. So threads synchronise without system calls, a delayed thread delays the others by two parts
 at most, and the result does not depend on how many threads there are and when they arrive.
@@ -12,7 +15,9 @@ Legend: T tokens of the step, W wanted tokens, N instructions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,12 +26,15 @@ from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
-from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column
 from pagewood.engine.runner.cpu.compiled.memory import (
+    call_part,
     codes,
     fetch_add,
     floats,
     integers,
+    long_rows,
+    longs,
     vector,
     wait_for,
     write_time,
@@ -34,8 +42,10 @@ from pagewood.engine.runner.cpu.compiled.memory import (
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 
-NUM_COLUMNS = 13
-"""Columns of an instruction: the operation, which of the counts is its number of rows, and its operands."""
+NUM_COLUMNS = 14
+"""Columns of an instruction: the operation, which of the counts is its number of rows, its operands, a function."""
+FUNCTION = NUM_COLUMNS - 1
+"""Column with the address of the function that computes the parts of the instruction; 0: `step` has its code."""
 COUNTER_STRIDE = 8
 """int64 of a cache line: each instruction's counters have a line of their own."""
 _ROWS = 4  # of a part, where an instruction goes row by row
@@ -144,198 +154,236 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
     return (num_rows + _ROWS - 1) // _ROWS
 
 
-def step_kernel(dim: int, *, int8: bool, other_dim: int | None = None) -> Kernel:
-    """Return the kernel that runs programs.
+_PART = "void(i8, i8, f8, i8, i8, i8, i8)"
+"""Signature of a function that computes one part of an instruction: operation, address of the instruction, its number,
+its rows, address of the table of scopes, part, and the part that the thread computes next."""
+
+
+@cache
+def heads_kernel(dim: int, *, int8: bool) -> Kernel:
+    """Return the function that computes parts of SPLIT and ATTEND.
 
     Args:
-        dim: elements of a head.
+        dim: elements of a head, a constant in its loops.
         int8: whether the KV memory is int8 with scales, or float32.
-        other_dim: elements of a head in the model that drafts; None: no model drafts, and the kernel does not have the
-            instructions for it, which take longer to compile than all others.
     """
-    other, drafts = other_dim or dim, other_dim is not None
-    attend, attend_other = attend_item(dim, codes=int8), attend_item(other, codes=int8)
-    put, numbers_at = (store_codes, codes) if int8 else (store, vector)
+    attend = attend_item(dim, codes=int8)
+    numbers_at = codes if int8 else vector
 
-    @inlined
-    def split(one: Any, number: Any, num_rows: Any, size: Any, first: Any, last: Any) -> None:
-        q_size, k_size = one[10], one[11]
-        rows.split_heads(
-            floats(one[2], num_rows, q_size + 2 * k_size), floats(one[3], num_rows, size // 2),
-            floats(one[4], num_rows, size // 2), vector(one[5], size if one[5] != 0 else 0),
-            vector(one[6], size if one[6] != 0 else 0), number, floats(one[7], num_rows, q_size),
-            floats(one[8], num_rows, k_size), floats(one[9], num_rows, k_size), first, last,
-        )  # fmt: skip
-
-    @inlined
-    def attend_with(function: Any, size: Any, one: Any, number: Any, num_rows: Any, scope: Any, part: Any,
-                    following: Any) -> None:  # fmt: skip
-        q_size, memory_size = one[5], one[11]
-        function(
-            numbers_at(one[3], memory_size), vector(one[9], memory_size // size if one[9] != 0 else 0),
-            floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size), scope, part, following, one[6], one[7],
-            one[8], number,
-        )  # fmt: skip
-
-    @inlined
-    def move(op: Any, one: Any, first: Any, last: Any) -> None:
-        if op == Operation.TAKE:
-            rows.take(one[2], integers(one[3], last), one[4], one[5], first, last)
-        elif op == Operation.GATHER:
-            rows.take(one[3], integers(one[2], last), one[4], one[5], first, last)
+    def heads(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
+        one = longs(one_at, NUM_COLUMNS)
+        if op == Operation.ATTEND:
+            q_size, memory_size = one[5], one[11]
+            attend(
+                numbers_at(one[3], memory_size), vector(one[9], memory_size // dim if one[9] != 0 else 0),
+                floats(one[2], num_rows, q_size), floats(one[4], num_rows, q_size),
+                long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)[one[10]], part, following, one[6], one[7], one[8], number,
+            )  # fmt: skip
         else:
-            rows.take_panels(one[3], integers(one[2], last), one[4], one[5], first, last)
+            q_size, k_size = one[10], one[11]
+            first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
+            rows.split_heads(
+                floats(one[2], num_rows, q_size + 2 * k_size), floats(one[3], num_rows, dim // 2),
+                floats(one[4], num_rows, dim // 2), vector(one[5], dim if one[5] != 0 else 0),
+                vector(one[6], dim if one[6] != 0 else 0), number, floats(one[7], num_rows, q_size),
+                floats(one[8], num_rows, k_size), floats(one[9], num_rows, k_size), first, last,
+            )  # fmt: skip
 
-    @inlined
-    def settle(op: Any, one: Any, number: Any, scopes: Any, part: Any) -> None:
-        if op == Operation.ACCEPT:
-            accept(scopes[one[2]], part, one[3], one[4], one[5], one[6], number)
-        elif op == Operation.PLANT:
-            plant(scopes[one[2]], part)
-        elif op == Operation.COMPACT:
-            compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
-        else:
-            write_time(one[2])
+    return kernel(_PART, variant=dim * 2 + int8)(heads)
 
-    @inlined
-    def grow(op: Any, one: Any, scopes: Any, part: Any) -> None:
-        scope = scopes[one[2]]
-        if op == Operation.SELECT:
-            tree.select(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
-        elif op == Operation.CLIMB:
-            tree.climb(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
-        elif op == Operation.KEEP_BEAM:
-            tree.keep_beam(scope, part, one[3], one[4], one[5], one[6], one[7])
-        elif op == Operation.INHERIT:
-            tree.inherit(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10], one[11],
-                         one[12])  # fmt: skip
-        elif op == Operation.GRAFT:
-            tree.graft(scope, part, one[3], one[4], one[5])
-        elif op == Operation.LINE_UP:
-            tree.line_up(scope, scopes[one[3]], part, one[4])
-        else:
-            tree.trace(scope, scopes[one[3]], part, one[4], one[5], one[6])
 
-    @inlined
-    def hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
-        scope = scopes[one[2]]
-        if op == Operation.FILL:
-            drafting.fill(scope, part, one[3])
-        elif op == Operation.TAG:
-            drafting.tag(scope, part, one[3], one[4], one[5])
-        elif op == Operation.NOTE:
-            drafting.note(scope, part, one[3], one[4])
-        elif op == Operation.LAST:
-            drafting.last(scope, scopes[one[3]], part, one[4])
-        elif op == Operation.KEEP:
-            drafting.keep(scope, part, one[3], one[4], one[5])
-        elif op == Operation.RECALL:
-            drafting.recall(scope, part, one[3], one[4], one[5])
-        elif op == Operation.STASH:
-            drafting.stash(scope, part, one[3], one[4], one[5], one[6])
-        elif op == Operation.UNSTASH:
-            drafting.unstash(scope, part, one[3], one[4], one[5], one[6])
-        elif op == Operation.HOLD_LOGITS:
-            drafting.hold_logits(scope, scopes[one[3]], part, one[4], one[5], one[6], one[7], one[8])
-        elif op == Operation.REJECT:
-            reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
-        else:
-            drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
+@inlined
+def _grow(op: Any, one: Any, scopes: Any, part: Any) -> None:
+    scope = scopes[one[2]]
+    if op == Operation.SELECT:
+        tree.select(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
+    elif op == Operation.CLIMB:
+        tree.climb(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
+    elif op == Operation.KEEP_BEAM:
+        tree.keep_beam(scope, part, one[3], one[4], one[5], one[6], one[7])
+    elif op == Operation.INHERIT:
+        tree.inherit(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10], one[11],
+                     one[12])  # fmt: skip
+    elif op == Operation.GRAFT:
+        tree.graft(scope, part, one[3], one[4], one[5])
+    elif op == Operation.LINE_UP:
+        tree.line_up(scope, scopes[one[3]], part, one[4])
+    else:
+        tree.trace(scope, scopes[one[3]], part, one[4], one[5], one[6])
 
-    @inlined
-    def grow_or_hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
-        if op == Operation.EXPAND:
-            at, topk = one[3] + part * NUM_CHOICE_COLUMNS * 4, one[7]
-            tree.expand(vector(one[2] + part * one[6] * 4, one[6]), vector(at, NUM_CHOICE_COLUMNS),
-                        integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * topk * 4, topk),
-                        vector(one[5] + part * topk * 4, topk))  # fmt: skip
-        elif op > Operation.EXPAND:
-            grow(op, one, scopes, part)
-        else:
-            hand_on(op, one, scopes, part)
 
-    @inlined
-    def nothing(op: Any, one: Any, scopes: Any, part: Any) -> None:
-        pass
+@inlined
+def _hand_on(op: Any, one: Any, scopes: Any, part: Any) -> None:
+    scope = scopes[one[2]]
+    if op == Operation.FILL:
+        drafting.fill(scope, part, one[3])
+    elif op == Operation.TAG:
+        drafting.tag(scope, part, one[3], one[4], one[5])
+    elif op == Operation.NOTE:
+        drafting.note(scope, part, one[3], one[4])
+    elif op == Operation.LAST:
+        drafting.last(scope, scopes[one[3]], part, one[4])
+    elif op == Operation.KEEP:
+        drafting.keep(scope, part, one[3], one[4], one[5])
+    elif op == Operation.RECALL:
+        drafting.recall(scope, part, one[3], one[4], one[5])
+    elif op == Operation.STASH:
+        drafting.stash(scope, part, one[3], one[4], one[5], one[6])
+    elif op == Operation.UNSTASH:
+        drafting.unstash(scope, part, one[3], one[4], one[5], one[6])
+    elif op == Operation.HOLD_LOGITS:
+        drafting.hold_logits(scope, scopes[one[3]], part, one[4], one[5], one[6], one[7], one[8])
+    elif op == Operation.REJECT:
+        reject(scope, part, one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10])
+    else:
+        drafting.spread(part, one[3], one[4], one[5], one[6], one[7])
 
-    draft = grow_or_hand_on if drafts else nothing
 
-    @inlined
-    def change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
-        if op == Operation.NORM:
-            size = one[5]
-            rows.norm(floats(one[2], num_rows, size), vector(one[3], size), number, floats(one[4], num_rows, size),
-                      first, last)  # fmt: skip
-        elif op == Operation.ADD_NORM:
-            size = one[6]
-            rows.add_norm(floats(one[2], num_rows, size), floats(one[3], num_rows, size), vector(one[4], size), number,
-                          floats(one[5], num_rows, size), first, last)  # fmt: skip
-        elif op == Operation.SILU_MUL:
-            size = one[4]
-            rows.silu_mul(floats(one[2], num_rows, 2 * size), floats(one[3], num_rows, size), first, last)
-        elif op == Operation.PUT:
-            rows.put(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), one[6], first, last)
-        elif op == Operation.CLEAR_FIRST:
-            rows.clear_first(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), first, last)
-        elif dim == other or one[12] == dim:
-            split(one, number, num_rows, dim, first, last)
-        else:
-            split(one, number, num_rows, other, first, last)
+@kernel(_PART)
+def draft(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
+    """Compute a part of an instruction of a drafter, `Operation.FILL` or one behind it."""
+    one, scopes = longs(one_at, NUM_COLUMNS), long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)
+    if op == Operation.EXPAND:
+        at, topk = one[3] + part * NUM_CHOICE_COLUMNS * 4, one[7]
+        tree.expand(vector(one[2] + part * one[6] * 4, one[6]), vector(at, NUM_CHOICE_COLUMNS),
+                    integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * topk * 4, topk),
+                    vector(one[5] + part * topk * 4, topk))  # fmt: skip
+    elif op > Operation.EXPAND:
+        _grow(op, one, scopes, part)
+    else:
+        _hand_on(op, one, scopes, part)
 
-    def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: Any) -> None:
-        margin = np.empty(TALL * WIDTH, np.float32)
-        for i in range(instructions.shape[0]):
-            one = instructions[i]
-            op, num_rows = one[0], counts[one[1]]
-            num_parts = _num_parts(op, one, num_rows, scopes)
-            num_done = 0
-            part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
-            while part < num_parts:
-                num_done += 1
-                following = part
-                is_ahead = op == Operation.MULTIPLY or op == Operation.ATTEND
-                if is_ahead:  # claimed one ahead, so that its operands can be prefetched
-                    following = fetch_add(counters, i * COUNTER_STRIDE, 1)
-                first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
-                if op == Operation.MULTIPLY:
-                    depth, size = one[7], one[8]
-                    padded = (size + WIDTH - 1) // WIDTH * WIDTH
-                    matmul.multiply(
-                        vector(one[2] if num_rows == 1 else one[3], num_rows * depth),
-                        vector(one[4], padded * depth), vector(one[5], padded), floats(one[6], num_rows, size),
-                        depth, part, following, margin,
-                    )  # fmt: skip
-                elif op == Operation.PACK:
-                    matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
-                elif op == Operation.ATTEND:
-                    if dim == other or one[12] == dim:
-                        attend_with(attend, dim, one, numbers[i], num_rows, scopes[one[10]], part, following)
-                    else:
-                        attend_with(attend_other, other, one, numbers[i], num_rows, scopes[one[10]], part, following)
-                elif op == Operation.STORE:
-                    k_size, memory_size = one[5], one[10]
-                    num_scales = memory_size * one[6] // k_size if one[8] != 0 else 0
-                    put(numbers_at(one[4], memory_size), vector(one[8], num_scales), floats(one[2], num_rows, k_size),
-                        floats(one[3], num_rows, k_size), scopes[one[9]], one[6], one[7], first, last)  # fmt: skip
-                elif op == Operation.DRAW:
-                    at = one[3] + part * NUM_CHOICE_COLUMNS * 4
-                    draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
-                         integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
-                elif op >= Operation.FILL:
-                    draft(op, one, scopes, part)
-                elif op >= Operation.ACCEPT:
-                    settle(op, one, numbers[i], scopes, part)
-                elif op <= Operation.TAKE:
-                    move(op, one, first, last)
-                else:
-                    change(op, one, numbers[i], num_rows, first, last)
-                part = following if is_ahead else fetch_add(counters, i * COUNTER_STRIDE, 1)
-            if num_done > 0:
-                fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
-            wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
 
-    return kernel(
-        "void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])",
-        variant=((other << 32 | dim) * 2 + int8) * 2 + drafts,
-        is_long=True,
-    )(step)
+@inlined
+def _move(op: Any, one: Any, first: Any, last: Any) -> None:
+    if op == Operation.TAKE:
+        rows.take(one[2], integers(one[3], last), one[4], one[5], first, last)
+    elif op == Operation.GATHER:
+        rows.take(one[3], integers(one[2], last), one[4], one[5], first, last)
+    else:
+        rows.take_panels(one[3], integers(one[2], last), one[4], one[5], first, last)
+
+
+@inlined
+def _settle(op: Any, one: Any, number: Any, scopes: Any, part: Any) -> None:
+    if op == Operation.ACCEPT:
+        accept(scopes[one[2]], part, one[3], one[4], one[5], one[6], number)
+    elif op == Operation.PLANT:
+        plant(scopes[one[2]], part)
+    elif op == Operation.COMPACT:
+        compact(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8])
+    else:
+        write_time(one[2])
+
+
+@inlined
+def _change(op: Any, one: Any, number: Any, num_rows: Any, first: Any, last: Any) -> None:
+    if op == Operation.NORM:
+        size = one[5]
+        rows.norm(floats(one[2], num_rows, size), vector(one[3], size), number, floats(one[4], num_rows, size),
+                  first, last)  # fmt: skip
+    elif op == Operation.ADD_NORM:
+        size = one[6]
+        rows.add_norm(floats(one[2], num_rows, size), floats(one[3], num_rows, size), vector(one[4], size), number,
+                      floats(one[5], num_rows, size), first, last)  # fmt: skip
+    elif op == Operation.SILU_MUL:
+        size = one[4]
+        rows.silu_mul(floats(one[2], num_rows, 2 * size), floats(one[3], num_rows, size), first, last)
+    elif op == Operation.PUT:
+        rows.put(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), one[6], first, last)
+    else:
+        rows.clear_first(floats(one[2], num_rows, one[4]), floats(one[3], num_rows, one[5]), first, last)
+
+
+@inlined
+def _store(one: Any, num_rows: Any, scopes: Any, first: Any, last: Any) -> None:
+    k_size, memory_size = one[5], one[10]
+    k, v, scope = floats(one[2], num_rows, k_size), floats(one[3], num_rows, k_size), scopes[one[9]]
+    if one[8] != 0:
+        scales = vector(one[8], memory_size * one[6] // k_size)
+        store_codes(codes(one[4], memory_size), scales, k, v, scope, one[6], one[7], first, last)
+    else:
+        store(vector(one[4], memory_size), vector(0, 0), k, v, scope, one[6], one[7], first, last)
+
+
+@kernel("void(i8[:,::1], f8[::1], i8[::1], i8[::1], i8[:,::1])", is_long=True)
+def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: Any) -> None:
+    """Run a program; see `Program.start` for the arguments."""
+    margin = np.empty(TALL * WIDTH, np.float32)
+    for i in range(instructions.shape[0]):
+        one = instructions[i]
+        op, num_rows = one[0], counts[one[1]]
+        num_parts = _num_parts(op, one, num_rows, scopes)
+        num_done = 0
+        part = fetch_add(counters, i * COUNTER_STRIDE, 1) if num_parts > 0 else 0
+        while part < num_parts:
+            num_done += 1
+            following = part
+            is_ahead = op == Operation.MULTIPLY or op == Operation.ATTEND
+            if is_ahead:  # claimed one ahead, so that its operands can be prefetched
+                following = fetch_add(counters, i * COUNTER_STRIDE, 1)
+            first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
+            if op == Operation.MULTIPLY:
+                depth, size = one[7], one[8]
+                padded = (size + WIDTH - 1) // WIDTH * WIDTH
+                matmul.multiply(
+                    vector(one[2] if num_rows == 1 else one[3], num_rows * depth),
+                    vector(one[4], padded * depth), vector(one[5], padded), floats(one[6], num_rows, size),
+                    depth, part, following, margin,
+                )  # fmt: skip
+            elif one[FUNCTION] != 0:
+                at = instructions.ctypes.data + 8 * NUM_COLUMNS * i
+                call_part(one[FUNCTION], op, at, numbers[i], num_rows, scopes.ctypes.data, part, following)
+            elif op == Operation.PACK:
+                matmul.pack(floats(one[2], num_rows, one[4]), vector(one[3], num_rows * one[4]), part)
+            elif op == Operation.STORE:
+                _store(one, num_rows, scopes, first, last)
+            elif op == Operation.DRAW:
+                at = one[3] + part * NUM_CHOICE_COLUMNS * 4
+                draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
+                     integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+            elif op >= Operation.ACCEPT:
+                _settle(op, one, numbers[i], scopes, part)
+            elif op <= Operation.TAKE:
+                _move(op, one, first, last)
+            else:
+                _change(op, one, numbers[i], num_rows, first, last)
+            part = following if is_ahead else fetch_add(counters, i * COUNTER_STRIDE, 1)
+        if num_done > 0:
+            fetch_add(counters, i * COUNTER_STRIDE + 1, num_done)
+        wait_for(counters, i * COUNTER_STRIDE + 1, num_parts)
+
+
+class StepKernel:
+    """Runs programs: `step`, and the functions that instructions name by address. All are compiled."""
+
+    __slots__ = ("_drafts", "_heads")
+
+    def __init__(self, *, heads: Mapping[int, Kernel], drafts: bool) -> None:
+        """Take the functions for heads, by their number of elements, and those of drafters or not."""
+        self._heads = {dim: one.address for dim, one in heads.items()}
+        self._drafts = draft.address if drafts else 0
+
+    def function(self, operation: Operation, last_operand: object) -> int:
+        """Return the address of the function that an instruction calls; 0: `step` has its code.
+
+        Args:
+            operation: of the instruction.
+            last_operand: of SPLIT and ATTEND, the elements of a head.
+
+        Raises:
+            ValueError: the function was not compiled.
+        """
+        if operation in (Operation.SPLIT, Operation.ATTEND):
+            if not isinstance(last_operand, int) or last_operand not in self._heads:
+                raise ValueError(f"heads must have one of {list(self._heads)} elements, got {last_operand}")
+            return self._heads[last_operand]
+        if operation < Operation.FILL:
+            return 0
+        if not self._drafts:
+            raise ValueError(f"the kernel was compiled without drafters, which {operation.name} belongs to")
+        return self._drafts
+
+    def __call__(self, *args: Any) -> None:
+        """Run a program without the interpreter's lock; see `Program.start`."""
+        step(*args)
