@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -52,8 +53,12 @@ class System:
         max_tokens: int | Sequence[int],
         temperature: float = 0.0,
         ignore_eos: bool = False,
+        **fields: Any,
     ) -> Run:
-        """Answer the prompts, `concurrency` at a time; request i has seed i, and `max_tokens` may be given for each."""
+        """Answer the prompts, `concurrency` at a time; request i has seed i, and `max_tokens` may be given for each.
+
+        `fields` are other `SamplingParams`.
+        """
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
         before = self._engine.counters()
         waiting = deque(enumerate(prompts))
@@ -65,7 +70,11 @@ class System:
             while waiting and num_open < concurrency:
                 index, prompt = waiting.popleft()
                 sampling = SamplingParams(
-                    max_tokens=limits[index], temperature=temperature, seed=index, ignore_eos=ignore_eos
+                    max_tokens=limits[index],
+                    temperature=temperature,
+                    seed=index,
+                    ignore_eos=ignore_eos,
+                    **fields,
                 )
                 tokens = np.array(prompt, "<i4").tobytes()
                 self._inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=sampling))

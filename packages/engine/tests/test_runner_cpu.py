@@ -26,6 +26,7 @@ from pagewood.engine.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.cpu.worker import Worker
 from pagewood.engine.testing.driver import RowDriver
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool import MultiHeadLayout
@@ -177,6 +178,25 @@ def test_a_batch_may_be_read_only(runner: CPURunner) -> None:
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
     assert runner.launch(batch).wait().tokens.shape == (1,)
+
+
+def test_a_worker_that_is_dropped_ends_and_a_closed_one_takes_nothing() -> None:
+    before = threading.active_count()
+    worker = Worker("dropped", begin=lambda: None)
+    assert worker.submit(lambda: 5).take() == 5
+    failed = worker.submit(lambda: [][0])
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            failed.take()
+    del worker, failed
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threading.active_count() == before
+    closed = Worker("closed", begin=lambda: None)
+    closed.close()
+    with pytest.raises(RuntimeError, match="the runner is closed"):
+        closed.submit(lambda: 5)
 
 
 def test_close_ends_the_worker(folder: Path) -> None:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +50,7 @@ from speculating import (
     Drafter,
     Report,
     arrival,
+    make,
     plain_engines,
     random_drafting,
     random_traffic,
@@ -58,7 +58,7 @@ from speculating import (
     runner_of,
     traffic,
 )
-from tiny_models import ARCHITECTURES, cyclic_folders, head_folder, model_folder, num_right
+from tiny_models import ARCHITECTURES
 
 KINDS = ("ngram", "suffix", "self", "perturbed", "unrelated", "eagle", "mtp", "cyclic")
 WITH_MTP = ("llama", "mimo")
@@ -69,27 +69,6 @@ def oracles() -> Iterator[None]:
     """Keep the plain engines until the last test."""
     with plain_engines():
         yield
-
-
-def make(kind: str, architecture: str) -> tuple[Path, Drafter]:
-    """Return a target and what drafts for it."""
-    model = model_folder(architecture)
-    match kind:
-        case "self":
-            return model, Drafter(kind="draft", folder=model, num_right=lambda _, count: count, is_ready=True)
-        case "perturbed":
-            return model, Drafter(kind="draft", folder=model_folder(architecture, noise=0.02))
-        case "unrelated":
-            return model, Drafter(kind="draft", folder=model_folder("qwen3", seed=5))
-        case "eagle":
-            return model, Drafter(kind="eagle", folder=head_folder(architecture))
-        case "mtp":
-            return model_folder(architecture, has_mtp=True), Drafter(kind="eagle")
-        case "cyclic":
-            target, head = cyclic_folders()
-            return target, Drafter(kind="eagle", folder=head, num_right=num_right)
-        case _:
-            return model, Drafter(kind=kind)
 
 
 def random_options(rng: random.Random, *, prefix_cache: bool) -> dict[str, Any]:

@@ -96,8 +96,6 @@ def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> 
     ("name", "value"),
     [
         ("n", 2),
-        ("repetition_penalty", 1.1),
-        ("min_tokens", 1),
         ("use_beam_search", True),
         ("skip_special_tokens", False),
         ("include_stop_str_in_output", True),
@@ -105,7 +103,6 @@ def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> 
         ("allowed_token_ids", [1]),
         ("guided_regex", "a+"),
         ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"1": 1}),
         ("length_penalty", True),
     ],
 )
@@ -114,6 +111,25 @@ def test_what_asks_for_something_unsupported_is_refused_by_name(name: str, value
         with pytest.raises(ApiError, match=f"'{name}' is not supported") as error:
             parse(json.dumps({**body, name: value}).encode())
         assert error.value.code == "unsupported_parameter"
+
+
+def test_changes_of_logits_reach_the_engine() -> None:
+    asked = {
+        "frequency_penalty": 0.5, "presence_penalty": -1, "repetition_penalty": 1.2, "min_tokens": 3,
+        "logit_bias": {"5": -100, "07": 1.5},
+    }  # fmt: skip
+    for parse, body in ((parse_chat, CHAT), (parse_completion, COMPLETION)):
+        fields = parse(json.dumps({**body, **asked}).encode())
+        meant = sampling(fields, SamplingParams(repetition_penalty=1.1), max_tokens=4, vocab_size=10)
+        assert (meant.frequency_penalty, meant.presence_penalty, meant.repetition_penalty) == (0.5, -1.0, 1.2)
+        assert (meant.logit_bias, meant.min_tokens) == (((5, -100.0), (7, 1.5)), 3)
+        left_out = sampling(parse(json.dumps(body).encode()), meant, max_tokens=4, vocab_size=10)
+        assert left_out.repetition_penalty == 1.2  # of the model's folder
+        assert left_out.frequency_penalty == left_out.min_tokens == 0
+        with pytest.raises(ApiError, match="expected at most the longest answer, 2, but got 3"):
+            sampling(fields, SamplingParams(), max_tokens=2, vocab_size=10)
+        with pytest.raises(ApiError, match=r"'logit_bias': token ids must be in \[0, 6\), but got 7"):
+            sampling(fields, SamplingParams(), max_tokens=9, vocab_size=6)
 
 
 def test_no_field_is_both_supported_and_declared_neutral() -> None:

@@ -27,6 +27,7 @@ from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing import Arrival, Scenario, random_scenario
 from pagewood.engine.testing.scenario import RandomDrafting
+from tiny_models import cyclic_folders, head_folder, model_folder, num_right
 
 ORACLE_LENGTH = 160
 
@@ -114,6 +115,27 @@ class Report:
     """Of a draft model or a head."""
     cached: dict[str, int]
     """Tokens of each request that came from the cache."""
+
+
+def make(kind: str, architecture: str) -> tuple[Path, Drafter]:
+    """Return a target and what drafts for it."""
+    model = model_folder(architecture)
+    match kind:
+        case "self":
+            return model, Drafter(kind="draft", folder=model, num_right=lambda _, count: count, is_ready=True)
+        case "perturbed":
+            return model, Drafter(kind="draft", folder=model_folder(architecture, noise=0.02))
+        case "unrelated":
+            return model, Drafter(kind="draft", folder=model_folder("qwen3", seed=5))
+        case "eagle":
+            return model, Drafter(kind="eagle", folder=head_folder(architecture))
+        case "mtp":
+            return model_folder(architecture, has_mtp=True), Drafter(kind="eagle")
+        case "cyclic":
+            target, head = cyclic_folders()
+            return target, Drafter(kind="eagle", folder=head, num_right=num_right)
+        case _:
+            return model, Drafter(kind=kind)
 
 
 def random_traffic(rng: random.Random, *, overlap: bool) -> Scenario:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
+
+MAX_LOGIT_BIAS = 1024
+"""Most tokens of a `logit_bias`."""
 
 
 class FinishReason(Enum):
@@ -22,8 +26,17 @@ class FinishReason(Enum):
 class SamplingParams:
     """How the tokens of one request are chosen, and when generation ends.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. Filters apply in the
-    order temperature, top_k, top_p, min_p. With a `seed`, the tokens are a function of (weights, prompt, seed) only.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. With a `seed`, the tokens
+    are a function of (weights, prompt, parameters) only.
+
+    Logits are changed in this order, then filters apply in the order temperature, top_k, top_p, min_p:
+
+    - `repetition_penalty` r, of each token in prompt or output: a positive logit is divided by r, another multiplied.
+      Source: Keskar et al., CTRL, 2019.
+    - `frequency_penalty` is subtracted once for each occurrence of a token in the output, `presence_penalty` once for a
+      token that occurs. Source: OpenAI's API.
+    - `logit_bias`, pairs of a token and a number, is added.
+    - Until there are `min_tokens` output tokens, those that would end the request get no probability.
 
     Raises:
         ValueError: a field is out of its range.
@@ -38,8 +51,19 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    """Above 0, at most 100; 1: off."""
+    frequency_penalty: float = 0.0
+    """In [-2, 2]."""
+    presence_penalty: float = 0.0
+    """In [-2, 2]."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """At most 1,024 distinct tokens, each with a number in [-100, 100], or minus infinity for none of its kind."""
+    min_tokens: int = 0
+    """Output tokens before a stop token can be drawn; at most `max_tokens`."""
 
     def __post_init__(self) -> None:
+        """Check the ranges."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
         if not 0.0 <= self.temperature <= 100.0:
@@ -52,6 +76,30 @@ class SamplingParams:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit in 64 signed bits, got {self.seed}")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise ValueError(f"repetition_penalty must be in (0, 100], got {self.repetition_penalty}")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            if not -2.0 <= value <= 2.0:
+                raise ValueError(f"{name} must be in [-2, 2], got {value}")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS or len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise ValueError(
+                f"logit_bias must name at most {MAX_LOGIT_BIAS} tokens, each once, got {len(self.logit_bias)} pairs"
+            )
+        for token, bias in self.logit_bias:
+            if not 0 <= token < 2**31:
+                raise ValueError(f"logit_bias must name token ids in [0, 2**31), got {token}")
+            if not (-100.0 <= bias <= 100.0 or bias == -math.inf):
+                raise ValueError(f"logit_bias must have numbers in [-100, 100] or minus infinity, got {bias}")
+        if not 0 <= self.min_tokens < 2**31 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
+            limit = "2**31" if self.max_tokens is None else f"max_tokens ({self.max_tokens})"
+            raise ValueError(f"min_tokens must be >= 0 and at most {limit}, got {self.min_tokens}")
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before the filters."""
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias) or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import MAX_LOGIT_BIAS, SamplingParams
 from pagewood.server.errors import ApiError
 from pagewood.server.validation import kind
 
@@ -29,13 +29,8 @@ IGNORED = frozenset(
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "n": (None, 1),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
     # vLLM, SGLang and other servers: sampling
-    "repetition_penalty": (None, 1),
     "length_penalty": (None, 1),
-    "min_tokens": (None, 0),
     "use_beam_search": (None, False),
     "early_stopping": (None, False),
     "typical_p": (None, 1),
@@ -95,6 +90,24 @@ def _stops(value: Any) -> list[str]:
     return stops
 
 
+def _biases(value: Any) -> list[tuple[int, float]]:
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object of token ids and numbers, but got {kind(value)} instead")
+    biases = cast("dict[str, Any]", value)
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise ValueError(f"expected at most {MAX_LOGIT_BIAS} tokens, but got {len(biases)}")
+    found: dict[int, float] = {}
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit()) or int(key[:11]) > INT32_MAX:
+            raise ValueError(f"expected token ids as keys, but got {key[:20]!r}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ValueError(f"expected a number in [-100, 100] for token {int(key)}, but got {str(bias)[:20]}")
+        found[int(key)] = float(bias)  # "5" and "05" are one token
+    return list(found.items())
+
+
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
@@ -118,12 +131,18 @@ class GenerationFields(BaseModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = []
+    """From an object whose keys are token ids."""
 
     # Beyond OpenAI's API; OpenAI's clients send these with `extra_body`.
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] | None = None
 
@@ -157,10 +176,18 @@ def sampling(
         vocab_size: number of token ids of the model.
 
     Raises:
-        ApiError: a stop token is not in the vocabulary.
+        ApiError: a token is not in the vocabulary, or the answer could not be as long as it must be.
     """
     stop_token_ids = tuple(fields.stop_token_ids or ())
     check_tokens(stop_token_ids, param="stop_token_ids", vocab_size=vocab_size)
+    check_tokens([token for token, _ in fields.logit_bias], param="logit_bias", vocab_size=vocab_size)
+    min_tokens = fields.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise ApiError(
+            f"Invalid value for 'min_tokens': expected at most the longest answer, {max_tokens}, but got {min_tokens}.",
+            param="min_tokens",
+            code="invalid_value",
+        )
     top_p = defaults.top_p if fields.top_p is None else fields.top_p
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     return SamplingParams(
@@ -170,6 +197,13 @@ def sampling(
         top_p=top_p or 1.0,
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         seed=fields.seed,
+        repetition_penalty=(
+            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+        ),
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        logit_bias=tuple(fields.logit_bias),
+        min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(fields.ignore_eos),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
@@ -67,6 +68,8 @@ class Batch:
     """[A, NUM_STOP_IDS] tokens that end the row of each; -1: no token."""
     namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     """[A] a number that stands for the namespace of each, for drafters that remember text; empty if none drafts."""
+    adjustments: Adjustments | None = None
+    """How the logits of admitted requests are changed before tokens are drawn; None: those of none are."""
 
     rows: Int32
     """[G] row of each grant."""
@@ -99,7 +102,8 @@ class BatchBuilder:
     Args:
         num_rows: requests that can hold a row at the same time.
         page_size: positions per page.
-        is_drafting: whether the runner drafts tokens; it then needs all tokens of a row, also those whose KV is cached.
+        is_drafting: whether the runner drafts tokens; it then needs all tokens of a row, also those whose KV is cached,
+            as it does for a request whose logits are changed.
     """
 
     __slots__ = ("_is_drafting", "_key", "_page_size", "_table")
@@ -129,7 +133,8 @@ class BatchBuilder:
                 page_ids.append(request.pages[first:last])
             if is_admitted:
                 admitted.append(request)
-                token_starts.append(0 if self._is_drafting else start)
+                reads_text = self._is_drafting or request.sampling.changes_logits
+                token_starts.append(0 if reads_text else start)
         token_rows = [request.row for request in admitted]
         if admitted:
             entries = SamplingArrays.of([one.sampling for one in admitted], [one.seed for one in admitted])
@@ -139,10 +144,11 @@ class BatchBuilder:
         rows = np.array([grant.request.row for grant in grants], np.int32)
         promised = np.array([grant.num_promised for grant in grants], np.int32)
         sampled = np.flatnonzero(promised).astype(np.int32)
-        of_admitted: dict[str, NDArray[Any]] = {}
+        of_admitted: dict[str, Any] = {}
         if admitted:
             of_admitted["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
             of_admitted["limits"] = np.array([one.max_length for one in admitted], np.int32)
+            of_admitted["adjustments"] = Adjustments.of(admitted)
             of_admitted["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
             if self._is_drafting:
                 of_admitted["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)

@@ -117,6 +117,12 @@ class Intake:
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
             bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
             return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
+        unknown = [token for token, _ in submit.sampling.logit_bias if token >= self._vocab_size]
+        if unknown:
+            return Refusal(
+                message=f"logit_bias must have token ids in [0, {self._vocab_size}), got {unknown[0]}",
+                param="logit_bias",
+            )
         max_tokens = submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import Runner
@@ -29,6 +30,13 @@ class DrivenSequence:
     num_sent_pages: int = 0  # written by: driver
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     seed: int = 0
+    is_admitted: bool = False
+    """Whether a step for it has been built."""  # written by: driver
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that would end it in an engine; here none does."""
+        return frozenset(self.sampling.stop_token_ids)
 
     @property
     def output(self) -> list[int]:
@@ -110,10 +118,16 @@ class RowDriver:
                 promised.append(1 + depth if num_drafts else 1)
             grants.append((sequence.row, start, count + num_drafts))
         chosen = [work[i][0] for i in sampled]
+        admitted = [i for i, (sequence, _) in enumerate(work) if not sequence.is_admitted]
+        for i in admitted:
+            work[i][0].is_admitted = True
         page_rows, page_columns, page_ids = _columns(pages)
         token_rows, token_positions, token_ids = _columns(tokens)
         rows, starts, counts = _columns(grants)
         return Batch(
+            admitted=np.array(admitted, np.int32),
+            namespaces=np.zeros(len(admitted), np.int64),
+            adjustments=Adjustments.of([work[i][0] for i in admitted]),
             page_rows=page_rows,
             page_columns=page_columns,
             page_ids=page_ids,

@@ -19,7 +19,7 @@ from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome, lay_out
+from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Column, Outcome, lay_out
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.tape import Buffer, Operand, Scope, Tape
@@ -45,6 +45,9 @@ class RowTables:
     """[rows], how many tokens end the row."""  # written by: cpu.runner
     stop_ids: Int32
     """[rows, NUM_STOP_IDS], tokens that end the row; -1: no token."""  # written by: cpu.runner
+    adjustments: Int64
+    """[rows, NUM_ADJUSTMENT_COLUMNS], by `Adjustment`, how the logits of the row are changed."""
+    # written by: cpu.adjustments
 
     @classmethod
     def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
@@ -56,6 +59,7 @@ class RowTables:
             checked=np.zeros(num_rows, np.int32),
             limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
             stop_ids=np.full((num_rows, NUM_STOP_IDS), -1, np.int32),
+            adjustments=np.zeros((num_rows, NUM_ADJUSTMENT_COLUMNS), np.int64),
         )
 
 
@@ -191,6 +195,7 @@ class Pass:
             Column.TOKEN_TABLE: rows.tokens,
             Column.TOKENS_PER_ROW: rows.tokens.shape[1],
             Column.LENGTHS: rows.lengths,
+            Column.ADJUSTMENTS: rows.adjustments,
             Column.VOCAB_SIZE: vocab_size,
             Column.NUM_KV_HEADS: attention.num_kv_heads,
             Column.TILE: attention.tile,
@@ -234,6 +239,10 @@ class Pass:
             Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
             accepted.counts,
         )  # fmt: skip
+
+    def adjust(self, logits: Buffer) -> None:
+        """Write the instruction that changes `logits` `[W, V]` of rows with penalties or biases."""
+        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size)
 
     def accept(self, drawn: Buffer, *, chance: float | None = None) -> Accepted:
         """Write the instruction that accepts drafts.

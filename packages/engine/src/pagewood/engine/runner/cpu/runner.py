@@ -29,6 +29,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import select, shrink
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect, find_live, update
@@ -97,9 +98,9 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup", "_model",
-        "_num_found", "_num_threads", "_pass", "_program", "_reported", "_rotations", "_rows", "_sampled_rows",
-        "_selected", "_target_lines", "_worker",
+        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup",
+        "_model", "_num_found", "_num_threads", "_pass", "_program", "_reported", "_rotations", "_rows",
+        "_sampled_rows", "_selected", "_target_lines", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +145,7 @@ class CPURunner:
         self._rows = RowTables.allocate(  # contents written by: the worker
             num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages
         )
+        self._adjustments = RowAdjustments(self._rows.adjustments)
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
         self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
@@ -309,6 +311,8 @@ class CPURunner:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
             update(*map(_writable, (*updates, *tokens)), rows.pages, rows.tokens, rows.lengths)
+        if len(batch.admitted) > 0:
+            self._adjustments.begin(batch)
         if len(batch.limits) > 0:
             for row, limit, stop_ids in zip(batch.admitted_rows(), batch.limits, batch.stop_ids, strict=True):
                 rows.checked[row], rows.limits[row], rows.stop_ids[row] = rows.lengths[row], limit, stop_ids
@@ -380,6 +384,7 @@ class CPURunner:
             logits = drafter.record_target(tape, one, self._attention)
         else:
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+        one.adjust(logits)
         if held is None:
             accepted = one.accept(draw(logits, one.choices), chance=self._chance)
         elif self._chance is None:

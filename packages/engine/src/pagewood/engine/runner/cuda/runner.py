@@ -22,6 +22,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cuda.adjust import RowAdjustments
 from pagewood.engine.runner.cuda.attention import (
     AttentionShape,
     FlashInferAttention,
@@ -113,8 +114,8 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_acceptance", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters", "_graphs",
-        "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_rotations", "_staging",
+        "_acceptance", "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
+        "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_rotations", "_staging",
         "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
@@ -187,6 +188,9 @@ class CUDARunner:
             self._feature_memory = torch.zeros(largest, size, dtype=getattr(torch, dtype), device=device.torch_device)
             """[largest T of a graph, E], where graphs leave the features; contents written by: launch"""
             self._acceptance = acceptance
+            self._adjustments = RowAdjustments(
+                max_rows=max_rows, tokens_per_row=max_length + 1, device=device.torch_device
+            )
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
@@ -255,6 +259,7 @@ class CUDARunner:
     def _launch(self, batch: Batch) -> CUDAStepHandle:
         slot = self._staging.take()
         self._inexact.admit(batch)
+        self._adjustments.admit(batch)
         if self._drafter is not None:
             self._drafter.note(batch)
         try:
@@ -425,9 +430,11 @@ class CUDARunner:
         """
         positions = where.positions.index_select(0, step.wanted) + 1
         sampler = sampler_of(batch.sampling, step.sampling, positions)
+        places = where.sources.index_select(0, step.wanted).long() + 1
+        host = verify.arrays
+        logits = self._adjustments.apply(logits, host.rows[host.token_grants[host.wanted]], places, self._tokens)
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
-        places = where.sources.index_select(0, step.wanted).long() + 1
         if self._acceptance is None:
             is_equal = self._tokens.index_select(0, places) == tokens
         else:
@@ -443,11 +450,12 @@ class CUDARunner:
         return step.first_tokens + yielded - 1, rows
 
     def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
-        sampler = Sampler.of(batch.sampling, step)
+        sampler, places = Sampler.of(batch.sampling, step), step.targets.view(torch.int64)
+        logits = self._adjustments.apply(logits, batch.rows[batch.sampled], places, self._tokens)
         chosen, is_broken = sampler.tokens(self._filters, logits)
         tokens = chosen.int()
         # The table needs a valid token for every row: the next step may have been launched already, and reads it.
-        self._tokens.index_copy_(0, step.targets.view(torch.int64), tokens)
+        self._tokens.index_copy_(0, places, tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
 
     def _extend_plain(

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any
 
 from pagewood.engine.runner.cpu.compiled.kernel import inlined, kernel
-from pagewood.engine.runner.cpu.compiled.memory import floats, integer_rows, integers, vector
+from pagewood.engine.runner.cpu.compiled.memory import floats, integer_rows, integers, long_rows, vector
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, fill_choice
 
 
@@ -78,8 +78,27 @@ class Column(IntEnum):
     PATH_SIZE = 31
     SAMPLES = 32
     """1 if tokens are accepted and written to the tables, 0 if only logits are wanted."""
+    ADJUSTMENTS = 33
+    """`[rows, NUM_ADJUSTMENT_COLUMNS] int64`, how the logits of each row are changed; see `compiled.adjust`."""
+    NUM_ADJUSTED = 34
+    """Sampled grants whose logits are changed."""
 
 
+class Adjustment(IntEnum):
+    """A column of the table of adjustments."""
+
+    IS_ON = 0
+    """1 or 0."""
+    NUM_PROMPT = 1
+    """Tokens of the prompt."""
+    PENALTIES = 2
+    """Address of `[3] float32`, see `core.adjustments`; 0: none."""
+    BIASES = 3
+    """Address of `[NUM_BIASES, 3] int32`: token, end, and the value as float32."""
+    NUM_BIASES = 4
+
+
+NUM_ADJUSTMENT_COLUMNS = len(Adjustment)
 NUM_SCOPE_COLUMNS = len(Column)
 NUM_KINDS = 3
 """Numbers of rows of a scope, consecutive in the counts of a run: tokens, wanted tokens, sampled grants."""
@@ -186,10 +205,12 @@ def lay_out_scope(
     offsets[num_grants] = token
     wanted, firsts = integers(scope[Column.WANTED], num_wanted), integers(scope[Column.FIRSTS], num_sampled + 1)
     grant_of = integers(scope[Column.SAMPLED], num_sampled)
-    w = 0
+    w, num_adjusted = 0, 0
+    adjustments = long_rows(scope[Column.ADJUSTMENTS], 0, NUM_ADJUSTMENT_COLUMNS)
     for s in range(num_sampled):
         g = sampled[s]
         grant_of[s], firsts[s] = g, w
+        num_adjusted += adjustments[rows[g], Adjustment.IS_ON]
         n = nums[g] if promised[s] > 1 or all_wanted != 0 else 1
         trees[g] = 1 if promised[s] > 1 and nums[g] > promised[s] else 0
         for j in range(n):
@@ -203,6 +224,7 @@ def lay_out_scope(
             w += 1
     firsts[num_sampled] = w
     scope[Column.NUM_GRANTS], scope[Column.SAMPLES] = num_grants, 1 - all_wanted
+    scope[Column.NUM_ADJUSTED] = num_adjusted * (1 - all_wanted)
     scope[Column.NUM_ITEMS] = cut(
         nums, scope[Column.NUM_KV_HEADS], scope[Column.TILE], integer_rows(scope[Column.ITEMS], num_tokens, 4)
     )

@@ -24,6 +24,7 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
+from pagewood.engine.runner.cpu.compiled.adjust import adjust
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column
@@ -82,6 +83,8 @@ class Operation(IntEnum):
     """x, out, size of x, size of out, first column in out."""
     CLEAR_FIRST = 13
     """x, sines, size, columns of sines."""
+    ADJUST = 15
+    """scope, logits `[W, V]`, V; see `adjust`. The rows are sampled grants, if any has adjustments."""
     ACCEPT = 16
     """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`, their nodes `[W]`; see `accept`. The
     rows of this instruction and the next two are sampled grants; its number is the probability of `accept` or -1."""
@@ -149,6 +152,8 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return scopes[one[10], Column.NUM_ITEMS]
     if op == Operation.CLOCK:
         return 1
+    if op == Operation.ADJUST:
+        return num_rows if scopes[one[2], Column.NUM_ADJUSTED] > 0 else 0
     if op == Operation.DRAW or op >= Operation.ACCEPT:
         return num_rows
     return (num_rows + _ROWS - 1) // _ROWS
@@ -342,6 +347,8 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
                 at = one[3] + part * NUM_CHOICE_COLUMNS * 4
                 draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                      integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
+            elif op == Operation.ADJUST:
+                adjust(scopes[one[2]], part, one[3], one[4])
             elif op >= Operation.ACCEPT:
                 _settle(op, one, numbers[i], scopes, part)
             elif op <= Operation.TAKE:

@@ -1,0 +1,102 @@
+"""Changing the logits of rows that have penalties or biases, before a token is drawn from them.
+
+What is changed depends on the text before the drawn token only. It is read from the token table, and behind the known
+tokens from the drafts of the grant, so nothing is kept between steps, and a verified position gets the logits of a
+decoded one. A row costs time in proportion to its text, not to the vocabulary.
+
+Legend: V vocab_size, W wanted tokens, L tokens before the drawn one.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
+from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
+from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers, long_rows, vector
+
+_F = np.float32
+_HASH = np.uint32(2654435769)
+
+
+@inlined
+def _count(token: Any, is_output: Any, keys: Any, counts: Any, mask: Any) -> None:
+    """Count a token in a table with open addresses."""
+    place = np.int64((np.uint32(token) * _HASH) >> np.uint32(7)) & mask
+    while keys[place] >= 0 and keys[place] != token:
+        place = (place + 1) & mask
+    keys[place] = token
+    counts[place] += is_output
+
+
+@exact
+def _penalise(logits: Any, keys: Any, counts: Any, penalties: Any) -> None:
+    """Change the logits of the tokens in a table."""
+    repetition, frequency, presence = penalties[0], penalties[1], penalties[2]
+    for place in range(keys.shape[0]):
+        token = keys[place]
+        if 0 <= token < logits.shape[0]:
+            x = logits[token]
+            if repetition != _F(1.0):
+                x = x / repetition if x > _F(0.0) else x * repetition
+            if counts[place] > 0:
+                x = x - frequency * _F(counts[place]) - presence
+            logits[token] = x
+
+
+@exact
+def _add_biases(logits: Any, biases: Any, values: Any, position: Any) -> None:
+    """Add the biases that apply to a token drawn at a position."""
+    for i in range(biases.shape[0]):
+        token = biases[i, 0]
+        if position < biases[i, 1] and 0 <= token < logits.shape[0]:
+            logits[token] += values[3 * i + 2]
+
+
+@inlined
+def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any) -> None:
+    """Change the logits of sampled grant `s`, if its row has adjustments.
+
+    Args:
+        scope: a row of the table of scopes.
+        s: index of the sampled grant.
+        logits_at: address of `[W, V]`.
+        vocab_size: V.
+    """
+    g = integers(scope[Column.SAMPLED], 0)[s]
+    row = np.int64(integers(scope[Column.ROWS], 0)[g])
+    entry = long_rows(scope[Column.ADJUSTMENTS], 0, NUM_ADJUSTMENT_COLUMNS)[row]
+    if entry[Adjustment.IS_ON] == 0:
+        return
+    firsts, offsets = integers(scope[Column.FIRSTS], 0), integers(scope[Column.OFFSETS], 0)
+    first, num_wanted = np.int64(firsts[s]), np.int64(firsts[s + 1] - firsts[s])
+    start = np.int64(integers(scope[Column.STARTS], 0)[g])
+    base = np.int64(offsets[g + 1]) - num_wanted  # first wanted token
+    known = integers(scope[Column.TOKEN_TABLE] + 4 * row * scope[Column.TOKENS_PER_ROW], 0)
+    tokens, is_tree = integers(scope[Column.TOKENS], 0), integers(scope[Column.TREES], 0)[g] != 0
+    num_prompt, num_biases = entry[Adjustment.NUM_PROMPT], entry[Adjustment.NUM_BIASES]
+    biases, values = integer_rows(entry[Adjustment.BIASES], num_biases, 3), vector(entry[Adjustment.BIASES], 0)
+    path_size = scope[Column.PATH_SIZE]
+    for j in range(num_wanted):
+        token = base + j
+        path = integers(scope[Column.PATHS] + 4 * token * path_size, path_size)
+        depth = np.int64(path[0]) if is_tree else token - np.int64(offsets[g])
+        position = start + depth + 1
+        logits = vector(logits_at + 4 * (first + j) * vocab_size, vocab_size)
+        if entry[Adjustment.PENALTIES] != 0:
+            size = np.int64(8)
+            while size < 2 * position:
+                size *= 2
+            keys, counts = np.full(size, -1, np.int32), np.zeros(size, np.int32)
+            for i in range(start + 1):
+                _count(known[i], i >= num_prompt, keys, counts, size - 1)
+            for i in range(1, depth + 1):
+                node = np.int64(path[1 + i]) if is_tree else i
+                _count(tokens[offsets[g] + node], start + i >= num_prompt, keys, counts, size - 1)
+            _penalise(logits, keys, counts, vector(entry[Adjustment.PENALTIES], 3))
+        _add_biases(logits, biases, values, position)

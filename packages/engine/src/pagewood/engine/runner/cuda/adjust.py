@@ -1,0 +1,102 @@
+"""Changes the logits of rows with penalties or biases on a CUDA device; the changes are those of the CPU runner.
+
+The text of a row is read from the token table, up to the token that is drawn. Drafts lie in that table too while they
+are verified, so each verified position gets the changes of plain decoding.
+
+Legend: N rows of logits, V vocab_size, J of the N whose requests have changes, L tokens of a row, M biases of a row.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewood.engine.core.adjustments import Adjustments
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+
+
+class RowAdjustments:
+    """What is changed for each row, on the device. A batch without such rows costs one look at an array of the host."""
+
+    __slots__ = ("_ends", "_ids", "_is_on", "_num_prompt", "_penalties", "_tokens_per_row", "_values")
+
+    def __init__(self, *, max_rows: int, tokens_per_row: int, device: torch.device) -> None:
+        """Allocate the tables, which grow with the longest list of biases."""
+        self._tokens_per_row = tokens_per_row
+        self._is_on = np.zeros(max_rows, np.bool_)  # contents written by: admit
+        self._penalties = torch.ones(max_rows, 3, device=device)
+        self._num_prompt = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._ids = torch.zeros(max_rows, 1, dtype=torch.int64, device=device)
+        """[rows, M]"""
+        self._values = torch.zeros(max_rows, 1, device=device)
+        self._ends = torch.zeros(max_rows, 1, dtype=torch.int32, device=device)
+
+    def admit(self, batch: Batch) -> None:
+        """Enter what the admitted requests have; call it before the step is queued."""
+        if len(batch.admitted):
+            self._is_on[batch.rows[batch.admitted]] = False
+        if batch.adjustments is not None:
+            self._enter(batch.adjustments)
+
+    def apply(self, logits: Tensor, rows: Int32, places: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits from which tokens are drawn; `logits` itself where nothing is changed.
+
+        Args:
+            logits: `[N, V]`.
+            rows: `[N] int32`, row of each, on the host.
+            places: `[N] int64`, where the drawn token goes in the token table, whose texts end there.
+            tokens: `[rows * L] int32`, the token table.
+        """
+        which = np.flatnonzero(self._is_on[rows])
+        if not len(which):
+            return logits
+        index = torch.from_numpy(which).to(logits.device, non_blocking=True)
+        places = places.index_select(0, index)
+        where, positions = places // self._tokens_per_row, (places % self._tokens_per_row)[:, None]
+        chosen = logits.index_select(0, index).float()
+        vocab_size = chosen.shape[1]
+
+        text = tokens.view(-1, self._tokens_per_row).index_select(0, where).long()
+        columns = torch.arange(self._tokens_per_row, device=logits.device)
+        is_output = columns >= self._num_prompt.index_select(0, where)[:, None]
+        # What does not count goes to a column behind the vocabulary.
+        text = torch.where(columns < positions, text, vocab_size)
+        empty = chosen.new_zeros(len(which), vocab_size + 1)
+        occurs = empty.scatter(1, text, 1.0)[:, :-1] > 0
+        counts = empty.scatter_add(1, torch.where(is_output, text, vocab_size), torch.ones_like(text).float())[:, :-1]
+        repetition, frequency, presence = self._penalties.index_select(0, where)[:, :, None].unbind(1)
+        repeated = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+        chosen = torch.where(occurs, repeated, chosen)
+        chosen = torch.where(counts > 0, chosen - frequency * counts - presence, chosen)
+
+        ids, ends = self._ids.index_select(0, where), self._ends.index_select(0, where)
+        values = torch.where(positions < ends, self._values.index_select(0, where), 0.0)
+        chosen = chosen + empty.scatter_add(1, ids.clamp(max=vocab_size), values)[:, :-1]
+        return logits.index_copy(0, index, chosen.to(logits.dtype))
+
+    def _enter(self, new: Adjustments) -> None:
+        self._is_on[new.rows] = True
+        most = max(new.num_biases.tolist())
+        if most > self._ids.shape[1]:
+            more = (1 << (most - 1).bit_length()) - self._ids.shape[1]
+            self._ids, self._values, self._ends = (
+                torch.nn.functional.pad(table, (0, more)) for table in (self._ids, self._values, self._ends)
+            )
+        ids = np.zeros((len(new.rows), self._ids.shape[1]), np.int64)
+        values, ends = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.int32)
+        first = 0
+        for i, num in enumerate(new.num_biases.tolist()):
+            chosen = slice(first, first + num)
+            ids[i, :num], values[i, :num], ends[i, :num] = new.ids[chosen], new.values[chosen], new.ends[chosen]
+            first += num
+        rows = torch.from_numpy(new.rows.astype(np.int64)).to(self._ids.device)
+        for table, entries in (
+            (self._penalties, new.penalties), (self._num_prompt, new.num_prompt), (self._ids, ids),
+            (self._values, values), (self._ends, ends),
+        ):  # fmt: skip
+            table.index_copy_(0, rows, torch.from_numpy(entries).to(table.device))
