@@ -238,7 +238,7 @@ class DraftControl(Generic[D]):
         self._estimates.pop(request.arrival, None)
 
     def rests(self, num_requests: int) -> bool:
-        """Return whether a step of so many requests gets no drafts, without a look at them.
+        """Return whether a step with this number of requests gets no drafts; the requests themselves are not read.
 
         While nothing is drafted, that is so in seven of eight steps. Call it before `lengths`, which need not be called
         if it returns True.

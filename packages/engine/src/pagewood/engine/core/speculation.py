@@ -27,7 +27,7 @@ _FORGET_EVERY = 256
 _NUM_OBSERVED = 2
 """Steps without drafts in succession that are all observed."""
 _OBSERVE_EVERY = 8
-"""Of those after them, one in so many is."""
+"""Of the steps without drafts that follow them, every eighth is observed."""
 
 
 class Drafting(Protocol):
@@ -44,9 +44,9 @@ class Drafting(Protocol):
         ...
 
     def rests(self, num_requests: int) -> bool:
-        """Return whether a step of so many requests gets no drafts, without a look at them.
+        """Return whether a step with this number of requests gets no drafts; the requests themselves are not read.
 
-        It is called once for each step, and `lengths` if it returns False.
+        It is called once for each step. If it returns False, `lengths` is called next.
         """
         ...
 
@@ -74,7 +74,7 @@ class Drafting(Protocol):
         draft_s: float,
         verify_s: float,
     ) -> None:
-        """Note the result of a step with drafts, or of one of several steps in succession without.
+        """Note the result of a step. Of several steps in succession without drafts, only some are reported.
 
         Args:
             requests: those that were given drafts.
@@ -83,7 +83,7 @@ class Drafting(Protocol):
             accepted: how many of those were accepted.
             num_tokens: positions that the step computed.
             num_others: requests that decoded without drafts.
-            num_steps: steps that this one stands for.
+            num_steps: how many steps this report stands for, itself included.
             draft_s: seconds for drafts; 0: not measured.
             verify_s: seconds for the rest of the step; 0: not measured.
         """
@@ -212,7 +212,7 @@ class Speculation:
         if self._num_settled % _FORGET_EVERY == 0:
             self._forget_ended()
         drafts, num_steps = _Drafts(), 1
-        if result.num_drafted is not None:
+        if any(grant.num_promised > 1 for grant in grants):
             self._settle_drafts(drafts, grants, result)
             self._num_plain = 0
         else:
@@ -239,9 +239,9 @@ class Speculation:
 
     def _settle_drafts(self, drafts: _Drafts, grants: Sequence[Grant], result: StepResult) -> None:
         """Lower the launch counters, and enter the drafts of each grant that yielded tokens."""
-        assert result.num_drafted is not None
         promised = [grant for grant in grants if grant.num_promised]
-        each = zip(promised, result.counts.tolist(), result.num_drafted.tolist(), strict=True)
+        num_drafted_of = [0] * len(promised) if result.num_drafted is None else result.num_drafted.tolist()
+        each = zip(promised, result.counts.tolist(), num_drafted_of, strict=True)
         for grant, count, num_drafted in each:
             if grant.num_promised == 1 or not count:
                 continue

@@ -51,7 +51,7 @@ class RowTables:
 
     @classmethod
     def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
-        """Allocate tables for rows of so many tokens and pages."""
+        """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages."""
         return cls(
             tokens=np.zeros((num_rows, num_tokens), np.int32),
             lengths=np.zeros(num_rows, np.int32),

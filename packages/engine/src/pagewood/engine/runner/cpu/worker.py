@@ -77,7 +77,7 @@ class Worker:
         def call() -> None:
             try:
                 value = function()
-            except BaseException as error:  # whoever waits for it decides
+            except BaseException as error:  # `take` raises it again
                 later.fail(error)
             else:
                 later.give(value)
