@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tomllib
@@ -30,8 +31,11 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
 
 def sessions_of(command: str) -> list[str]:
     """Return the nox sessions that a shell command runs."""
-    words = shlex.split(command)
-    return [word.split("(")[0] for word in words[words.index("-s") + 1 :]] if "nox" in words and "-s" in words else []
+    words = shlex.split(command, comments=True)
+    if "nox" not in words or "-s" not in words:
+        return []
+    names = itertools.takewhile(lambda word: word != "&", words[words.index("-s") + 1 :])
+    return [name.split("(")[0] for name in names]
 
 
 def test_there_are_two_workflows() -> None:

@@ -1,5 +1,8 @@
 """The bytes of a pool's pages as torch tensors, independent of what the pages hold."""
 
+import contextlib
+import mmap
+import sys
 import zlib
 from collections.abc import Sequence
 
@@ -208,11 +211,17 @@ def _as_words(block: torch.Tensor) -> torch.Tensor:
 def _zeros(num_pages: int, bytes_per_page: int, device: str | torch.device) -> torch.Tensor:
     """Return `[num_pages, bytes_per_page] uint8`, zeros.
 
-    On a CPU this memory is not touched: numpy gets zeros from calloc, whereas torch would write them.
+    On Linux this memory comes from the system directly: it is not touched, in huge pages where they are to be had.
+    An allocator may hand out memory that was used before instead, and torch would write the zeros.
     """
     if torch.device(device).type != "cpu":
         return torch.zeros(num_pages, bytes_per_page, dtype=torch.uint8, device=device)
     num_bytes = num_pages * bytes_per_page
-    buffer = np.zeros(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT_BYTES
-    return torch.frombuffer(buffer, dtype=torch.uint8, count=num_bytes, offset=start).view(num_pages, bytes_per_page)
+    if sys.platform == "linux":
+        buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a system without huge pages
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(buffer, dtype=torch.uint8).view(num_pages, bytes_per_page)
+    zeros = np.zeros(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -zeros.ctypes.data % ALIGNMENT_BYTES
+    return torch.frombuffer(zeros, dtype=torch.uint8, count=num_bytes, offset=start).view(num_pages, bytes_per_page)
