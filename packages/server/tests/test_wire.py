@@ -18,11 +18,13 @@ from pagewood.engine.api import (
     Command,
     Delta,
     FinishReason,
+    Grammar,
     Refusal,
     Refuse,
     SamplingParams,
     SetPriority,
     Submit,
+    TokenLogprob,
 )
 from pagewood.server import wire
 
@@ -35,6 +37,8 @@ SAMPLING = st.builds(
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop_token_ids=st.lists(st.integers(0, 2**31)).map(tuple),
     ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 64),
+    grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(["regex", "lark"]), text=st.text(min_size=1)),
 )
 REFUSAL = st.builds(Refusal, message=TEXT, param=st.none() | TEXT, code=st.none() | TEXT)
 SUBMIT = st.builds(
@@ -46,10 +50,18 @@ COMMAND = (
     | st.builds(SetPriority, request_id=TEXT, priority=st.integers(-9, 9))
     | st.builds(Refuse, request_id=TEXT, refusal=REFUSAL)
 )
+TOKEN = st.integers(0, 2**31 - 1)
+LOGPROB = st.floats(max_value=0.0, allow_nan=False)
+LOGPROBS = st.lists(
+    st.builds(
+        TokenLogprob, token=TOKEN, logprob=LOGPROB, rank=COUNT, top=st.lists(st.tuples(TOKEN, LOGPROB)).map(tuple)
+    ),
+    max_size=3,
+).map(tuple)
 DELTA = st.builds(
     Delta,
     request_id=TEXT,
-    tokens=st.lists(st.integers(0, 2**31 - 1)).map(tuple),
+    tokens=st.lists(TOKEN).map(tuple),
     finish=st.none() | st.sampled_from(FinishReason),
     refusal=st.none() | REFUSAL,
     first=st.booleans(),
@@ -59,6 +71,8 @@ DELTA = st.builds(
     num_output_tokens=COUNT,
     num_drafted_tokens=COUNT,
     num_accepted_tokens=COUNT,
+    logprobs=LOGPROBS,
+    prompt_logprobs=LOGPROBS,
 )
 PROMPT = (
     st.builds(wire.TextPrompt, text=TEXT)

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, Protocol
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
+MAX_LOGPROBS = 64
+"""Most alternatives that are reported for a token."""
 
 
 class FinishReason(Enum):
@@ -20,6 +22,38 @@ class FinishReason(Enum):
     ABORT = "abort"
     REFUSED = "refused"
     ERROR = "error"
+
+
+class TokenLogprob(NamedTuple):
+    """How probable one token was, and which tokens were most probable in its place."""
+
+    token: int
+    logprob: float
+    """Natural logarithm of its probability; minus infinity if it had none."""
+    rank: int
+    """1 for the most probable token; equally probable ones share the smaller rank."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with their log probabilities, best first, of equal ones the smaller id first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the output of a request may be.
+
+    Raises:
+        ValueError: `text` is empty.
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "choice", "structural_tag"]
+    """json_schema: one JSON value by a JSON schema; regex: a text that matches the whole expression, in Rust's syntax;
+    lark: a grammar in llguidance's form of Lark; choice: one of the strings of a JSON array; structural_tag: free text
+    with typed regions, as JSON (see `pagewood.engine.grammar`)."""
+    text: str
+
+    def __post_init__(self) -> None:
+        """Check that there is a text."""
+        if not self.text:
+            raise ValueError("grammar.text must not be empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +95,17 @@ class SamplingParams:
     """At most 1,024 distinct tokens, each with a number in [-100, 100], or minus infinity for none of its kind."""
     min_tokens: int = 0
     """Output tokens before a stop token can be drawn; at most `max_tokens`."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are reported with each output token and its own log probability, at most
+    64; 0: none but its own, None: nothing is reported."""
+    logprobs_kind: Literal["raw", "processed"] = "raw"
+    """raw: of the model's distribution, before anything is changed; processed: of the distribution that the token was
+    drawn from, after penalties, biases, grammar, temperature and filters."""
+    prompt_logprobs: int | None = None
+    """Like `logprobs`, for each prompt token but the first, always raw. The whole prompt is then computed, also the
+    part that is cached."""
+    grammar: Grammar | None = None
+    """What the output may be; None: anything."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -94,6 +139,12 @@ class SamplingParams:
         if not 0 <= self.min_tokens < 2**31 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
             limit = "2**31" if self.max_tokens is None else f"max_tokens ({self.max_tokens})"
             raise ValueError(f"min_tokens must be >= 0 and at most {limit}, got {self.min_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                raise ValueError(f"{name} must be None or in [0, {MAX_LOGPROBS}], got {value}")
+        if self.logprobs_kind not in ("raw", "processed"):
+            raise ValueError(f"logprobs_kind must be 'raw' or 'processed', got {self.logprobs_kind!r}")
 
     @property
     def changes_logits(self) -> bool:
@@ -179,6 +230,10 @@ class Delta(NamedTuple):
     """Draft tokens that were verified for the request so far."""
     num_accepted_tokens: int = 0
     """Draft tokens that were accepted so far; one that follows the end of the request may be among them."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `tokens`, if they were asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each prompt token but the first, in the `Delta` with the first output tokens, if they were asked for."""
 
 
 Progress = Callable[[str, int, int], None]
