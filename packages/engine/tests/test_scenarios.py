@@ -81,6 +81,7 @@ from pagewood.engine.testing import (
     random_scenario,
     run_scenario,
     with_drafts,
+    with_logprobs,
     with_trees,
 )
 from pagewood.engine.testing.echo import EchoRunner
@@ -137,6 +138,18 @@ def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> N
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_trees_of_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(with_trees(random_scenario(rng, overlap=overlap), rng))
+
+
+def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
+    make = rng.choice((random_scenario, scenario_with_drafts, scenario_with_faults))
+    return with_logprobs(make(rng, overlap=overlap), rng)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
+    run_scenario(scenario_with_logprobs(rng, overlap=overlap))
+    run_scenario(with_logprobs(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -324,6 +337,21 @@ FAULTS_OF_TREES: dict[str, list[Edit]] = {
     "nodes not moved": [(EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass")],
 }
 
+FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
+    "cached tokens not reported": [(Request, "reusable_tokens", "if self.num_unscored:", "if False:")],
+    "computed again, reported again": [(retire, "_score", "max(0, num_known - start)", "0")],
+    "reported without being asked": [(EchoRunner, "_compute", "self._num_top.pop(row, None)", "pass")],
+    "those of an ended request not skipped": [
+        (
+            loop,
+            "retire",
+            "num_seen += len(tokens) if tokens else 0",
+            "num_seen += len(tokens or ()) * (request.finish is None)",
+        )
+    ],
+    "those of another grant": [(loop, "retire", "num_scored += num_new", "num_scored += num_new * (num_new > 3)")],
+}
+
 DEGENERATIONS: dict[str, list[Edit]] = {
     "finish then launch": [
         (
@@ -469,6 +497,17 @@ def test_a_fault_of_trees_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) 
         rng = random.Random(seed)
         try:
             run_scenario(with_trees(random_scenario(rng, overlap=seed % 3 > 0), rng))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_LOGPROBS)
+def test_a_fault_of_log_probabilities_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_LOGPROBS[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(scenario_with_logprobs(random.Random(seed), overlap=seed % 3 > 0))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

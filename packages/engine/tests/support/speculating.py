@@ -17,7 +17,16 @@ import numpy as np
 import pytest
 
 from pagewood.engine import build_cpu
-from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, SetPriority, Submit
+from pagewood.engine.api import (
+    Abort,
+    Delta,
+    EngineConfig,
+    FinishReason,
+    SamplingParams,
+    SetPriority,
+    Submit,
+    TokenLogprob,
+)
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.core.request import Request
@@ -43,6 +52,30 @@ class Drafter:
     Exactly these must be accepted."""
     is_ready: bool = False
     """Whether every row must get as many drafts as it is granted."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request was answered."""
+
+    tokens: tuple[int, ...] = ()  # written by: add
+    logprobs: tuple[TokenLogprob, ...] = ()  # written by: add
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # written by: add
+    last: Delta | None = None  # written by: add
+
+    def add(self, delta: Delta) -> None:
+        """Append what a step has answered."""
+        assert self.last is None, f"request {delta.request_id} was answered after its end"
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish is not None:
+            self.last = delta
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why it ended; None: it has not."""
+        return None if self.last is None else self.last.finish
 
 
 @dataclass(slots=True)
@@ -219,10 +252,11 @@ def run(
         patch.setattr(build_cpu, "draft_control", draft_control)
         engine = build_engine(config, inbox=inbox, outbox=outbox)
     try:
-        outputs, ends = _serve(engine, scenario, inbox, outbox)
+        answers = _serve(engine, scenario, inbox, outbox)
     finally:
         engine.close()
-    _check_ends(scenario, outputs, ends, model=model, int8=config.kv_cache_dtype == "int8")
+    _check_ends(scenario, answers, model=model, int8=config.kv_cache_dtype == "int8")
+    ends = {name: answer.last for name, answer in answers.items() if answer.last is not None}
     counters = engine.counters()
     assert counters.num_violations == 0
     assert counters.num_free_pages + counters.num_cached_pages == scenario.num_pages
@@ -245,31 +279,25 @@ def runner_of(engine: Engine) -> CPURunner:
     return engine._runner._runner  # type: ignore[attr-defined]
 
 
-def _serve(
-    engine: Engine, scenario: Scenario, inbox: MemoryInbox, outbox: MemoryOutbox
-) -> tuple[dict[str, list[int]], dict[str, Delta]]:
-    """Serve the arrivals; return the tokens and the last answer of each."""
-    outputs: dict[str, list[int]] = {}
-    ends: dict[str, Delta] = {}
+def _serve(engine: Engine, scenario: Scenario, inbox: MemoryInbox, outbox: MemoryOutbox) -> dict[str, Answer]:
+    """Serve the arrivals; return the answer to each."""
+    answers = {str(index): Answer() for index in range(len(scenario.arrivals))}
     last_event = max(max(one.at_step, one.abort_at_step or 0) for one in scenario.arrivals)
     num_positions = sum(len(one.prompt) + (one.sampling.max_tokens or 0) for one in scenario.arrivals)
     deadline = last_event + 20 * (num_positions + scenario.max_length) + 2000
     pending: Pending | None = None
     step = 0
-    while step <= last_event or len(ends) < len(scenario.arrivals) or pending is not None:
+    while step <= last_event or any(one.finish is None for one in answers.values()) or pending is not None:
         assert step < deadline, f"no progress: {engine.counters()}"
         _arrive(scenario, step, inbox)
         pending = engine.advance(pending)
         for delta in outbox.take():
-            assert delta.request_id not in ends, f"request {delta.request_id} was answered after its end"
-            outputs.setdefault(delta.request_id, []).extend(delta.tokens)
-            if delta.finish is not None:
-                ends[delta.request_id] = delta
+            answers[delta.request_id].add(delta)
         violation = engine.violation()
         assert violation is None, violation
         step += 1
     engine.step()  # idle, so the engine checks its invariant
-    return outputs, ends
+    return answers
 
 
 def _arrive(scenario: Scenario, step: int, inbox: MemoryInbox) -> None:
@@ -289,25 +317,30 @@ def _arrive(scenario: Scenario, step: int, inbox: MemoryInbox) -> None:
             inbox.put(Abort(request_id=str(index)))
 
 
-def _check_ends(
-    scenario: Scenario, outputs: dict[str, list[int]], ends: dict[str, Delta], *, model: Path, int8: bool
-) -> None:
+def _check_ends(scenario: Scenario, answers: dict[str, Answer], *, model: Path, int8: bool) -> None:
     for index, one in enumerate(scenario.arrivals):
         name = str(index)
-        output, last = outputs[name], ends[name]
+        answer = answers[name]
+        output, last = answer.tokens, answer.last
+        assert last is not None
         room = scenario.max_length - len(one.prompt)
         if (one.sampling.max_tokens or 1) > room:
             assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
             continue
         sampling = replace(one.sampling, max_tokens=one.sampling.max_tokens or room)
-        expected, finish = plain_answer(model, int8, one.prompt, sampling)
+        plain = plain_answer(model, int8, one.prompt, sampling)
+        expected = plain.tokens
+        assert answer.logprobs == plain.logprobs[: len(answer.logprobs)], f"request {name}: other log probabilities"
+        assert len(answer.logprobs) == (0 if sampling.logprobs is None else len(output))
+        if output:
+            assert answer.prompt_logprobs == plain.prompt_logprobs, f"request {name}: other log probabilities"
         if last.finish is FinishReason.ABORT:
             assert one.abort_at_step is not None
-            assert output == list(expected[: len(output)]), f"request {name}: {output} is no prefix of {expected}"
+            assert output == expected[: len(output)], f"request {name}: {output} is no prefix of {expected}"
         else:
-            assert output == list(expected), f"request {name}: {output} is not {expected}"
-            assert last.finish is finish
-            assert last.num_output_tokens == len(expected) + (finish is FinishReason.STOP)
+            assert output == expected, f"request {name}: {output} is not {expected}"
+            assert last.finish is plain.finish
+            assert last.num_output_tokens == len(expected) + (plain.finish is FinishReason.STOP)
         assert 0 <= last.num_accepted_tokens <= last.num_drafted_tokens
 
 
@@ -333,16 +366,15 @@ class PlainEngine:
         )  # fmt: skip
         self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
 
-    def answer(self, prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
-        """Return the tokens of one answer, and why it ended."""
+    def answer(self, prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
+        """Return the answer to one request."""
         self._inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
-        output: list[int] = []
-        while True:
+        answer = Answer()
+        while answer.last is None:
             self._engine.step()
             for delta in self._outbox.take():
-                output.extend(delta.tokens)
-                if delta.finish is not None:
-                    return tuple(output), delta.finish
+                answer.add(delta)
+        return answer
 
     def close(self) -> None:
         """End its threads."""
@@ -353,9 +385,7 @@ _plain_engines: dict[tuple[Path, bool], PlainEngine] = {}
 
 
 @cache
-def plain_answer(
-    model: Path, int8: bool, prompt: tuple[int, ...], sampling: SamplingParams
-) -> tuple[tuple[int, ...], FinishReason]:
+def plain_answer(model: Path, int8: bool, prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
     """Return the answer of a plain engine, which `plain_engines` closes later."""
     key = (model, int8)
     if key not in _plain_engines:

@@ -35,6 +35,8 @@ from pagewood.schedpolicy import (
 
 _log = logging.getLogger(__name__)
 
+_SCORED_BYTES = 16 << 20
+"""Of logits of one prompt in a step, if the log probabilities of its tokens are wanted."""
 _MAX_COMPARED = 250_000
 """Tokens that one plan compares to find requests that repeat a prompt in progress: about half a millisecond."""
 
@@ -99,6 +101,7 @@ def assemble(
         reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
+        max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
     )
     intake = Intake(
         state=state,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.logprobs import Reports
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.sampling import SamplingArrays
@@ -70,6 +71,11 @@ class Batch:
     """[A] a number that stands for the namespace of each, for drafters that remember text; empty if none drafts."""
     adjustments: Adjustments | None = None
     """How the logits of admitted requests are changed before tokens are drawn; None: those of none are."""
+    reports: Reports | None = None
+    """Which admitted requests want log probabilities of their output; None: none does."""
+    scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[Q, 3] grants of prompts whose tokens are reported, ascending: the grant, how many of its first positions are
+    followed by a token that is reported, and how many of the most probable tokens are reported with each."""
 
     rows: Int32
     """[G] row of each grant."""
@@ -123,7 +129,8 @@ class BatchBuilder:
         page_ids: list[Int32] = []
         admitted: list[Request] = []
         token_starts: list[int] = []
-        for grant in grants:
+        scored: list[tuple[int, int, int]] = []
+        for index, grant in enumerate(grants):
             request, start, is_admitted = grant.request, grant.start, grant.is_admitted
             first = 0 if is_admitted else -(-start // page_size)  # a page that contains `start` is known already
             last = -(-(start + grant.num_tokens) // page_size)
@@ -131,6 +138,10 @@ class BatchBuilder:
                 page_rows.append(request.row)
                 page_columns.append(first)
                 page_ids.append(request.pages[first:last])
+            if start < request.num_prompt:
+                num_scored = request.num_scored_in(start, grant.num_tokens)
+                if num_scored:
+                    scored.append((index, num_scored, request.sampling.prompt_logprobs or 0))
             if is_admitted:
                 admitted.append(request)
                 reads_text = self._is_drafting or request.sampling.changes_logits
@@ -144,16 +155,19 @@ class BatchBuilder:
         rows = np.array([grant.request.row for grant in grants], np.int32)
         promised = np.array([grant.num_promised for grant in grants], np.int32)
         sampled = np.flatnonzero(promised).astype(np.int32)
-        of_admitted: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         if admitted:
-            of_admitted["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
-            of_admitted["limits"] = np.array([one.max_length for one in admitted], np.int32)
-            of_admitted["adjustments"] = Adjustments.of(admitted)
-            of_admitted["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
+            extras["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
+            extras["limits"] = np.array([one.max_length for one in admitted], np.int32)
+            extras["adjustments"] = Adjustments.of(admitted)
+            extras["reports"] = Reports.of(admitted)
+            extras["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
             if self._is_drafting:
-                of_admitted["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
+                extras["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
+        if scored:
+            extras["scored"] = np.array(scored, np.int32)
         return Batch(
-            **of_admitted,
+            **extras,
             page_rows=pages.rows,
             page_columns=pages.columns,
             page_ids=pages.values,

@@ -86,6 +86,7 @@ class Intake:
             max_length=len(tokens),
             tokens=tokens,
             num_known=len(prompt),
+            num_unscored=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
         )
         self._state.waiting.add(request)
         self._state.by_id[request.request_id] = request

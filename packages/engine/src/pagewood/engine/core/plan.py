@@ -149,9 +149,18 @@ class Planner:
     a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
     """
 
-    __slots__ = ("_budget", "_kv", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = ("_budget", "_kv", "_max_scored", "_reserve", "_skip_ahead", "_victim")
 
-    def __init__(self, *, kv: KVSpace, budget: Budget, reserve: Reserve, victim: Victim, skip_ahead: SkipAhead) -> None:
+    def __init__(
+        self,
+        *,
+        kv: KVSpace,
+        budget: Budget,
+        reserve: Reserve,
+        victim: Victim,
+        skip_ahead: SkipAhead,
+        max_scored: int = _ANY_NUMBER,
+    ) -> None:
         """Keep the parts.
 
         Args:
@@ -160,7 +169,10 @@ class Planner:
             reserve: how much memory is kept for outputs.
             victim: which request is preempted.
             skip_ahead: how far to look past a request that does not fit.
+            max_scored: prompt tokens of a request in one step, if their log probabilities are wanted; each takes memory
+                for the logits of the whole vocabulary.
         """
+        self._max_scored = max_scored
         self._kv = kv
         self._budget = budget
         self._reserve = reserve
@@ -228,7 +240,7 @@ class Planner:
             num_missing = request.num_known + request.num_unseen - start
             if num_missing <= 1 or request in shortage.excluded:
                 continue
-            count = min(budget.offer_prefill(num_missing), room)
+            count = self._at_most(request, min(budget.offer_prefill(num_missing), room))
             if count and shortage.grow(request, start + count, grants):
                 room -= budget.take_prefill(count)
                 grants.append(Grant(request, start, count, int(count == num_missing)))
@@ -246,7 +258,7 @@ class Planner:
         reserve = self._open_reserve(state.running)
         admitted: list[Request] = []
         for request in waiting.examine(now_s):
-            count = budget.offer_prefill(request.num_known - request.num_matched)
+            count = self._at_most(request, budget.offer_prefill(request.num_known - request.num_matched))
             if not count or not budget.can_admit or not kv.num_free_rows:
                 break
             if waiting.defer(request):
@@ -273,6 +285,9 @@ class Planner:
     def _open_reserve(self, running: Sequence[Request]) -> StepReserve:
         num_to_complete = sum(map(self._num_to_complete, running))
         return self._reserve.open(running, page_size=self._kv.page_size, num_to_complete=num_to_complete)
+
+    def _at_most(self, request: Request, count: int) -> int:
+        return min(count, self._max_scored) if request.num_unscored else count
 
     def _num_to_complete(self, request: Request) -> int:
         """Return the pages that a running request still needs for tokens already known."""

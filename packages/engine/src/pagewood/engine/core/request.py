@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.api import FinishReason, SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
 
 _NO_TOKEN = b"\xff\xff\xff\xff"
@@ -47,6 +47,11 @@ class Request:
     """Tokens that the host knows."""  # written by: retire
     num_computed: int = 0
     """Leading positions whose KV is computed."""  # written by: retire, kv
+    num_unscored: int = 0
+    """Prompt tokens whose log probabilities are wanted and not known yet, the last ones."""  # written by: retire
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    """Those that are known, of the prompt tokens from the second on, until they are answered."""
+    # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
     answered: bool = False
     """Whether its first `Delta` has been made."""  # written by: retire
@@ -106,8 +111,23 @@ class Request:
         return self.namespace or ""
 
     def reusable_tokens(self) -> Int32:
-        """Return the tokens whose KV may come from a cache: all but the last, because its logits are needed."""
+        """Return the tokens whose KV may come from a cache.
+
+        These are all but the last, because its logits are needed; or those before the first one whose logits are needed
+        for a log probability.
+        """
+        if self.num_unscored:
+            return self.tokens[: self.num_prompt - self.num_unscored - 1]
         return self.tokens[: self.num_known - 1]
+
+    def num_scored_in(self, start: int, num_tokens: int) -> int:
+        """Return how many of the positions from `start` on are followed by a prompt token that is reported.
+
+        Those that are known already count too, because a step that was launched earlier may make them known.
+        """
+        if self.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(start + num_tokens, self.num_prompt - 1) - start)
 
     def prefix(self, num_tokens: int) -> bytes:
         """Return its first tokens as bytes, after its namespace between two int32 that are not token ids."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.logprobs import Logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,10 @@ class StepResult:
     counts: Int32
     """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if its logits were not numbers, or if it
     was left out because its row had ended."""
-    logprobs: NDArray[np.float32] | None = None
-    """[N] float32, natural logarithm of the probability of each token; None: not requested."""
+    logprobs: Logprobs | None = None
+    """Log probabilities of the N tokens; None: no request wants them."""
+    prompt_logprobs: Logprobs | None = None
+    """Those of the prompt tokens of `Batch.scored`, one grant after the other; None: there are none."""
     num_drafted: Int32 | None = None
     """[S] int32, draft tokens of each grant that were verified, at most `num_promised` - 1; of a tree, the most that
     could have been accepted, not its nodes. None: no drafts."""

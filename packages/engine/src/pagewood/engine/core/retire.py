@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.api import Delta, FinishReason, Refusal
+from pagewood.engine.api import Delta, FinishReason, Refusal, TokenLogprob
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
@@ -30,9 +30,17 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
     """
     deltas: list[Delta] = []
     yielded = iter(result.by_grant())
+    logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+    num_seen, num_scored = 0, 0
     for grant in grants:
         request, start = grant.request, grant.start
         tokens = next(yielded) if grant.num_promised else None
+        first = num_seen
+        num_seen += len(tokens) if tokens else 0
+        if prompt_logprobs is not None:
+            num_new = request.num_scored_in(start, grant.num_tokens)
+            _score(request, start, prompt_logprobs.entries(num_scored, num_scored + num_new))
+            num_scored += num_new
         if request.finish is not None:  # it ended while this step was in flight
             continue
         if tokens == ():  # its KV may not be numbers either, so no other request may get it
@@ -45,7 +53,8 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         reason, tokens = _append(request, tokens)
         if start < request.num_prompt:
             kv.publish(request)
-        deltas.append(_answer(state, kv, request, tokens, reason, None))
+        entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
+        deltas.append(_answer(state, kv, request, tokens, reason, None, entries))
     release_drained(state, kv)
     return deltas
 
@@ -60,6 +69,14 @@ def end(
 def refuse(request_id: str, refusal: Refusal, carry: bytes) -> Delta:
     """Return the answer to a request that was refused before it was queued."""
     return Delta(request_id=request_id, finish=FinishReason.REFUSED, refusal=refusal, first=True, carry=carry)
+
+
+def _score(request: Request, start: int, entries: tuple[TokenLogprob, ...]) -> None:
+    """Append log probabilities of prompt tokens from position `start` + 1 on to those that are known."""
+    num_known = request.num_prompt - 1 - request.num_unscored
+    new = entries[max(0, num_known - start) :]
+    request.prompt_logprobs += new
+    request.num_unscored -= len(new)
 
 
 def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
@@ -92,6 +109,7 @@ def _answer(
     tokens: tuple[int, ...],
     finish: FinishReason | None,
     refusal: Refusal | None,
+    logprobs: tuple[TokenLogprob, ...] = (),
 ) -> Delta:
     first = not request.answered
     request.answered = True
@@ -107,7 +125,11 @@ def _answer(
         num_output_tokens=request.num_known - request.num_prompt,
         num_drafted_tokens=request.num_drafted,
         num_accepted_tokens=request.num_accepted,
+        logprobs=logprobs,
+        prompt_logprobs=tuple(request.prompt_logprobs),
     )
+    if request.prompt_logprobs:
+        request.prompt_logprobs = []
     if finish is not None:
         _leave(state, kv, request, finish)
     return delta

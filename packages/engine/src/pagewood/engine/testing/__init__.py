@@ -9,6 +9,7 @@ from pagewood.engine.testing.scenario import (
     random_scenario,
     run_scenario,
     with_drafts,
+    with_logprobs,
     with_trees,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "random_scenario",
     "run_scenario",
     "with_drafts",
+    "with_logprobs",
     "with_trees",
 ]

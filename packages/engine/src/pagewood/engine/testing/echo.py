@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.splitmix import mix
 
@@ -38,6 +39,12 @@ def oracle_tokens(
         tokens.append(token)
         output.append(token)
     return output
+
+
+def echo_logprob(token: int, position: int, num_top: int) -> TokenLogprob:
+    """Return what is reported of a token at a position; the numbers are made up."""
+    value = -float(int(mix(np.array([token * 4096 + position], np.uint64))[0] % 4096)) / 64.0
+    return TokenLogprob(token, value, position, tuple((token + i, value - i) for i in range(num_top)))
 
 
 class EchoRunner:
@@ -90,6 +97,8 @@ class EchoRunner:
         """[num_rows], tokens of each row that are known."""
         self._ends: dict[int, tuple[int, int, frozenset[int]]] = {}
         """By row: tokens at its admission, tokens that end it, and its stop tokens."""
+        self._num_top: dict[int, int] = {}
+        """By row: alternatives of its tokens, if they are reported."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -139,6 +148,10 @@ class EchoRunner:
             batch.admitted_rows(), batch.limits.tolist(), batch.stop_ids.tolist(), strict=True
         ):
             self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
+            self._num_top.pop(row, None)
+        if batch.reports is not None:
+            self._num_top.update(zip(batch.reports.rows.tolist(), batch.reports.num_top.tolist(), strict=True))
+        prompt_logprobs = self._prompt_logprobs(batch)
         broken = set[int]() if self._broken is None else set(self._broken(batch))
         rows: list[int] = batch.rows.tolist()
         starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
@@ -190,7 +203,34 @@ class EchoRunner:
             tokens=np.array([token for tokens in yielded for token in tokens], np.int32),
             counts=np.array([len(tokens) for tokens in yielded], np.int32),
             num_drafted=np.array(drafted, np.int32),
+            logprobs=self._logprobs(batch, yielded),
+            prompt_logprobs=prompt_logprobs,
         )
+
+    def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
+        """Return what is reported of the tokens that a step has yielded; the tables have them already."""
+        if not self._num_top:
+            return None
+        entries: list[TokenLogprob | None] = []
+        for row, tokens in zip(batch.rows[batch.sampled].tolist(), yielded, strict=True):
+            first = int(self._lengths[row]) - len(tokens)
+            num_top = self._num_top.get(row)
+            entries += [
+                None if num_top is None else echo_logprob(token, first + i, num_top) for i, token in enumerate(tokens)
+            ]
+        return _logprobs_of(entries)
+
+    def _prompt_logprobs(self, batch: Batch) -> Logprobs | None:
+        if not len(batch.scored):
+            return None
+        entries: list[TokenLogprob | None] = []
+        for grant, count, num_top in batch.scored.tolist():
+            row, start = int(batch.rows[grant]), int(batch.starts[grant])
+            entries += [
+                echo_logprob(int(self._tokens[row, position]), position, num_top)
+                for position in range(start + 1, start + count + 1)
+            ]
+        return _logprobs_of(entries)
 
     def _has_ended(self, row: int) -> bool:
         length = int(self._lengths[row])
@@ -271,6 +311,20 @@ class EchoStep:
         """Return the tokens of each sampled grant."""
         self.waited = True
         return self._runner.finish(self)
+
+
+def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:
+    most = max((len(entry.top) for entry in entries if entry is not None), default=0)
+    found = [TokenLogprob(-1, 0.0, 0) if entry is None else entry for entry in entries]
+    tops = [(*entry.top, *[(-1, 0.0)] * (most - len(entry.top))) for entry in found]
+    return Logprobs(
+        tokens=np.array([entry.token for entry in found], np.int32),
+        values=np.array([entry.logprob for entry in found], np.float32),
+        ranks=np.array([entry.rank for entry in found], np.int32),
+        num_top=np.array([-1 if entry is None else len(entry.top) for entry in entries], np.int32),
+        top_ids=np.array([[token for token, _ in top] for top in tops], np.int32).reshape(len(tops), most),
+        top_values=np.array([[value for _, value in top] for top in tops], np.float32).reshape(len(tops), most),
+    )
 
 
 def _kv_of(tokens: Int32, positions: Int32) -> _UInt64:

@@ -11,14 +11,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, SamplingParams, SetPriority, Submit
+from pagewood.engine.api import (
+    Abort,
+    Delta,
+    EngineConfig,
+    FinishReason,
+    SamplingParams,
+    SetPriority,
+    Submit,
+    TokenLogprob,
+)
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
+from pagewood.engine.testing.echo import EchoRunner, echo_logprob, oracle_tokens
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
@@ -214,6 +223,20 @@ def with_trees(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, max_drafts=tree.depth, tree=tree, guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
 
 
+def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with requests that ask for log probabilities of their output, their prompt, both or none."""
+    arrivals = tuple(
+        replace(
+            arrival,
+            sampling=replace(
+                arrival.sampling, logprobs=rng.choice((None, 0, 2)), prompt_logprobs=rng.choice((None, None, 0, 1))
+            ),
+        )
+        for arrival in scenario.arrivals
+    )
+    return replace(scenario, arrivals=arrivals)
+
+
 def run_scenario(
     scenario: Scenario,
     *,
@@ -254,6 +277,8 @@ class _Run:
         self._step = 0
         self._outputs: dict[str, list[int]] = {}
         self._ends: dict[str, Delta] = {}
+        self._logprobs: dict[str, list[TokenLogprob]] = {}
+        self._prompt_logprobs: dict[str, list[TokenLogprob]] = {}
         self._aborted: set[str] = set()
         self._failed: set[str] = set()
         self._drafting = RandomDrafting(max_tokens=scenario.max_drafts, seed=len(scenario.arrivals))
@@ -374,6 +399,8 @@ class _Run:
             assert delta.first == (delta.request_id not in self._outputs)
             assert delta.carry == (delta.request_id.encode() if delta.first else b"")
             self._outputs.setdefault(delta.request_id, []).extend(delta.tokens)
+            self._logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
+            self._prompt_logprobs.setdefault(delta.request_id, []).extend(delta.prompt_logprobs)
             if delta.finish is not None:
                 self._ends[delta.request_id] = delta
 
@@ -393,6 +420,7 @@ class _Run:
                 stop_ids=stop_ids,
                 max_length=self._scenario.max_length,
             )
+            self._check_logprobs(name, arrival, output)
             assert (last.finish is FinishReason.ERROR) == (name in self._failed), f"request {name}: {last.finish}"
             if last.finish in (FinishReason.ABORT, FinishReason.ERROR):
                 assert name in self._aborted or last.finish is FinishReason.ERROR
@@ -406,3 +434,21 @@ class _Run:
             assert last.num_prompt_tokens == len(arrival.prompt)
             assert last.num_output_tokens >= last.num_accepted_tokens or stopped
             assert last.num_accepted_tokens <= last.num_drafted_tokens
+
+    def _check_logprobs(self, name: str, arrival: Arrival, output: Sequence[int]) -> None:
+        """What was reported must be that of each token at its position, in order."""
+        sampling, prompt = arrival.sampling, arrival.prompt
+        expected: list[TokenLogprob] = []
+        if sampling.logprobs is not None:
+            num_top = sampling.logprobs
+            expected = [echo_logprob(token, len(prompt) + i, num_top) for i, token in enumerate(output)]
+        assert self._logprobs[name] == expected, f"request {name}: {self._logprobs[name]} is not {expected}"
+        of_prompt: list[TokenLogprob] = []
+        if sampling.prompt_logprobs is not None:
+            num_top = sampling.prompt_logprobs
+            of_prompt = [echo_logprob(token, i, num_top) for i, token in enumerate(prompt) if i > 0]
+        found = self._prompt_logprobs[name]
+        is_cut = self._ends[name].finish in (FinishReason.ABORT, FinishReason.ERROR) and not output
+        assert found == (of_prompt[: len(found)] if is_cut else of_prompt), (
+            f"request {name}: {found} is not {of_prompt}"
+        )

@@ -1,4 +1,4 @@
-"""Keeps the penalties and biases of rows where the program finds them."""
+"""Keeps the penalties and biases of rows, and which rows are reported, where the program finds them."""
 
 # pyright: basic
 # numba's kernels have no types.
@@ -15,19 +15,27 @@ from pagewood.engine.runner.cpu.compiled.layout import Adjustment
 class RowAdjustments:
     """Invariant: the addresses in the table are those of arrays that are kept here."""
 
-    __slots__ = ("_kept", "_table")
+    __slots__ = ("_kept", "_table", "_used")
 
     def __init__(self, table: NDArray[np.int64]) -> None:
         """Write to `table`, that of `RowTables`."""
         self._table = table
         self._kept: dict[int, tuple[NDArray[np.float32], NDArray[np.int32]]] = {}  # written by: begin
+        self._used: set[int] = set()
+        """Rows of the table that are not zero."""  # written by: begin
 
     def begin(self, batch: Batch) -> None:
         """Enter what the admitted requests of a step have, in place of their rows' former requests."""
-        if self._kept:
-            for row in batch.admitted_rows():
-                if self._kept.pop(row, None) is not None:
-                    self._table[row] = 0
+        if self._used:
+            for row in self._used.intersection(batch.admitted_rows()):
+                self._used.remove(row)
+                self._kept.pop(row, None)
+                self._table[row] = 0
+        reports = batch.reports
+        if reports is not None:
+            self._table[reports.rows, Adjustment.REPORTED] = 1 + reports.num_top
+            self._table[reports.rows, Adjustment.IS_PROCESSED] = reports.is_processed
+            self._used.update(reports.rows.tolist())
         new = batch.adjustments
         if new is None:
             return
@@ -45,3 +53,4 @@ class RowAdjustments:
             entry[Adjustment.PENALTIES] = penalties.ctypes.data if penalties.tolist() != [1.0, 0.0, 0.0] else 0
             entry[Adjustment.BIASES], entry[Adjustment.NUM_BIASES] = biases.ctypes.data, num
             self._kept[row] = penalties, biases
+            self._used.add(row)

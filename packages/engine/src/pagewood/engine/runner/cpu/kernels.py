@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
-from pagewood.engine.runner.cpu.compiled.step import StepKernel, draft, heads_kernel, step
+from pagewood.engine.runner.cpu.compiled.step import StepKernel, draft, heads_kernel, report, step
 
 
 def warm_up(
@@ -22,7 +22,7 @@ def warm_up(
     heads = {dim: heads_kernel(dim, int8=int8) for dim in sorted(dims)}
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
-    kernels = (layout.update, layout.find_live, layout.lay_out, layout.collect, *heads.values(), *drafts, step)
+    kernels = (layout.update, layout.find_live, layout.lay_out, layout.collect, *heads.values(), *drafts, report, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -8,7 +8,7 @@ Legend: T tokens of a pass, W wanted tokens, G grants, S sampled grants, F head_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from pagewood.engine.core.batch import NUM_STOP_IDS
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Column, Outcome, lay_out
+from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column, Outcome, lay_out
+from pagewood.engine.runner.cpu.compiled.report import NUM_REPORT_COLUMNS
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
 from pagewood.engine.runner.cpu.compiled.step import Operation
 from pagewood.engine.runner.cpu.tape import Buffer, Operand, Scope, Tape
@@ -46,8 +47,12 @@ class RowTables:
     stop_ids: Int32
     """[rows, NUM_STOP_IDS], tokens that end the row; -1: no token."""  # written by: cpu.runner
     adjustments: Int64
-    """[rows, NUM_ADJUSTMENT_COLUMNS], by `Adjustment`, how the logits of the row are changed."""
+    """[rows, NUM_ADJUSTMENT_COLUMNS], by `Adjustment`, how logits of the row are changed and tokens reported."""
     # written by: cpu.adjustments
+
+    def is_reported(self, rows: Int32) -> NDArray[np.bool_]:
+        """Return whether the tokens of each of some rows are reported."""
+        return self.adjustments[rows, Adjustment.REPORTED] > 0
 
     @classmethod
     def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int) -> RowTables:
@@ -104,6 +109,8 @@ class Grants:
     """Sampling parameters of the S grants."""
     is_drafting: bool = False
     """Whether a grant promises more than one token."""
+    scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[Q, 3], prompt tokens that are reported, see `Batch.scored`."""
 
     def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
         """Return some of the grants.
@@ -114,6 +121,9 @@ class Grants:
             places: the place of each of these among `grants`.
         """
         promised = self.promised[sampled]
+        scored = self.scored
+        if len(scored) > 0:
+            scored = np.column_stack([np.searchsorted(grants, scored[:, 0]), scored[:, 1:]]).astype(np.int32)
         return Grants(
             rows=self.rows[grants],
             starts=self.starts[grants],
@@ -122,6 +132,7 @@ class Grants:
             promised=promised,
             sampling=self.sampling.take(sampled),
             is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
+            scored=scored,
         )
 
 
@@ -213,6 +224,7 @@ class Pass:
             Column.CHOICES: self.choices,
             Column.SAMPLED: tape.buffer(scope.wanted, 1),
             Column.FIRSTS: tape.buffer(scope.wanted, 2),
+            Column.SCORED: tape.buffer(scope.wanted, 2),
         }
         if self.parents is not None:
             path_size = max_nodes + 1
@@ -240,9 +252,30 @@ class Pass:
             accepted.counts,
         )  # fmt: skip
 
-    def adjust(self, logits: Buffer) -> None:
-        """Write the instruction that changes `logits` `[W, V]` of rows with penalties or biases."""
-        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size)
+    def adjust(self, logits: Buffer) -> Buffer:
+        """Write the instruction that changes `logits` `[W, V]` of rows with penalties or biases.
+
+        Returns:
+            `[W, V]`, the logits before the change, of rows that are reported by them.
+        """
+        raw = logits.tape.buffer(logits.rows, logits.size)
+        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, raw)
+        return raw
+
+    def report(self, logits: Buffer, raw: Buffer, accepted: Accepted) -> Buffer:
+        """Write the instruction that reports tokens; return the reports `[W, NUM_REPORT_COLUMNS]`.
+
+        Args:
+            logits: `[W, V]`, from which tokens were drawn.
+            raw: from `adjust`.
+            accepted: what was accepted in this pass.
+        """
+        out = logits.tape.buffer(logits.rows, NUM_REPORT_COLUMNS)
+        logits.tape.emit(
+            Operation.REPORT, logits.rows, self.scope.index, logits, logits.size, raw, accepted.tokens, accepted.counts,
+            accepted.nodes, out,
+        )  # fmt: skip
+        return out
 
     def accept(self, drawn: Buffer, *, chance: float | None = None) -> Accepted:
         """Write the instruction that accepts drafts.
@@ -309,7 +342,7 @@ class Pass:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
                 grants.promised, sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps,
-                sampling.seeds, ahead, all_wanted,
+                sampling.seeds, ahead, all_wanted, grants.scored,
             )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 return outcome

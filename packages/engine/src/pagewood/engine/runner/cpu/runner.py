@@ -29,10 +29,11 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu import reports
 from pagewood.engine.runner.cpu.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import select, shrink
-from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome, collect, find_live, update
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, update
 from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
@@ -99,8 +100,8 @@ class CPURunner:
 
     __slots__ = (
         "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup",
-        "_model", "_num_found", "_num_threads", "_pass", "_program", "_reported", "_rotations", "_rows",
-        "_sampled_rows", "_selected", "_target_lines", "_worker",
+        "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_program", "_reported", "_reports", "_rotations",
+        "_rows", "_sampled_rows", "_selected", "_target_lines", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -168,6 +169,10 @@ class CPURunner:
         """[capacity, 1], the tokens that grants yield, see `collect`."""
         self._num_found: Int32  # written by: _write_down
         """[capacity, 1], how many."""
+        self._nodes: Int32  # written by: _write_down
+        """[capacity, 1], the node after which each was drawn."""
+        self._reports: Float32  # written by: _write_down
+        """[capacity, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
         self._write_down([num_tokens] * NUM_KINDS)
@@ -185,6 +190,7 @@ class CPURunner:
             promised=_writable(batch.num_promised),
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
             is_drafting=is_drafting,
+            scored=_writable(batch.scored),
         )
         step = _Step(batch=batch, grants=grants, samples=True)
         return self._handle(step, self._worker.submit(partial(self._step, step)))
@@ -227,14 +233,19 @@ class CPURunner:
             scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
+        logprobs, prompt_logprobs = None, None
+        if scopes[scope.index, Column.NUM_REPORTED] > 0:
+            found = tokens[:num_tokens]
+            logprobs = reports.of_drawn(self._reports, self._nodes[:, 0], found, yielded, grants, self._rows)
+            prompt_logprobs = reports.of_prompts(self._reports, grants, self._rows)
         if step.kept is not None:
             num_all = len(step.batch.sampled)
             yielded = _spread(yielded, step.kept, num_all)
             num_drafted = _spread(num_drafted, step.kept, num_all) if grants.is_drafting else num_drafted
-        found = _NOTHING
+        drafted = _NOTHING
         if self._drafter is not None and grants.is_drafting:
             now = self._drafter.counts
-            found = DraftCounts._make(map(sub, now, self._reported))
+            drafted = DraftCounts._make(map(sub, now, self._reported))
             self._reported = now
         return StepResult(
             tokens=tokens[:num_tokens],
@@ -242,9 +253,11 @@ class CPURunner:
             num_drafted=num_drafted if grants.is_drafting else None,
             draft_s=draft_s,
             verify_s=verify_s,
-            num_rebuilt=found.num_rebuilt,
-            num_postponed=found.num_postponed,
-            num_short=found.num_short,
+            num_rebuilt=drafted.num_rebuilt,
+            num_postponed=drafted.num_postponed,
+            num_short=drafted.num_short,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _all_logits(self, step: _Step) -> Float32:
@@ -384,7 +397,7 @@ class CPURunner:
             logits = drafter.record_target(tape, one, self._attention)
         else:
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
-        one.adjust(logits)
+        raw = one.adjust(logits)
         if held is None:
             accepted = one.accept(draw(logits, one.choices), chance=self._chance)
         elif self._chance is None:
@@ -393,6 +406,7 @@ class CPURunner:
             raise ValueError(
                 f"simulated_acceptance must be None if rejection sampling verifies the drafts, got {self._chance}"
             )
+        reported = one.report(logits, raw, accepted)
         if one.parents is not None:
             self._attention.compact(one, accepted)
         self._target_lines = slice(first, tape.num_lines)
@@ -403,10 +417,11 @@ class CPURunner:
         capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
         capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
-        outputs = (logits, accepted.tokens, accepted.counts)
+        outputs = (logits, accepted.tokens, accepted.counts, accepted.nodes, reported)
         self._pass = one
         self._program = program = tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
-        self._found, self._num_found = (output.view(np.int32) for output in program.outputs[1:])
+        self._found, self._num_found, self._nodes = (output.view(np.int32) for output in program.outputs[1:4])
+        self._reports = program.outputs[4]
 
 
 def _spread(values: Int32, places: Int32, size: int) -> Int32:

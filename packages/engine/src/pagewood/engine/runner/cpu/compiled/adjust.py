@@ -59,14 +59,17 @@ def _add_biases(logits: Any, biases: Any, values: Any, position: Any) -> None:
 
 
 @inlined
-def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any) -> None:
+def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> None:
     """Change the logits of sampled grant `s`, if its row has adjustments.
+
+    If the row's tokens are reported by the model's own logits, these are kept.
 
     Args:
         scope: a row of the table of scopes.
         s: index of the sampled grant.
         logits_at: address of `[W, V]`.
         vocab_size: V.
+        raw_at: address of `[W, V]`, written: the logits before the change, if they are reported.
     """
     g = integers(scope[Column.SAMPLED], 0)[s]
     row = np.int64(integers(scope[Column.ROWS], 0)[g])
@@ -82,12 +85,17 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any) -> None:
     num_prompt, num_biases = entry[Adjustment.NUM_PROMPT], entry[Adjustment.NUM_BIASES]
     biases, values = integer_rows(entry[Adjustment.BIASES], num_biases, 3), vector(entry[Adjustment.BIASES], 0)
     path_size = scope[Column.PATH_SIZE]
+    is_kept = entry[Adjustment.REPORTED] > 0 and entry[Adjustment.IS_PROCESSED] == 0
     for j in range(num_wanted):
         token = base + j
         path = integers(scope[Column.PATHS] + 4 * token * path_size, path_size)
         depth = np.int64(path[0]) if is_tree else token - np.int64(offsets[g])
         position = start + depth + 1
         logits = vector(logits_at + 4 * (first + j) * vocab_size, vocab_size)
+        if is_kept:
+            raw = vector(raw_at + 4 * (first + j) * vocab_size, vocab_size)
+            for i in range(vocab_size):
+                raw[i] = logits[i]
         if entry[Adjustment.PENALTIES] != 0:
             size = np.int64(8)
             while size < 2 * position:

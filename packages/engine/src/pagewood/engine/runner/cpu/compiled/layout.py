@@ -82,10 +82,16 @@ class Column(IntEnum):
     """`[rows, NUM_ADJUSTMENT_COLUMNS] int64`, how the logits of each row are changed; see `compiled.adjust`."""
     NUM_ADJUSTED = 34
     """Sampled grants whose logits are changed."""
+    NUM_REPORTED = 35
+    """Sampled grants whose tokens are reported, and prompt tokens that are; see `compiled.report`."""
+    NUM_SAMPLED = 36
+    """S."""
+    SCORED = 37
+    """`[wanted rows behind those of sampled grants, 2] int32`, the prompt token after each, and its alternatives."""
 
 
 class Adjustment(IntEnum):
-    """A column of the table of adjustments."""
+    """A column of the table of adjustments and reports."""
 
     IS_ON = 0
     """1 or 0."""
@@ -96,6 +102,10 @@ class Adjustment(IntEnum):
     BIASES = 3
     """Address of `[NUM_BIASES, 3] int32`: token, end, and the value as float32."""
     NUM_BIASES = 4
+    REPORTED = 5
+    """1 plus the alternatives that are reported with each token; 0: tokens are not reported."""
+    IS_PROCESSED = 6
+    """1 if reports are of the distribution that tokens are drawn from, 0 if of the model's."""
 
 
 NUM_ADJUSTMENT_COLUMNS = len(Adjustment)
@@ -205,12 +215,13 @@ def lay_out_scope(
     offsets[num_grants] = token
     wanted, firsts = integers(scope[Column.WANTED], num_wanted), integers(scope[Column.FIRSTS], num_sampled + 1)
     grant_of = integers(scope[Column.SAMPLED], num_sampled)
-    w, num_adjusted = 0, 0
+    w, num_adjusted, num_reported = 0, 0, 0
     adjustments = long_rows(scope[Column.ADJUSTMENTS], 0, NUM_ADJUSTMENT_COLUMNS)
     for s in range(num_sampled):
         g = sampled[s]
         grant_of[s], firsts[s] = g, w
         num_adjusted += adjustments[rows[g], Adjustment.IS_ON]
+        num_reported += 1 if adjustments[rows[g], Adjustment.REPORTED] > 0 else 0
         n = nums[g] if promised[s] > 1 or all_wanted != 0 else 1
         trees[g] = 1 if promised[s] > 1 and nums[g] > promised[s] else 0
         for j in range(n):
@@ -225,26 +236,68 @@ def lay_out_scope(
     firsts[num_sampled] = w
     scope[Column.NUM_GRANTS], scope[Column.SAMPLES] = num_grants, 1 - all_wanted
     scope[Column.NUM_ADJUSTED] = num_adjusted * (1 - all_wanted)
+    scope[Column.NUM_REPORTED], scope[Column.NUM_SAMPLED] = num_reported * (1 - all_wanted), num_sampled
     scope[Column.NUM_ITEMS] = cut(
         nums, scope[Column.NUM_KV_HEADS], scope[Column.TILE], integer_rows(scope[Column.ITEMS], num_tokens, 4)
     )
     return Outcome.BAD_TOKEN if is_bad else Outcome.DONE
 
 
+@inlined
+def _add_scored(scope: Any, counts: Any, scored: Any, outcome: Any) -> Any:
+    """Make tokens of prompts wanted, behind those of sampled grants; return an `Outcome`.
+
+    Args:
+        scope: the row of the table of scopes, as `lay_out_scope` has left it.
+        counts: `[NUM_KINDS]`, changed.
+        scored: `[Q, 3]`, see `Batch.scored`.
+        outcome: what `lay_out_scope` has returned.
+    """
+    first, num = counts[1], 0
+    for q in range(scored.shape[0]):
+        num += scored[q, 1]
+    counts[1] = first + num
+    if outcome != Outcome.DONE or first + num > scope[Column.MOST_WANTED]:
+        return outcome if outcome != Outcome.DONE else Outcome.TOO_LARGE
+    rows, starts, offsets = (
+        integers(scope[Column.ROWS], 0), integers(scope[Column.STARTS], 0), integers(scope[Column.OFFSETS], 0)
+    )  # fmt: skip
+    wanted, reported = integers(scope[Column.WANTED], 0), integer_rows(scope[Column.SCORED], 0, 2)
+    w = 0
+    for q in range(scored.shape[0]):
+        g = scored[q, 0]
+        known = integers(scope[Column.TOKEN_TABLE] + 4 * rows[g] * scope[Column.TOKENS_PER_ROW], 0)
+        for i in range(scored[q, 1]):
+            wanted[first + w] = offsets[g] + i
+            reported[w, 0], reported[w, 1] = known[starts[g] + i + 1], scored[q, 2]
+            choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * (first + w)
+            fill_choice(  # greedy: what is drawn is not used
+                vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), 0.0, 0, 1.0, 0.0, 0, 0
+            )
+            w += 1
+    scope[Column.NUM_REPORTED] += num
+    return outcome
+
+
 @kernel(
     "i8(i8[:,::1], i8, i8[::1], i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], "
-    "f4[::1], i8[::1], i8, i8)"
+    "f4[::1], i8[::1], i8, i8, i4[:,::1])"
 )
 def lay_out(
     scopes: Any, index: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any,
     promised: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, ahead: Any,
-    all_wanted: Any,
+    all_wanted: Any, scored: Any,
 ) -> Any:  # fmt: skip
-    """Call `lay_out_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`."""
-    return lay_out_scope(
-        scopes[index], counts[index * NUM_KINDS : (index + 1) * NUM_KINDS], rotations, rows, starts, nums, sampled,
-        promised, temperatures, top_ks, top_ps, min_ps, seeds, ahead, all_wanted,
+    """Call `lay_out_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`.
+
+    The tokens of `scored` `[Q, 3]`, see `Batch.scored`, are wanted too.
+    """
+    own = counts[index * NUM_KINDS : (index + 1) * NUM_KINDS]
+    outcome = lay_out_scope(
+        scopes[index], own, rotations, rows, starts, nums, sampled, promised, temperatures, top_ks, top_ps, min_ps,
+        seeds, ahead, all_wanted,
     )  # fmt: skip
+    return _add_scored(scopes[index], own, scored, outcome) if scored.shape[0] > 0 else outcome
 
 
 @kernel("void(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i4[::1])")

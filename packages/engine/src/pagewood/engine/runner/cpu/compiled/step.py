@@ -40,6 +40,7 @@ from pagewood.engine.runner.cpu.compiled.memory import (
     wait_for,
     write_time,
 )
+from pagewood.engine.runner.cpu.compiled.report import report as report_token
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 
@@ -83,8 +84,12 @@ class Operation(IntEnum):
     """x, out, size of x, size of out, first column in out."""
     CLEAR_FIRST = 13
     """x, sines, size, columns of sines."""
+    REPORT = 14
+    """scope, logits `[W, V]`, V, logits before their change `[W, V]`, accepted tokens `[W]`, their numbers `[S]`, their
+    nodes `[W]`, reports `[W, NUM_REPORT_COLUMNS]`; see `report`. The rows are wanted tokens, if any is reported."""
     ADJUST = 15
-    """scope, logits `[W, V]`, V; see `adjust`. The rows are sampled grants, if any has adjustments."""
+    """scope, logits `[W, V]`, V, logits before their change `[W, V]`; see `adjust`. The rows are sampled grants, if any
+    has adjustments."""
     ACCEPT = 16
     """scope, drawn tokens `[W]`, accepted tokens `[W]`, their numbers `[rows]`, their nodes `[W]`; see `accept`. The
     rows of this instruction and the next two are sampled grants; its number is the probability of `accept` or -1."""
@@ -154,6 +159,8 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return 1
     if op == Operation.ADJUST:
         return num_rows if scopes[one[2], Column.NUM_ADJUSTED] > 0 else 0
+    if op == Operation.REPORT:
+        return num_rows if scopes[one[2], Column.NUM_REPORTED] > 0 else 0
     if op == Operation.DRAW or op >= Operation.ACCEPT:
         return num_rows
     return (num_rows + _ROWS - 1) // _ROWS
@@ -259,6 +266,13 @@ def draft(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part
         _hand_on(op, one, scopes, part)
 
 
+@kernel(_PART)
+def report(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
+    """Compute a part of REPORT."""
+    one, scopes = longs(one_at, NUM_COLUMNS), long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)
+    report_token(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
+
+
 @inlined
 def _move(op: Any, one: Any, first: Any, last: Any) -> None:
     if op == Operation.TAKE:
@@ -348,7 +362,7 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
                 draw(vector(one[2] + part * one[5] * 4, one[5]), vector(at, NUM_CHOICE_COLUMNS),
                      integers(at, NUM_CHOICE_COLUMNS), integers(one[4] + part * 4, 1))  # fmt: skip
             elif op == Operation.ADJUST:
-                adjust(scopes[one[2]], part, one[3], one[4])
+                adjust(scopes[one[2]], part, one[3], one[4], one[5])
             elif op >= Operation.ACCEPT:
                 _settle(op, one, numbers[i], scopes, part)
             elif op <= Operation.TAKE:
@@ -364,12 +378,13 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
 class StepKernel:
     """Runs programs: `step`, and the functions that instructions name by address. All are compiled."""
 
-    __slots__ = ("_drafts", "_heads")
+    __slots__ = ("_drafts", "_heads", "_report")
 
     def __init__(self, *, heads: Mapping[int, Kernel], drafts: bool) -> None:
         """Take the functions for heads, by their number of elements, and those of drafters or not."""
         self._heads = {dim: one.address for dim, one in heads.items()}
         self._drafts = draft.address if drafts else 0
+        self._report = report.address
 
     def function(self, operation: Operation, last_operand: object) -> int:
         """Return the address of the function that an instruction calls; 0: `step` has its code.
@@ -385,6 +400,8 @@ class StepKernel:
             if not isinstance(last_operand, int) or last_operand not in self._heads:
                 raise ValueError(f"heads must have one of {list(self._heads)} elements, got {last_operand}")
             return self._heads[last_operand]
+        if operation == Operation.REPORT:
+            return self._report
         if operation < Operation.FILL:
             return 0
         if not self._drafts:
