@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
@@ -126,6 +127,7 @@ def answers(
     counts: list[tuple[int, int]] | None = None,
     bad_token: int | None = None,
     num_pages: int | None = None,
+    deltas: list[Delta] | None = None,
 ) -> tuple[list[list[int]], RecordingDevice, int]:
     """Generate an answer to each prompt with a whole engine; return them, its device, and the accepted drafts.
 
@@ -144,6 +146,7 @@ def answers(
         counts: gets the drafted and the accepted tokens of each request.
         bad_token: its embedding is not a number.
         num_pages: of the pool; None: enough for all.
+        deltas: gets all that is answered.
     """
     device = RecordingDevice()
     num_pages = NUM_PAGES_OF_4 * 4 // page_size
@@ -193,6 +196,8 @@ def answers(
         while num_open or pending is not None:
             pending = engine.advance(pending)
             for delta in outbox.take():
+                if deltas is not None:
+                    deltas.append(delta)
                 tokens[int(delta.request_id)] += delta.tokens
                 num_open -= delta.finish is not None
                 num_accepted += delta.num_accepted_tokens if delta.finish else 0
@@ -237,6 +242,74 @@ def test_drafts_do_not_change_the_text(
     assert drafted == plain
     assert num_accepted > 40
     assert (device.num_replayed > 0) == with_graphs
+
+
+def reports_of(deltas: list[Delta], name: str) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
+    """Return what was reported of the prompt and of the output of a request."""
+    own = [delta for delta in deltas if delta.request_id == name]
+    return [one for delta in own for one in delta.prompt_logprobs], [one for delta in own for one in delta.logprobs]
+
+
+def distribution(sampling: SamplingParams, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Return log probabilities of the next token by the processors of `transformers`."""
+    logits = logits[None].clone()
+    if sampling.repetition_penalty != 1.0:
+        logits = transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(
+            torch.tensor([tokens]), logits
+        )
+    if sampling.temperature == 0.0:
+        best = torch.full_like(logits, -torch.inf)
+        return best.scatter(1, logits.argmax(-1, keepdim=True), 0.0)[0]
+    warpers: list[Any] = [transformers.TemperatureLogitsWarper(sampling.temperature)]
+    if sampling.top_k:
+        warpers.append(transformers.TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        warpers.append(transformers.TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0.0:
+        warpers.append(transformers.MinPLogitsWarper(sampling.min_p))
+    for warper in warpers:
+        logits = warper(torch.tensor([tokens]), logits)
+    return logits.log_softmax(-1)[0]
+
+
+@pytest.mark.parametrize(
+    ("is_drafting", "with_graphs", "chunk"), [(False, False, 64), (False, True, 1), (True, True, 64), (True, False, 5)]
+)
+@pytest.mark.parametrize("kind", ["raw", "processed"])
+def test_log_probabilities_are_those_of_transformers(
+    llama: Path, kind: Literal["raw", "processed"], is_drafting: bool, with_graphs: bool, chunk: int
+) -> None:
+    prompts = prompts_of(5)
+    samplings = [
+        replace(one, logprobs=i, logprobs_kind=kind, prompt_logprobs=2 * i, repetition_penalty=1.4)
+        for i, one in enumerate(samplings_of(4))
+    ]
+    samplings.append(samplings[0])
+    samplings[3] = replace(samplings[3], logprobs=None, prompt_logprobs=None)
+    plain, _, _ = answers(llama, prompts, samplings, page_size=4)
+    texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)]
+    deltas: list[Delta] = []
+    options: dict[str, Any] = {"drafter": OracleDrafter(texts, wrong_every=5), "max_drafts": 4} if is_drafting else {}
+    answers(llama, prompts, samplings, page_size=4, chunk=chunk, with_graphs=with_graphs, deltas=deltas, **options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    for i, (prompt, text, sampling) in enumerate(zip(prompts, texts, samplings, strict=True)):
+        of_prompt, of_output = reports_of(deltas, str(i))
+        if sampling.logprobs is None:
+            assert not of_prompt
+            assert not of_output
+            continue
+        with torch.no_grad():
+            logits = model(torch.tensor([text])).logits[0].float()
+        assert [entry.token for entry in (*of_prompt, *of_output)] == text[1:]
+        for position, entry in enumerate((*of_prompt, *of_output), 1):
+            row = logits[position - 1].log_softmax(-1)
+            num_top = sampling.prompt_logprobs if position < len(prompt) else sampling.logprobs
+            if position >= len(prompt) and kind == "processed":
+                row = distribution(sampling, text[:position], logits[position - 1])
+            assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-4)
+            assert [value for _, value in entry.top] == pytest.approx(row.topk(num_top or 0).values.tolist(), abs=1e-4)
+            if num_top and entry.rank <= num_top:
+                assert entry.top[entry.rank - 1][1] == pytest.approx(entry.logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("with_graphs", [False, True])

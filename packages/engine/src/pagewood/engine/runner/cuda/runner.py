@@ -9,7 +9,7 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -30,10 +30,11 @@ from pagewood.engine.runner.cuda.attention import (
     Places,
     PlannedAttention,
 )
-from pagewood.engine.runner.cuda.device import Device, Event, Stamp
+from pagewood.engine.runner.cuda.device import Device, Event
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.graphs import capture_graphs
 from pagewood.engine.runner.cuda.masks import packed_masks
+from pagewood.engine.runner.cuda.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
@@ -71,6 +72,30 @@ class OneEach:
         """Return the result that `words` `[S]` stand for."""
         return StepResult.of_one_each(words)
 
+    def places(self, result: StepResult) -> NDArray[np.int64]:
+        """Return which of the S rows of logits each token of the result was drawn from."""
+        return np.flatnonzero(result.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a step will have to say."""
+
+    tokens: OneEach | Yielded
+    drawn: PendingReport | None = None
+    """Of drawn tokens, by row of logits; None: none is reported."""
+    scored: PendingReport | None = None
+    """Of prompt tokens; None: none is reported."""
+
+    def result(self, words: Int32) -> StepResult:
+        """Return the result that `words` stand for; the device has reached the end of the step."""
+        result = self.tokens.result(words)
+        if self.drawn is not None:
+            result = replace(result, logprobs=self.drawn.of(self.tokens.places(result)))
+        if self.scored is not None:
+            result = replace(result, prompt_logprobs=self.scored.of(np.arange(len(self.scored.places))))
+        return result
+
 
 class CUDAStepHandle:
     """A launched step."""
@@ -82,7 +107,7 @@ class CUDAStepHandle:
         pool: StagingPool,
         slot: StagingSlot,
         done: Event,
-        expected: OneEach | Yielded,
+        expected: Expected,
         settle: Callable[[StepResult], None],
     ) -> None:
         """Expect a result in `slot` when `done` is reached; `settle` is called with it."""
@@ -97,7 +122,7 @@ class CUDAStepHandle:
         """Wait for the tokens of the sampled grants, and return them."""
         if self._result is None:
             self._done.synchronize()
-            self._result = self._expected.result(read(self._slot.on_host_result, self._expected.size))
+            self._result = self._expected.result(read(self._slot.on_host_result, self._expected.tokens.size))
             self._settle(self._result)
             self._pool.give_back(self._slot)
         return self._result
@@ -115,8 +140,8 @@ class CUDARunner:
 
     __slots__ = (
         "_acceptance", "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
-        "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_rotations", "_staging",
-        "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_reports", "_rotations",
+        "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -191,6 +216,7 @@ class CUDARunner:
             self._adjustments = RowAdjustments(
                 max_rows=max_rows, tokens_per_row=max_length + 1, device=device.torch_device
             )
+            self._reports = RowReports(device, max_rows=max_rows)
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
@@ -260,6 +286,7 @@ class CUDARunner:
         slot = self._staging.take()
         self._inexact.admit(batch)
         self._adjustments.admit(batch)
+        self._reports.admit(batch)
         if self._drafter is not None:
             self._drafter.note(batch)
         try:
@@ -269,7 +296,8 @@ class CUDARunner:
             self._staging.give_back(slot)
             raise
         launch = self._inexact.mark(batch)
-        done = self._device.download(slot.result[: expected.size], slot.on_host_result[: expected.size])
+        size = expected.tokens.size
+        done = self._device.download(slot.result[:size], slot.on_host_result[:size])
         return CUDAStepHandle(self._staging, slot, done, expected, partial(self._settle, launch, batch))
 
     def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
@@ -293,19 +321,17 @@ class CUDARunner:
                     clean = memory.index_select(0, pages).float().nan_to_num(0.0, 0.0, 0.0)
                     memory.index_copy_(0, pages, clean.to(memory.dtype))
 
-    def _queue(self, batch: Batch, slot: StagingSlot) -> OneEach | Yielded:
+    def _queue(self, batch: Batch, slot: StagingSlot) -> Expected:
         """Queue a step, up to its result on the device; return how to read it."""
         is_inexact = self._inexact.of(batch)
         if is_inexact.any() or (batch.num_promised > 1).any():
-            stamps = self._queue_verify(batch, is_inexact, slot)
-            return Yielded(promised=batch.num_promised, stamps=stamps)
-        self._queue_plain(batch, slot)
-        return OneEach(size=len(batch.sampled))
+            return self._queue_verify(batch, is_inexact, slot)
+        return self._queue_plain(batch, slot)
 
-    def _queue_plain(self, batch: Batch, slot: StagingSlot) -> None:
+    def _queue_plain(self, batch: Batch, slot: StagingSlot) -> Expected:
         """Queue a step without drafts, of rows whose start the host knows."""
         num_grants = len(batch.rows)
-        is_decode = batch.num_tokens == num_grants
+        is_decode = batch.num_tokens == num_grants and not len(batch.scored)
         size = self._graphs.size_for(num_grants) if is_decode else None
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
@@ -319,17 +345,16 @@ class CUDARunner:
             logits = graph.launch(_host_arrays(host, is_decode=True), step.sources, step.positions, indices, slot.plans)
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
             self._features = self._feature_memory[:size]
+        scored = self._report_prompts(batch, step.scored, step.sources, logits)
+        drawn = None
         if len(batch.sampled):
-            self._sample(batch, step, logits, slot.result[: len(batch.sampled)])
+            drawn = self._sample(batch, step, logits[: len(step.wanted)], slot.result[: len(batch.sampled)])
         if self._head is not None:
             self._extend_plain(host, step, indices, slot, is_decode=is_decode)
+        return Expected(tokens=OneEach(size=len(batch.sampled)), drawn=drawn, scored=scored)
 
-    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> list[Stamp]:
-        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own.
-
-        Returns:
-            The stamps of `Yielded`.
-        """
+    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> Expected:
+        """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
         shape = None
         if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
             shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
@@ -360,14 +385,16 @@ class CUDARunner:
         arrays = _host_arrays(host, is_decode=False)
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
-            logits = self._forward(where.sources, where.positions, planned, step.wanted)
+            logits = self._forward(where.sources, where.positions, planned, _wanted(step))
         else:
             logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
-        last, rows = step.wanted, where.positions[:0].long()
+        scored = self._report_prompts(batch, step.scored, where.sources, logits)
+        last, rows, drawn = step.wanted, where.positions[:0].long(), None
         if len(batch.sampled):
-            last, rows = self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
+            logits = logits[: len(step.wanted)]
+            last, rows, drawn = self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
         stamps.append(self._device.stamp())
         if self._head is not None:
             assert self._features is not None
@@ -379,7 +406,14 @@ class CUDARunner:
                 )
             )  # fmt: skip
         stamps.append(self._device.stamp())
-        return stamps
+        return Expected(tokens=Yielded(promised=batch.num_promised, stamps=stamps), drawn=drawn, scored=scored)
+
+    def _report_prompts(self, batch: Batch, scored: Tensor, sources: Tensor, logits: Tensor) -> PendingReport | None:
+        """Queue the reports of prompt tokens, whose `logits` are the last ones."""
+        if not len(batch.scored):
+            return None
+        tokens = self._tokens.index_select(0, sources.index_select(0, scored) + 1)
+        return self._reports.scored(batch.scored, tokens, logits[-len(scored) :])
 
     def _draft(
         self, batch: Batch, verify: VerifyStep, step: VerifyArrays[Tensor], where: ExactPlaces, slot: StagingSlot
@@ -422,19 +456,24 @@ class CUDARunner:
         num_drafted: Tensor,
         logits: Tensor,
         target: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, PendingReport | None]:
         """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result.
 
         Returns:
-            `[S] int32`, the token at the last accepted position of each sampled grant; and `[S] int64`, its row.
+            `[S] int32`, the token at the last accepted position of each sampled grant; `[S] int64`, its row; and the
+            reports of the drawn tokens.
         """
         positions = where.positions.index_select(0, step.wanted) + 1
         sampler = sampler_of(batch.sampling, step.sampling, positions)
         places = where.sources.index_select(0, step.wanted).long() + 1
         host = verify.arrays
-        logits = self._adjustments.apply(logits, host.rows[host.token_grants[host.wanted]], places, self._tokens)
-        chosen, is_broken = sampler.tokens(self._filters, logits)
+        host_rows = host.rows[host.token_grants[host.wanted]]
+        changed = self._adjustments.apply(logits, host_rows, places, self._tokens)
+        chosen, is_broken = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
+        drawn = self._reports.drawn(
+            host_rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters
+        )
         if self._acceptance is None:
             is_equal = self._tokens.index_select(0, places) == tokens
         else:
@@ -447,16 +486,19 @@ class CUDARunner:
         yielded = counts.clamp(min=1)
         self._lengths.index_copy_(0, rows, ends + yielded)
         torch.cat([tokens, counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
-        return step.first_tokens + yielded - 1, rows
+        return step.first_tokens + yielded - 1, rows, drawn
 
-    def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> None:
+    def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> PendingReport | None:
+        """Draw the token of each sampled grant; return the reports of these tokens."""
         sampler, places = Sampler.of(batch.sampling, step), step.targets.view(torch.int64)
-        logits = self._adjustments.apply(logits, batch.rows[batch.sampled], places, self._tokens)
-        chosen, is_broken = sampler.tokens(self._filters, logits)
+        rows = batch.rows[batch.sampled]
+        changed = self._adjustments.apply(logits, rows, places, self._tokens)
+        chosen, is_broken = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         # The table needs a valid token for every row: the next step may have been launched already, and reads it.
         self._tokens.index_copy_(0, places, tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
+        return self._reports.drawn(rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters)
 
     def _extend_plain(
         self,
@@ -495,7 +537,7 @@ class CUDARunner:
         """Queue a step without a graph; return the logits of the wanted tokens."""
         places = _places(step, indices)
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
-        return self._forward(step.sources, step.positions, planned, step.wanted)
+        return self._forward(step.sources, step.positions, planned, _wanted(step))
 
     def _apply_updates(
         self, host: StepArrays[Tensor] | VerifyArrays[Tensor], step: StepArrays[Tensor] | VerifyArrays[Tensor]
@@ -532,6 +574,11 @@ class CUDARunner:
 def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
     pinned, on_device = slot.upload(arrays.words())
     return StepArrays.of_words(pinned), StepArrays.of_words(on_device)
+
+
+def _wanted(step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> Tensor:
+    """Return the tokens whose logits are needed."""
+    return torch.cat([step.wanted, step.scored]) if len(step.scored) else step.wanted
 
 
 def _places(step: StepArrays[Tensor], indices: Tensor) -> Places:

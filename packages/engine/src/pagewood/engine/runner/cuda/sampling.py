@@ -76,14 +76,30 @@ class Sampler:
         """
         largest, best = logits.max(-1)  # the maximum of a row with a NaN is NaN
         if self.draws:
-            scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
-            if filters is None:
-                weights = self._kept((scaled / temperatures[:, None]).softmax(-1))
-            else:
-                weights = self._probabilities(filters, scaled, temperatures)
-            drawn = _first_to_arrive(logits.is_cuda)(weights, self.seeds, self.positions)
+            drawn = _first_to_arrive(logits.is_cuda)(self._weights(filters, logits), self.seeds, self.positions)
             best = torch.where(self.temperatures > 0, drawn, best)
         return best, largest.isnan()
+
+    def log_probabilities(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
+        """Return the logarithms of the probabilities with which tokens are drawn, `[S, V] float32`.
+
+        Args:
+            filters: see `tokens`.
+            logits: `[S, V]`.
+        """
+        greedy = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+        if not self.draws:
+            return greedy.log()
+        weights = self._weights(filters, logits)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return torch.where((self.temperatures > 0)[:, None], weights, greedy).log()
+
+    def _weights(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
+        """Return numbers in proportion to the probabilities of rows that are not greedy, `[S, V] float32`."""
+        scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
+        if filters is None:
+            return self._kept((scaled / temperatures[:, None]).softmax(-1))
+        return self._probabilities(filters, scaled, temperatures)
 
     def _kept(self, probs: Tensor) -> Tensor:
         """Return `probs` `[S, V] float32` with 0 where a filter drops a token, the same in every batch."""

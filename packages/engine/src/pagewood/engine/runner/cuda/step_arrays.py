@@ -62,6 +62,8 @@ class StepArrays(Generic[X]):
     """[G] positions that each grant attends to."""
     wanted: X
     """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array."""
+    scored: X
+    """[R] tokens of prompts that are followed by a token that is reported."""
     targets: X
     """[2S] int64 viewed as int32, place in the token table for each sampled token."""
     sampling: Mapping[str, X]
@@ -121,10 +123,17 @@ def step_arrays(
         last_page_len=extended(pages.last_page_len, num_empty, 1),
         kv_lens=extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
+        scored=scored_tokens(batch, offsets),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
         sampling={name: array.view(np.int32) for name, array in batch.sampling.fields().items()},
         drawn_positions=ends,
     )
+
+
+def scored_tokens(batch: Batch, offsets: Int32) -> Int32:
+    """Return the tokens that are followed by a prompt token that is reported; `offsets` is the first of each grant."""
+    firsts = [np.arange(num, dtype=np.int32) + offsets[grant] for grant, num, _ in batch.scored.tolist()]
+    return np.concatenate(firsts) if firsts else np.empty(0, np.int32)
 
 
 def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:

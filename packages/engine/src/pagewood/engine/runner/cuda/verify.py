@@ -252,6 +252,12 @@ class Yielded:
         """Number of words of the result."""
         return int(self.promised.sum()) + 2 * len(self.promised)
 
+    def places(self, result: StepResult) -> NDArray[np.int64]:
+        """Return which of the verified positions each token of the result was drawn at."""
+        firsts = np.cumsum(self.promised) - self.promised
+        ends = np.cumsum(result.counts)
+        return np.repeat(firsts - (ends - result.counts), result.counts) + np.arange(len(result.tokens))
+
     def result(self, words: Int32) -> StepResult:
         """Return the result that `words` `[size]` stand for; the device has reached the end of the step."""
         num_tokens, num_grants = int(self.promised.sum()), len(self.promised)

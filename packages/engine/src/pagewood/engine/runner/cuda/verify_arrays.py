@@ -17,7 +17,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.cuda.masks import MaskShape
-from pagewood.engine.runner.cuda.step_arrays import TableShape, X, extended, updates
+from pagewood.engine.runner.cuda.step_arrays import TableShape, X, extended, scored_tokens, updates
 
 _PADDING_LENGTH = 8
 """Positions that a padding grant is planned for, if its page has that many: a mask with shorter rows costs more."""
@@ -61,6 +61,8 @@ class VerifyArrays(Generic[X]):
     """[G + 1], see `MaskShape`."""
     wanted: X
     """[V] token at each verified position."""
+    scored: X
+    """[R], see `StepArrays`."""
     cells: X
     """[V] place of each in a matrix of S rows, see `width`."""
     first_tokens: X
@@ -167,6 +169,7 @@ def verify_step(
         kv_lens=extended(kv_lens, num_empty, 0),
         mask_offsets=mask.offsets,
         wanted=firsts[owners] + steps if len(owners) else np.zeros(1, np.int32),
+        scored=scored_tokens(batch, offsets),
         cells=owners * np.int32(width) + steps,
         first_tokens=firsts,
         drafting=drafting,
