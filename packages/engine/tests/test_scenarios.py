@@ -81,6 +81,7 @@ from pagewood.engine.testing import (
     random_scenario,
     run_scenario,
     with_drafts,
+    with_grammars,
     with_logprobs,
     with_trees,
 )
@@ -150,6 +151,17 @@ def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
 def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_logprobs(rng, overlap=overlap))
     run_scenario(with_logprobs(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
+
+
+def scenario_with_grammars(rng: random.Random, *, overlap: bool) -> Scenario:
+    make = rng.choice((random_scenario, random_scenario, scenario_with_drafts, scenario_with_faults))
+    return with_grammars(make(rng, overlap=overlap), rng)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool) -> None:
+    run_scenario(scenario_with_grammars(rng, overlap=overlap))
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

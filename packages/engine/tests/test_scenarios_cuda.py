@@ -84,10 +84,10 @@ def test_output_over_tiers_equals_that_of_the_sequential_oracle(seed: int) -> No
 
 FAULTS = {
     "staging given back before its event": (
-        cuda.CUDAStepHandle, "__init__", "self._done = done", "self._done = done; pool.give_back(slot)"
+        cuda.CUDAStepHandle, "__init__", "self._slot = slot", "self._slot = slot; pool.give_back(slot)"
     ),
     "staging shared": (staging.StagingPool, "take", "self._free.pop()", "self._free[-1]"),
-    "tokens read before they have come": (cuda.CUDAStepHandle, "wait", "self._done.synchronize()", "pass"),
+    "tokens read before they have come": (cuda.CUDAStepHandle, "wait", "done.synchronize()", "pass"),
     "tokens of the next step overwritten": (
         cuda.CUDARunner, "_sample", "step.targets.view(torch.int64)", "step.targets.view(torch.int64) - 1"
     ),

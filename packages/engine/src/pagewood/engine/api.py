@@ -150,7 +150,8 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Whether logits are changed before the filters."""
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias) or self.min_tokens > 0
+        changes = bool(self.logit_bias) or self.min_tokens > 0 or self.grammar is not None
+        return penalties != (1.0, 0.0, 0.0) or changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +365,10 @@ class EngineConfig:
     speculative_acceptance: float | None = None
     """Probability with which each draft token is accepted, whatever it is; for measurements only, because the text is
     then meaningless. None: drafts are verified."""
+    grammar_backend: Literal["llguidance", "xgrammar"] = "llguidance"
+    """The library that grammars are compiled with; xgrammar must be installed (`pagewood-engine[xgrammar]`)."""
+    grammar_timeout_s: float = 10.0
+    """Seconds after which a request whose grammar has not been compiled is refused."""
     seed: int = 0
     """Makes the seeds of requests without one."""
 
@@ -374,6 +379,10 @@ class EngineConfig:
             raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
         if self.device != "cuda" and self.dtype not in ("auto", "float32"):
             raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
+        if self.grammar_backend not in ("llguidance", "xgrammar"):
+            raise ValueError(f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}")
+        if not self.grammar_timeout_s > 0:  # true of NaN
+            raise ValueError(f"grammar_timeout_s must be > 0, got {self.grammar_timeout_s}")
         if not self.schedule_conservativeness > 0:  # true of NaN
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
         for name in ("page_size", "max_prefills", "speculative_num_tokens", "speculative_topk", *_OPTIONAL_COUNTS):

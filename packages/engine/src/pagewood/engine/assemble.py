@@ -10,6 +10,7 @@ from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.core.batch import BatchBuilder
+from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
@@ -49,6 +50,7 @@ def assemble(
     make_cache: Callable[[], PrefixCache] | None = None,
     drafting: Drafting | None = None,
     tree: TreeShape | None = None,
+    compiler: Compiler | None = None,
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
@@ -62,6 +64,7 @@ def assemble(
         make_cache: makes empty prefix caches; None: a radix cache, or no cache if `config.prefix_cache` is false.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
         tree: the shape of its drafts; None: they are chains.
+        compiler: compiles grammars; None: requests with a grammar are refused.
         inbox: source of commands.
         outbox: destination of answers.
         clock: returns monotonic seconds.
@@ -110,6 +113,7 @@ def assemble(
         vocab_size=info.vocab_size,
         eos_token_ids=frozenset(info.eos_token_ids),
         seed=config.seed,
+        compiler=compiler,
     )
     return Engine(
         info=info,

@@ -14,6 +14,7 @@ from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.draft_control import draft_control, measure_cost, tree_shape
 from pagewood.engine.folder import FoundDrafter, find_drafter, model_folder, model_name
+from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.load import check_draft, check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -139,6 +140,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         make_cache=make_cache,
         drafting=control,
         tree=tree,
+        compiler=grammar_compiler(config, folder, info),
         inbox=inbox,
         outbox=outbox,
     )

@@ -26,6 +26,7 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.draft_control import draft_control, measure_cost
 from pagewood.engine.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.folder import model_folder, model_name
+from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
@@ -114,6 +115,7 @@ def build_on(
         make_runner=lambda kv: built.runner,
         make_cache=make_cache,
         drafting=control,
+        compiler=grammar_compiler(config, folder, info),
         inbox=inbox,
         outbox=outbox,
     )

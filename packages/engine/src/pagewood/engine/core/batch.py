@@ -77,6 +77,10 @@ class Batch:
     """[Q, 3] grants of prompts whose tokens are reported, ascending: the grant, how many of its first positions are
     followed by a token that is reported, and how many of the most probable tokens are reported with each."""
 
+    constrained: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """[M] indices of the S sampled grants whose tokens must be allowed by a mask, ascending. They are drawn when the
+    handle of the step has been given the masks."""
+
     rows: Int32
     """[G] row of each grant."""
     starts: Int32
@@ -121,8 +125,13 @@ class BatchBuilder:
         """Makes the numbers of namespaces impossible to guess, so that no tenant can choose a name like another's."""
         self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
 
-    def build(self, grants: Sequence[Grant]) -> Batch:
-        """Return the arrays of one step. Grants are those of one plan, before its launch is counted."""
+    def build(self, grants: Sequence[Grant], *, is_constraining: bool = False) -> Batch:
+        """Return the arrays of one step.
+
+        Args:
+            grants: those of one plan, before its launch is counted.
+            is_constraining: whether any of their requests may have a grammar.
+        """
         page_size = self._page_size
         page_rows: list[int] = []
         page_columns: list[int] = []
@@ -146,16 +155,23 @@ class BatchBuilder:
                 admitted.append(request)
                 reads_text = self._is_drafting or request.sampling.changes_logits
                 token_starts.append(0 if reads_text else start)
+        extras: dict[str, Any] = {}
         token_rows = [request.row for request in admitted]
         if admitted:
             entries = SamplingArrays.of([one.sampling for one in admitted], [one.seed for one in admitted])
             self._table.put(np.array(token_rows, np.int32), entries)
         token_ids = [one.tokens[start : one.num_known] for one, start in zip(admitted, token_starts, strict=True)]
+        if is_constraining:
+            extras["constrained"] = np.array(_constrained(grants), np.int32)
+            for request in _untold(grants):
+                first = request.num_known - request.num_untold
+                token_rows.append(request.row)
+                token_starts.append(first)
+                token_ids.append(request.tokens[first : request.num_known])
         pages, tokens = _Ragged(page_rows, page_columns, page_ids), _Ragged(token_rows, token_starts, token_ids)
         rows = np.array([grant.request.row for grant in grants], np.int32)
         promised = np.array([grant.num_promised for grant in grants], np.int32)
         sampled = np.flatnonzero(promised).astype(np.int32)
-        extras: dict[str, Any] = {}
         if admitted:
             extras["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
             extras["limits"] = np.array([one.max_length for one in admitted], np.int32)
@@ -187,6 +203,17 @@ class BatchBuilder:
             return 0
         digest = blake2b(namespace.encode(), digest_size=8, key=self._key).digest()
         return int.from_bytes(digest, "little", signed=True)
+
+
+def _constrained(grants: Sequence[Grant]) -> list[int]:
+    """Return which of the grants that yield tokens have a grammar."""
+    promising = [grant.request for grant in grants if grant.num_promised]
+    return [index for index, request in enumerate(promising) if request.matcher is not None]
+
+
+def _untold(grants: Sequence[Grant]) -> list[Request]:
+    """Return the requests with tokens that the runner must be given, although they were admitted before."""
+    return [grant.request for grant in grants if grant.request.num_untold and not grant.is_admitted]
 
 
 def _padded(stop_ids: frozenset[int]) -> list[int]:

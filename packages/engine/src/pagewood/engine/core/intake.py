@@ -6,6 +6,7 @@ import numpy as np
 
 from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SetPriority, Submit
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
@@ -25,9 +26,12 @@ class Intake:
         vocab_size: token ids must be below it.
         eos_token_ids: tokens that end a request unless it ignores them.
         seed: with the arrival number, gives a seed to each request without one.
+        compiler: compiles grammars; None: requests with a grammar are refused.
     """
 
-    __slots__ = ("_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_seed", "_state", "_vocab_size")
+    __slots__ = (
+        "_compiler", "_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_seed", "_state", "_vocab_size",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,7 +42,9 @@ class Intake:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         seed: int,
+        compiler: Compiler | None = None,
     ) -> None:
+        self._compiler = compiler
         self._state = state
         self._kv = kv
         self._max_length = max_length
@@ -88,9 +94,35 @@ class Intake:
             num_known=len(prompt),
             num_unscored=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
         )
-        self._state.waiting.add(request)
         self._state.by_id[request.request_id] = request
+        if sampling.grammar is None or self._compiler is None:
+            self._state.waiting.add(request)
+        else:
+            request.compiling = self._compiler.compile(sampling.grammar, end_tokens=request.stop_ids)
+            self._state.compiling.append(request)
         return None
+
+    def poll(self) -> list[Delta]:
+        """Queue the requests whose grammars have been compiled; return the answers to those that are refused."""
+        deltas: list[Delta] = []
+        for request in list(self._state.compiling):
+            if request.compiling is None or not request.compiling.done():
+                continue
+            result = request.compiling.result()
+            request.compiling = None
+            if isinstance(result, Refusal):
+                deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
+                continue
+            request.matcher = result
+            self._state.compiling.remove(request)
+            self._state.num_constrained += 1
+            self._state.waiting.add(request)
+        return deltas
+
+    def close(self) -> None:
+        """Compile no more grammars."""
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _set_priority(self, command: SetPriority) -> None:
         request = self._state.by_id.get(command.request_id)
@@ -98,7 +130,8 @@ class Intake:
             return
         request.priority = command.priority
         if request.row < 0:
-            self._state.waiting.update(request)
+            if request not in self._state.compiling:
+                self._state.waiting.update(request)
         else:
             self._state.sort_running()
 
@@ -124,6 +157,8 @@ class Intake:
                 message=f"logit_bias must have token ids in [0, {self._vocab_size}), got {unknown[0]}",
                 param="logit_bias",
             )
+        if submit.sampling.grammar is not None and self._compiler is None:
+            return Refusal(message="grammar must be None: this engine has no grammars", param="grammar")
         max_tokens = submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"

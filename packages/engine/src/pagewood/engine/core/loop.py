@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagewood.engine.api import Delta, FinishReason, Inbox, Outbox, Refusal
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch, BatchBuilder
+from pagewood.engine.core.constrain import fill_masks, open_masks
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant, Planner
+from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.retire import end, release_drained, retire
+from pagewood.engine.core.retire import broken_grammar, end, release_drained, retire
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
 
@@ -29,6 +32,14 @@ _RECALL_WAIT_S = 0.001
 
 class StepHandle(Protocol):
     """A launched step."""
+
+    def constrain(self, masks: Int32) -> None:
+        """Let the tokens of `Batch.constrained` be drawn; called once, before the next launch, if there are any.
+
+        Args:
+            masks: `[M, words of a mask]`, bit `i % 32` of word `i // 32` is set if token i may be drawn.
+        """
+        ...
 
     def wait(self) -> StepResult:
         """Wait for the result and return it; a second call returns it again.
@@ -55,12 +66,14 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Pending:
     """A step in flight."""
 
     grants: tuple[Grant, ...]
     handle: StepHandle
+    constrained: Sequence[Request] = ()
+    """Requests whose draws wait for masks."""  # written by: loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +188,7 @@ class Engine:
             raise
         try:
             self._finish(last)
+            self._constrain(pending)
         except BaseException:  # the caller does not get the step that was just launched
             self._finish(pending)
             raise
@@ -203,6 +217,7 @@ class Engine:
 
     def close(self) -> None:
         """Release the runner's threads and memory, and store the KV that must survive the process."""
+        self._intake.close()
         self._runner.close()
         self._kv.close()
 
@@ -213,12 +228,14 @@ class Engine:
             self._check_invariant()
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S
-        elif last is None and not self._state.running and self._state.waiting.num_recalling:
+        elif last is None and not self._state.running and (self._state.waiting.num_recalling or self._state.compiling):
             time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
         commands = self._inbox.receive(timeout_s=timeout_s)
         if commands:
             now_s = self._clock()
             self._send([delta for command in commands if (delta := self._intake.take(command, now_s)) is not None])
+        if self._state.compiling:
+            self._send(self._intake.poll())
 
     def _launch(self) -> Pending | None:
         state = self._state
@@ -230,7 +247,9 @@ class Engine:
             return None
         grants = plan.grants if self._speculation is None else self._speculation.extend(plan.grants)
         try:
-            handle = self._runner.launch(self._builder.build(grants))
+            is_constraining = state.num_constrained > 0
+            batch = self._builder.build(grants, is_constraining=is_constraining)
+            handle = self._runner.launch(batch)
         except Exception as error:
             _log.exception("a step could not be launched")
             self._send(self._fail(grants, error))
@@ -245,12 +264,35 @@ class Engine:
             request.num_in_flight += 1
             request.num_unseen += grant.num_promised
             self._num_tokens += grant.num_tokens
-        return Pending(grants=grants, handle=handle)
+        if not is_constraining:
+            return Pending(grants=grants, handle=handle)
+        for grant in grants:
+            grant.request.num_untold = 0
+        promising = [grant.request for grant in grants if grant.num_promised]
+        waiting: list[int] = batch.constrained.tolist()
+        return Pending(grants=grants, handle=handle, constrained=[promising[index] for index in waiting])
+
+    def _constrain(self, pending: Pending | None) -> None:
+        """Give a step the masks that its draws wait for; the step before it has been retired."""
+        if pending is None or not pending.constrained:
+            return
+        requests, pending.constrained = pending.constrained, ()
+        masks = open_masks(len(requests), self.info.vocab_size)
+        try:
+            fill_masks(requests, masks)
+        finally:
+            pending.handle.constrain(masks)
+        for request in requests:
+            reason = None if request.matcher is None else request.matcher.error
+            if reason is not None and not request.has_ended:
+                refusal = broken_grammar(reason)
+                self._send([end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal)])
 
     def _finish(self, pending: Pending | None) -> None:
         """Wait for a step and retire it."""
         if pending is None:
             return
+        self._constrain(pending)
         result: StepResult | None = None
         failure: Exception | None = None
         interrupt: BaseException | None = None
@@ -264,7 +306,7 @@ class Engine:
                 interrupt = error
         for grant in pending.grants:
             grant.request.num_in_flight -= 1
-            grant.request.num_unseen -= grant.num_promised
+            grant.request.num_unseen -= grant.num_promised - grant.request.num_foreseen
         if result is not None:
             if self._speculation is not None:
                 self._speculation.settle(pending.grants, result)

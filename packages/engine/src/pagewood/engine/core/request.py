@@ -19,6 +19,8 @@ import numpy as np
 
 from pagewood.engine.api import FinishReason, SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.constrain import Compiling
+from pagewood.engine.grammar.matcher import Matcher
 
 _NO_TOKEN = b"\xff\xff\xff\xff"
 
@@ -65,6 +67,15 @@ class Request:
     """Draft tokens that were verified for it."""  # written by: speculation
     num_accepted: int = 0
     """Draft tokens that were accepted."""  # written by: speculation
+    num_foreseen: int = 0
+    """Tokens promised by launched steps that are known already, because the grammar forces them."""
+    # written by: retire
+    num_untold: int = 0
+    """Known tokens, the last ones, that no launched step has drawn or been given."""  # written by: retire, loop
+    matcher: Matcher | None = None
+    """Its state in its grammar, after all known tokens; None: it has no grammar."""  # written by: intake
+    compiling: Compiling | None = None
+    """Its grammar, while it is being compiled."""  # written by: intake
     num_in_flight: int = 0
     """Launched steps that read or write its pages."""  # written by: loop
 
@@ -84,6 +95,16 @@ class Request:
     """[capacity] whether the request owns the page; the others belong to the cache."""  # written by: kv
     lease: object = None
     """Locked path in the cache that covers its published pages; None without a row."""  # written by: kv
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last answer has been made."""
+        return self.finish is not None
+
+    @property
+    def foreseen(self) -> int | None:
+        """The token that the latest launched step will draw, if it is known already."""
+        return int(self.tokens[self.num_launched]) if self.num_foreseen else None
 
     @property
     def length(self) -> int:

@@ -10,6 +10,7 @@ from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.grammar.matcher import Matcher
 
 _NOT_NUMBERS = Refusal(
     message="the logits of this request are not numbers, so no token can be drawn", code="logits_not_numbers"
@@ -43,6 +44,12 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
             num_scored += num_new
         if request.finish is not None:  # it ended while this step was in flight
             continue
+        if tokens and request.num_foreseen:
+            request.num_computed = start + grant.num_tokens
+            num_old, request.num_foreseen = min(len(tokens), request.num_foreseen), 0
+            tokens = tokens[num_old:]
+            if not tokens:
+                continue
         if tokens == ():  # its KV may not be numbers either, so no other request may get it
             deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
             continue
@@ -51,8 +58,15 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
             kv.publish(request)
             continue
         reason, tokens = _append(request, tokens)
+        request.num_computed = request.num_known - 1
         if start < request.num_prompt:
             kv.publish(request)
+        if request.matcher is not None and reason is not FinishReason.STOP:
+            failure = None if request.matcher.advance(tokens) else request.matcher.error
+            if failure is not None:
+                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=broken_grammar(failure)))
+                continue
+            reason, tokens = _follow(request, request.matcher, reason, tokens)
         entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
         deltas.append(_answer(state, kv, request, tokens, reason, None, entries))
     release_drained(state, kv)
@@ -82,8 +96,6 @@ def _score(request: Request, start: int, entries: tuple[TokenLogprob, ...]) -> N
 def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
     """Append the tokens of one grant, up to and including the one that ends the request.
 
-    The KV of all known tokens but the last is then computed.
-
     Returns:
         Why the request ends, if it does, and the tokens of the answer.
     """
@@ -98,8 +110,36 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
         if request.num_known == request.max_length:
             reason = FinishReason.LENGTH
             break
-    request.num_computed = request.num_known - 1
     return reason, tokens[:num_answered]
+
+
+def _follow(
+    request: Request, matcher: Matcher, reason: FinishReason | None, tokens: tuple[int, ...]
+) -> tuple[FinishReason | None, tuple[int, ...]]:
+    """End a request whose grammar is finished, or append the tokens that its grammar forces.
+
+    They are computed together, by one grant. If a step in flight will draw the first of them, that is no news.
+
+    Returns:
+        As `_append` does, for all tokens.
+    """
+    if reason is None and not matcher.is_finished and request.sampling.logprobs is None and request.num_unseen <= 1:
+        forced = matcher.forced()
+        if len(forced) > request.num_unseen:
+            num_before = request.num_known
+            reason, forced = _append(request, forced)
+            matcher.advance(forced)
+            tokens += forced
+            request.num_foreseen, request.num_unseen = request.num_unseen, 0
+            request.num_untold = request.num_known - num_before - request.num_foreseen
+    return FinishReason.STOP if reason is None and matcher.is_finished else reason, tokens
+
+
+def broken_grammar(reason: str) -> Refusal:
+    """Return why a request ends whose matcher has failed."""
+    return Refusal(
+        message=f"the grammar of this request cannot be followed any further: {reason}", code="grammar_failed"
+    )
 
 
 def _answer(
@@ -138,6 +178,10 @@ def _answer(
 def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReason) -> None:
     request.finish = finish
     del state.by_id[request.request_id]
+    state.num_constrained -= request.matcher is not None
+    if request.row < 0 and request in state.compiling:
+        state.compiling.remove(request)
+        return
     if request.row < 0:
         state.waiting.remove(request)
         return

@@ -179,7 +179,11 @@ class Speculation:
         if self._drafting.rests(len(grants)):
             return tuple(grants)
         extended = list(grants)
-        decoding = [index for index, grant in enumerate(grants) if grant.num_tokens == grant.num_promised == 1]
+        decoding = [
+            index
+            for index, grant in enumerate(grants)
+            if grant.num_tokens == grant.num_promised == 1 and grant.request.matcher is None
+        ]
         if not decoding:
             return tuple(extended)
         num_other_tokens = sum([grant.num_tokens for grant in grants]) - len(decoding)

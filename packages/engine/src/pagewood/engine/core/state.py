@@ -15,7 +15,7 @@ from pagewood.engine.core.waiting import WaitingQueue
 class EngineState:
     """The requests whose last answer has not been made, and those whose pages a launched step still reads.
 
-    Invariant: a request is in exactly one of `waiting`, `running` and `draining`; only running and draining requests
+    Invariant: a request is in exactly one of `compiling`, `waiting`, `running` and `draining`; only the last two kinds
     hold a row.
     """
 
@@ -23,6 +23,10 @@ class EngineState:
     """Queued, without a row."""  # written by: intake, plan, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
+    compiling: list[Request] = field(default_factory=list["Request"])
+    """Not queued yet, because their grammars are being compiled; in no order."""  # written by: intake, retire
+    num_constrained: int = 0
+    """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
     running: list[Request] = field(default_factory=list["Request"])
     """Holding a row, sorted by rank."""  # written by: state
     draining: list[Request] = field(default_factory=list["Request"])
@@ -32,8 +36,8 @@ class EngineState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, running or draining."""
-        return not (len(self.waiting) or self.running or self.draining)
+        """Whether nothing is compiled, queued, running or draining."""
+        return not (len(self.waiting) or self.running or self.draining or self.compiling)
 
     def run(self, request: Request) -> None:
         """Add a request that has just been given a row to the running ones, by rank."""

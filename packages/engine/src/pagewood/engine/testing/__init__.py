@@ -9,6 +9,7 @@ from pagewood.engine.testing.scenario import (
     random_scenario,
     run_scenario,
     with_drafts,
+    with_grammars,
     with_logprobs,
     with_trees,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "random_scenario",
     "run_scenario",
     "with_drafts",
+    "with_grammars",
     "with_logprobs",
     "with_trees",
 ]

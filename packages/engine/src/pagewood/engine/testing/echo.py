@@ -19,6 +19,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.splitmix import mix
+from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
 
 _UInt64 = NDArray[np.uint64]
 _GARBAGE = np.uint64(0xDEADBEEF)
@@ -33,7 +34,12 @@ def oracle_tokens(
     output: list[int] = []
     while len(output) < limit:
         kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32))
-        token = _next_token(_sum(kv), len(tokens), sampling.temperature, sampling.seed or 0, vocab_size)
+        allowed = None
+        if sampling.grammar is not None:
+            allowed = allowed_tokens(sampling.grammar, output, stop_ids, vocab_size)
+            if not allowed:
+                break
+        token = _next_token(_sum(kv), len(tokens), sampling.temperature, sampling.seed or 0, allowed or vocab_size)
         if token in stop_ids:
             break
         tokens.append(token)
@@ -99,6 +105,8 @@ class EchoRunner:
         """By row: tokens at its admission, tokens that end it, and its stop tokens."""
         self._num_top: dict[int, int] = {}
         """By row: alternatives of its tokens, if they are reported."""
+        self._allowed: dict[int, list[int]] = {}
+        """By sampled grant of the step that is computed: the tokens of its mask."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -124,8 +132,10 @@ class EchoRunner:
     def catch_up(self) -> None:
         """Compute all launched steps."""
         for step in self._queue:
+            if step.masks is None:
+                return
             if step.result is None:
-                step.result = self._compute(step.batch)
+                step.result = self._compute(step)
 
     def close(self) -> None:
         """Set `closed`."""
@@ -135,11 +145,14 @@ class EchoRunner:
         """Compute the launched steps up to this one, in order; return its result."""
         while True:
             head = self._queue.popleft()
-            result = head.result = head.result or self._compute(head.batch)
+            result = head.result = head.result or self._compute(head)
             if head is step:
                 return result
 
-    def _compute(self, batch: Batch) -> StepResult:
+    def _compute(self, step: EchoStep) -> StepResult:
+        batch = step.batch
+        assert step.masks is not None, "the step has not been given its masks"
+        self._allowed = dict(zip(batch.constrained.tolist(), map(read_mask, step.masks), strict=True))
         self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
         self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
         self._lengths[batch.token_rows] = 0
@@ -241,7 +254,8 @@ class EchoRunner:
         """Return the token at a position, after KV that adds up to `total`."""
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
-        return _next_token(total % 2**64, position, temperature, seed, self._vocab_size)
+        allowed = self._allowed.get(index)
+        return _next_token(total % 2**64, position, temperature, seed, allowed or self._vocab_size)
 
     def _guess(self, batch: Batch, index: int, row: int, start: int, count: int, total: int) -> int:
         """Write up to `count` - 1 drafts after position `start`; return their number plus one."""
@@ -305,7 +319,14 @@ class EchoStep:
         self._runner = runner
         self.batch = batch
         self.result: StepResult | None = None  # written by: echo
+        self.masks: Int32 | None = None if len(batch.constrained) else np.empty((0, 0), np.int32)
+        """None: they are still to come."""  # written by: constrain
         self.waited = False
+
+    def constrain(self, masks: Int32) -> None:
+        """Keep the masks."""
+        assert self.masks is None, "a step is given masks once, if it needs any"
+        self.masks = masks.copy()
 
     def wait(self) -> StepResult:
         """Return the tokens of each sampled grant."""
@@ -335,7 +356,9 @@ def _sum(kv: _UInt64) -> int:
     return int(np.add.reduce(kv))
 
 
-def _next_token(kv_sum: int, position: int, temperature: float, seed: int, vocab_size: int) -> int:
+def _next_token(kv_sum: int, position: int, temperature: float, seed: int, tokens: int | Sequence[int]) -> int:
+    """Return the next token: one of some tokens, or below a number."""
     salt = seed % 2**64 if temperature > 0 else 0
     word = np.array([(kv_sum + salt * 3 + position) % 2**64], np.uint64)
-    return int(mix(mix(word))[0] % np.uint64(vocab_size))
+    drawn = mix(mix(word))[0]
+    return int(drawn % np.uint64(tokens)) if isinstance(tokens, int) else tokens[int(drawn % np.uint64(len(tokens)))]

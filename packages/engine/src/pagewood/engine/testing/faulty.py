@@ -6,6 +6,7 @@ import enum
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import StepHandle
 from pagewood.engine.core.request import Request
@@ -108,6 +109,10 @@ class _FaultyStep:
         self._fault = fault
         self._end = end
         self._is_raised = False  # written by: faulty
+
+    def constrain(self, masks: Int32) -> None:
+        """Pass on the masks."""
+        self._step.constrain(masks)
 
     def wait(self) -> StepResult:
         """Return the result of the step, or raise if the fault says so."""

@@ -28,6 +28,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, echo_logprob, oracle_tokens
+from pagewood.engine.testing.echo_grammar import EchoCompiler, random_grammar
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
@@ -237,6 +238,22 @@ def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, arrivals=arrivals)
 
 
+def with_grammars(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with requests that have a grammar, most of them, and sometimes log probabilities."""
+    arrivals = tuple(
+        replace(
+            arrival,
+            sampling=replace(
+                arrival.sampling,
+                grammar=random_grammar(rng) if rng.random() < 0.7 else None,
+                logprobs=rng.choice((None, None, 1)),
+            ),
+        )
+        for arrival in scenario.arrivals
+    )
+    return replace(scenario, arrivals=arrivals)
+
+
 def run_scenario(
     scenario: Scenario,
     *,
@@ -286,6 +303,7 @@ class _Run:
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
             tree=scenario.tree,
+            compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
             info=EngineInfo(
                 model_name="echo",
                 max_length=scenario.max_length,
@@ -421,6 +439,16 @@ class _Run:
                 max_length=self._scenario.max_length,
             )
             self._check_logprobs(name, arrival, output)
+            grammar = arrival.sampling.grammar
+            if grammar is not None and grammar.text.endswith("1"):
+                assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
+                continue
+            if (
+                grammar is not None
+                and last.finish is FinishReason.ERROR
+                and len(output) >= int(grammar.text.split()[2])
+            ):
+                self._failed.add(name)
             assert (last.finish is FinishReason.ERROR) == (name in self._failed), f"request {name}: {last.finish}"
             if last.finish in (FinishReason.ABORT, FinishReason.ERROR):
                 assert name in self._aborted or last.finish is FinishReason.ERROR
@@ -430,7 +458,7 @@ class _Run:
             limit = arrival.sampling.max_tokens or self._scenario.max_length - len(arrival.prompt)
             stopped = len(expected) < limit
             assert last.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-            assert last.num_output_tokens == len(expected) + stopped
+            assert 0 <= len(expected) + stopped - last.num_output_tokens <= (grammar is not None)
             assert last.num_prompt_tokens == len(arrival.prompt)
             assert last.num_output_tokens >= last.num_accepted_tokens or stopped
             assert last.num_accepted_tokens <= last.num_drafted_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Adjustment
 
@@ -23,6 +24,15 @@ class RowAdjustments:
         self._kept: dict[int, tuple[NDArray[np.float32], NDArray[np.int32]]] = {}  # written by: begin
         self._used: set[int] = set()
         """Rows of the table that are not zero."""  # written by: begin
+
+    def constrain(self, rows: Int32, masks: Int32) -> None:
+        """Enter the masks of a step.
+
+        Args:
+            rows: `[M]`, rows with one wanted token each, which have adjustments.
+            masks: `[M, words of a mask]`, contiguous; must be kept until the step has been computed.
+        """
+        self._table[rows, Adjustment.MASKS] = masks.ctypes.data + masks.strides[0] * np.arange(len(rows))
 
     def begin(self, batch: Batch) -> None:
         """Enter what the admitted requests of a step have, in place of their rows' former requests."""

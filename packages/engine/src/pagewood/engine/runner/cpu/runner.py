@@ -55,12 +55,26 @@ _MAX_PREPARED = 256
 class CPUStepHandle(Generic[Result]):
     """A launched step."""
 
-    __slots__ = ("_result", "_run")
+    __slots__ = ("_masks", "_result", "_runs")
 
-    def __init__(self, run: Later[Run | None] | None, result: Later[Result]) -> None:
-        """Make `wait` compute `run`, if there is one, and then return `result`."""
-        self._run = run
+    def __init__(self, runs: Sequence[Later[Run | None]], masks: Later[Int32] | None, result: Later[Result]) -> None:
+        """Make `wait` compute `runs` one after the other, and then return `result`; `masks` waits for `constrain`."""
+        self._runs = runs
+        self._masks = masks
         self._result = result
+
+    def constrain(self, masks: Int32) -> None:
+        """Let the tokens of `Batch.constrained` be drawn.
+
+        Args:
+            masks: `[M, words of a mask]`; they are not copied.
+
+        Raises:
+            RuntimeError: the step has no such tokens.
+        """
+        if self._masks is None:
+            raise RuntimeError("no token of this step is constrained")
+        self._masks.give(masks)
 
     def wait(self) -> Result:
         """Help to compute the step until it is done, and return its result.
@@ -68,9 +82,10 @@ class CPUStepHandle(Generic[Result]):
         Raises:
             Exception: the step failed.
         """
-        run = None if self._run is None else self._run.take()
-        if run is not None:
-            run.work()
+        for later in self._runs:
+            run = later.take()
+            if run is not None:
+                run.work()
         return self._result.take()
 
 
@@ -87,6 +102,10 @@ class _Step:
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Later[Run | None] = field(default_factory=Later)
     """The instructions to compute, once their inputs are in place; None: there are none."""
+    masks: Later[Int32] | None = None
+    """What the draws wait for; None: for nothing."""
+    rest: Later[Run | None] = field(default_factory=Later)
+    """If there are masks: the instructions that draw, and those behind them."""
 
 
 class CPURunner:
@@ -99,9 +118,9 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_found", "_helpers", "_kernel", "_lookup",
-        "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_program", "_reported", "_reports", "_rotations",
-        "_rows", "_sampled_rows", "_selected", "_target_lines", "_worker",
+        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_draw", "_found", "_helpers", "_kernel",
+        "_lookup", "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_program", "_reported", "_reports",
+        "_rotations", "_rows", "_sampled_rows", "_selected", "_target_lines", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -163,6 +182,8 @@ class CPURunner:
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         self._pass: Pass  # written by: _write_down
         self._program: Program  # written by: _write_down
+        self._first_draw: int  # written by: _write_down
+        """The first instruction that changes logits or draws."""
         self._target_lines: slice  # written by: _write_down
         """Instructions of the target, with those that accept drafts."""
         self._found: Int32  # written by: _write_down
@@ -192,7 +213,8 @@ class CPURunner:
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
         )
-        step = _Step(batch=batch, grants=grants, samples=True)
+        masks: Later[Int32] | None = Later() if len(batch.constrained) > 0 else None
+        step = _Step(batch=batch, grants=grants, samples=True, masks=masks)
         return self._handle(step, self._worker.submit(partial(self._step, step)))
 
     def forward(self, batch: Batch) -> Float32:
@@ -218,7 +240,8 @@ class CPURunner:
         self._helpers.shutdown()
 
     def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
-        return CPUStepHandle(step.run if self._num_threads > 1 else None, result)
+        runs = () if self._num_threads == 1 else (step.run,) if step.masks is None else (step.run, step.rest)
+        return CPUStepHandle(runs, step.masks, result)
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)
@@ -282,6 +305,7 @@ class CPURunner:
                 self._leave_out(step)
                 if len(step.grants.rows) == 0:
                     step.run.give(None)
+                    step.rest.give(None)
                     return None
             began = perf_counter()
             if self._lookup is not None and step.samples:
@@ -290,20 +314,21 @@ class CPURunner:
                 self._drafter.plan(step.batch, step.grants if step.samples else None)
             drafted = perf_counter()
             scopes, counts = self._lay_out(step)
-            drafter = self._drafter
-            if drafter is None:
-                run = self._program.start(counts, scopes)
-            else:  # without what the step does not need
+            first, last = 0, None
+            if self._drafter is not None:  # without what the step does not need
                 first = 0 if step.grants.is_drafting else self._target_lines.start
-                last = None if drafter.has_rest else self._target_lines.stop
-                run = self._program.start(counts, scopes, first=first, last=last)
+                last = None if self._drafter.has_rest else self._target_lines.stop
+            before = last if step.masks is None else self._first_draw
+            run = self._program.start(counts, scopes, first=first, last=before)
         except Exception:
             step.run.give(None)
+            step.rest.give(None)
             raise
-        step.run.give(run)
-        for _ in range(self._num_threads - 2):
-            self._helpers.submit(run.work)
-        run.work()
+        self._work(run, step.run)
+        if step.masks is not None:
+            batch, masks = step.batch, step.masks.take()
+            self._adjustments.constrain(batch.rows[batch.sampled[batch.constrained]], masks)
+            self._work(self._program.start(counts, scopes, first=self._first_draw, last=last), step.rest)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
@@ -313,6 +338,13 @@ class CPURunner:
             draft_s += draft_ended - draft_began if step.grants.is_drafting else 0.0
             draft_s += rest_ended - rest_began if self._drafter.has_rest else 0.0
         return scopes, counts, draft_s, ended - began - draft_s
+
+    def _work(self, run: Run, later: Later[Run | None]) -> None:
+        """Compute a run, together with the threads that help."""
+        later.give(run)
+        for _ in range(self._num_threads - 2):
+            self._helpers.submit(run.work)
+        run.work()
 
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""
@@ -397,6 +429,7 @@ class CPURunner:
             logits = drafter.record_target(tape, one, self._attention)
         else:
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+        self._first_draw = tape.num_lines
         raw = one.adjust(logits)
         if held is None:
             accepted = one.accept(draw(logits, one.choices), chance=self._chance)

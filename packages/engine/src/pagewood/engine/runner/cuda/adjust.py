@@ -13,11 +13,28 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+
+
+def forbid(logits: Tensor, rows: NDArray[np.int64], masks: Int32) -> Tensor:
+    """Return `logits` with no probability for tokens that a mask does not allow.
+
+    Args:
+        logits: `[N, V]`.
+        rows: `[M]`, which of the N have a mask.
+        masks: `[M, words of a mask]`, see `StepHandle.constrain`.
+    """
+    index = torch.from_numpy(rows).to(logits.device, non_blocking=True)
+    words = torch.from_numpy(masks).to(logits.device, non_blocking=True)
+    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)
+    is_allowed = (bits & 1).flatten(1)[:, : logits.shape[1]] > 0
+    chosen = logits.index_select(0, index).masked_fill(~is_allowed, -torch.inf)
+    return logits.index_copy(0, index, chosen)
 
 
 class RowAdjustments:

@@ -22,7 +22,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cuda.adjust import RowAdjustments
+from pagewood.engine.runner.cuda.adjust import RowAdjustments, forbid
 from pagewood.engine.runner.cuda.attention import (
     AttentionShape,
     FlashInferAttention,
@@ -100,29 +100,58 @@ class Expected:
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_done", "_expected", "_pool", "_result", "_settle", "_slot")
+    __slots__ = ("_draw", "_drawn", "_error", "_pool", "_result", "_settle", "_slot")
 
     def __init__(
         self,
         pool: StagingPool,
         slot: StagingSlot,
-        done: Event,
-        expected: Expected,
+        draw: Callable[[Int32 | None], tuple[Event, Expected]],
         settle: Callable[[StepResult], None],
     ) -> None:
-        """Expect a result in `slot` when `done` is reached; `settle` is called with it."""
+        """Expect a result in `slot`.
+
+        Args:
+            pool: of the slot.
+            slot: memory of the step.
+            draw: called with the masks, or None: queues the draws, and returns when the result has come, and what it
+                says.
+            settle: called with the result.
+        """
         self._pool = pool
         self._slot = slot
-        self._done = done
-        self._expected = expected
+        self._draw = draw
         self._settle = settle
+        self._drawn: tuple[Event, Expected] | None = None  # written by: draw
+        self._error: Exception | None = None  # written by: constrain
         self._result: StepResult | None = None  # written by: wait
 
+    def draw(self, masks: Int32 | None) -> None:
+        """Queue the draws; called once."""
+        self._drawn = self._draw(masks)
+
+    def constrain(self, masks: Int32) -> None:
+        """Queue the draws, with `masks` `[M, words of a mask]`; an error is raised by `wait`."""
+        try:
+            self.draw(masks)
+        except Exception as error:
+            self._error = error
+
     def wait(self) -> StepResult:
-        """Wait for the tokens of the sampled grants, and return them."""
+        """Wait for the tokens of the sampled grants, and return them.
+
+        Raises:
+            Exception: the draws could not be queued.
+            RuntimeError: the draws wait for masks.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._drawn is None:
+            raise RuntimeError("constrain must be called first for a step with constrained tokens")
         if self._result is None:
-            self._done.synchronize()
-            self._result = self._expected.result(read(self._slot.on_host_result, self._expected.tokens.size))
+            done, expected = self._drawn
+            done.synchronize()
+            self._result = expected.result(read(self._slot.on_host_result, expected.tokens.size))
             self._settle(self._result)
             self._pool.give_back(self._slot)
         return self._result
@@ -290,15 +319,27 @@ class CUDARunner:
         if self._drafter is not None:
             self._drafter.note(batch)
         try:
-            expected = self._queue(batch, slot)
+            draw = self._queue(batch, slot)
+            launch = self._inexact.mark(batch)
+            handle = CUDAStepHandle(
+                self._staging, slot, partial(self._finish, draw, slot), partial(self._settle, launch, batch)
+            )
+            if not len(batch.constrained):
+                handle.draw(None)
         except Exception:
             self._device.finish()  # work that is queued already may read the slot
             self._staging.give_back(slot)
             raise
-        launch = self._inexact.mark(batch)
-        size = expected.tokens.size
-        done = self._device.download(slot.result[:size], slot.on_host_result[:size])
-        return CUDAStepHandle(self._staging, slot, done, expected, partial(self._settle, launch, batch))
+        return handle
+
+    def _finish(
+        self, draw: Callable[[Int32 | None], Expected], slot: StagingSlot, masks: Int32 | None
+    ) -> tuple[Event, Expected]:
+        """Queue the draws of a step and the copy of its result; return when that is done, and how to read it."""
+        with torch.inference_mode(), self._device.computing():
+            expected = draw(masks)
+            size = expected.tokens.size
+            return self._device.download(slot.result[:size], slot.on_host_result[:size]), expected
 
     def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
         """Note that the host knows the result of a step, and clear the KV of grants whose logits are not numbers.
@@ -321,14 +362,14 @@ class CUDARunner:
                     clean = memory.index_select(0, pages).float().nan_to_num(0.0, 0.0, 0.0)
                     memory.index_copy_(0, pages, clean.to(memory.dtype))
 
-    def _queue(self, batch: Batch, slot: StagingSlot) -> Expected:
-        """Queue a step, up to its result on the device; return how to read it."""
+    def _queue(self, batch: Batch, slot: StagingSlot) -> Callable[[Int32 | None], Expected]:
+        """Queue a step up to its logits; return what then queues the rest, given masks or None."""
         is_inexact = self._inexact.of(batch)
         if is_inexact.any() or (batch.num_promised > 1).any():
             return self._queue_verify(batch, is_inexact, slot)
         return self._queue_plain(batch, slot)
 
-    def _queue_plain(self, batch: Batch, slot: StagingSlot) -> Expected:
+    def _queue_plain(self, batch: Batch, slot: StagingSlot) -> Callable[[Int32 | None], Expected]:
         """Queue a step without drafts, of rows whose start the host knows."""
         num_grants = len(batch.rows)
         is_decode = batch.num_tokens == num_grants and not len(batch.scored)
@@ -346,14 +387,21 @@ class CUDARunner:
             logits = logits[:num_grants] if num_grants == len(batch.sampled) else logits.index_select(0, step.wanted)
             self._features = self._feature_memory[:size]
         scored = self._report_prompts(batch, step.scored, step.sources, logits)
-        drawn = None
-        if len(batch.sampled):
-            drawn = self._sample(batch, step, logits[: len(step.wanted)], slot.result[: len(batch.sampled)])
-        if self._head is not None:
-            self._extend_plain(host, step, indices, slot, is_decode=is_decode)
-        return Expected(tokens=OneEach(size=len(batch.sampled)), drawn=drawn, scored=scored)
 
-    def _queue_verify(self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot) -> Expected:
+        def draw(masks: Int32 | None) -> Expected:
+            drawn = None
+            if len(batch.sampled):
+                target = slot.result[: len(batch.sampled)]
+                drawn = self._sample(batch, step, logits[: len(step.wanted)], masks, target)
+            if self._head is not None:
+                self._extend_plain(host, step, indices, slot, is_decode=is_decode)
+            return Expected(tokens=OneEach(size=len(batch.sampled)), drawn=drawn, scored=scored)
+
+        return draw
+
+    def _queue_verify(
+        self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot
+    ) -> Callable[[Int32 | None], Expected]:
         """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
         shape = None
         if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
@@ -391,22 +439,26 @@ class CUDARunner:
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
         scored = self._report_prompts(batch, step.scored, where.sources, logits)
-        last, rows, drawn = step.wanted, where.positions[:0].long(), None
-        if len(batch.sampled):
-            logits = logits[: len(step.wanted)]
-            last, rows, drawn = self._accept(batch, verify, step, where, num_drafted, logits, slot.result)
-        stamps.append(self._device.stamp())
-        if self._head is not None:
-            assert self._features is not None
-            following = self._tokens.index_select(0, where.sources + 1)
-            self._head.extend(
-                Extension(
-                    host=arrays, places=places, masks=masks, tokens=following, features=self._features, wanted=last,
-                    rows=rows, slot=slot,
-                )
-            )  # fmt: skip
-        stamps.append(self._device.stamp())
-        return Expected(tokens=Yielded(promised=batch.num_promised, stamps=stamps), drawn=drawn, scored=scored)
+
+        def draw(allowed: Int32 | None) -> Expected:
+            last, rows, drawn = step.wanted, where.positions[:0].long(), None
+            if len(batch.sampled):
+                own = logits[: len(step.wanted)]
+                last, rows, drawn = self._accept(batch, verify, step, where, num_drafted, own, allowed, slot.result)
+            stamps.append(self._device.stamp())
+            if self._head is not None:
+                assert self._features is not None
+                following = self._tokens.index_select(0, where.sources + 1)
+                self._head.extend(
+                    Extension(
+                        host=arrays, places=places, masks=masks, tokens=following, features=self._features,
+                        wanted=last, rows=rows, slot=slot,
+                    )
+                )  # fmt: skip
+            stamps.append(self._device.stamp())
+            return Expected(tokens=Yielded(promised=batch.num_promised, stamps=stamps), drawn=drawn, scored=scored)
+
+        return draw
 
     def _report_prompts(self, batch: Batch, scored: Tensor, sources: Tensor, logits: Tensor) -> PendingReport | None:
         """Queue the reports of prompt tokens, whose `logits` are the last ones."""
@@ -455,6 +507,7 @@ class CUDARunner:
         where: ExactPlaces,
         num_drafted: Tensor,
         logits: Tensor,
+        allowed: Int32 | None,
         target: Tensor,
     ) -> tuple[Tensor, Tensor, PendingReport | None]:
         """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result.
@@ -469,6 +522,9 @@ class CUDARunner:
         host = verify.arrays
         host_rows = host.rows[host.token_grants[host.wanted]]
         changed = self._adjustments.apply(logits, host_rows, places, self._tokens)
+        if allowed is not None:
+            firsts = np.cumsum(batch.num_promised) - batch.num_promised
+            changed = forbid(changed, firsts[batch.constrained].astype(np.int64), allowed)
         chosen, is_broken = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         drawn = self._reports.drawn(
@@ -488,11 +544,15 @@ class CUDARunner:
         torch.cat([tokens, counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
         return step.first_tokens + yielded - 1, rows, drawn
 
-    def _sample(self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, target: Tensor) -> PendingReport | None:
+    def _sample(
+        self, batch: Batch, step: StepArrays[Tensor], logits: Tensor, allowed: Int32 | None, target: Tensor
+    ) -> PendingReport | None:
         """Draw the token of each sampled grant; return the reports of these tokens."""
         sampler, places = Sampler.of(batch.sampling, step), step.targets.view(torch.int64)
         rows = batch.rows[batch.sampled]
         changed = self._adjustments.apply(logits, rows, places, self._tokens)
+        if allowed is not None:
+            changed = forbid(changed, batch.constrained.astype(np.int64), allowed)
         chosen, is_broken = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         # The table needs a valid token for every row: the next step may have been launched already, and reads it.

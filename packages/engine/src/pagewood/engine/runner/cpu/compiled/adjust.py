@@ -58,6 +58,19 @@ def _add_biases(logits: Any, biases: Any, values: Any, position: Any) -> None:
             logits[token] += values[3 * i + 2]
 
 
+@exact
+def _forbid(logits: Any, mask: Any) -> None:
+    """Give no probability to the tokens whose bits are not set."""
+    for word in range(mask.shape[0]):
+        bits, first = np.uint32(mask[word]), word * 32
+        if bits == np.uint32(0xFFFFFFFF):
+            continue
+        for i in range(first, min(first + 32, logits.shape[0])):
+            if bits & np.uint32(1) == np.uint32(0):
+                logits[i] = -np.inf
+            bits >>= np.uint32(1)
+
+
 @inlined
 def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> None:
     """Change the logits of sampled grant `s`, if its row has adjustments.
@@ -108,3 +121,6 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
                 _count(tokens[offsets[g] + node], start + i >= num_prompt, keys, counts, size - 1)
             _penalise(logits, keys, counts, vector(entry[Adjustment.PENALTIES], 3))
         _add_biases(logits, biases, values, position)
+        if entry[Adjustment.MASKS] != 0:
+            num_words = (vocab_size + 31) // 32
+            _forbid(logits, integers(entry[Adjustment.MASKS] + 4 * j * num_words, num_words))

@@ -106,6 +106,8 @@ class Adjustment(IntEnum):
     """1 plus the alternatives that are reported with each token; 0: tokens are not reported."""
     IS_PROCESSED = 6
     """1 if reports are of the distribution that tokens are drawn from, 0 if of the model's."""
+    MASKS = 7
+    """Address of `[wanted tokens of the grant, words of a mask] int32`, see `StepHandle.constrain`; 0: none."""
 
 
 NUM_ADJUSTMENT_COLUMNS = len(Adjustment)

@@ -1,0 +1,262 @@
+"""Compiles grammars in threads of its own, so that the caller's thread only asks whether one is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+from queue import SimpleQueue
+
+from pagewood.engine.api import Grammar, Refusal
+from pagewood.engine.grammar.matcher import Backend, Matcher, Prototype
+
+_STACK_BYTES = 256 << 20
+"""Stack of a thread that compiles. llguidance compiles references by recursion, and a few hundred of them
+need more than the usual 8 MiB. The system provides the memory as it is used."""
+_MAX_MESSAGE = 1_000
+_TOO_LATE = "the grammar was not compiled in time"
+_stack_size_lock = threading.Lock()
+
+
+class Pending:
+    """A grammar that is being compiled for one request. One thread at a time may use it.
+
+    Invariant: once it is done, it stays done, with the same result.
+    """
+
+    __slots__ = ("_clock", "_deadline", "_end_tokens", "_job", "_result")
+
+    def __init__(self, job: _Job, *, end_tokens: frozenset[int], deadline: float, clock: Callable[[], float]) -> None:
+        self._job = job
+        self._end_tokens = end_tokens
+        self._deadline = deadline
+        self._clock = clock
+        self._result: Matcher | Refusal | None = None
+
+    def done(self) -> bool:
+        """Return whether there is a result: a matcher, or the reason why there is none. Takes microseconds."""
+        if self._result is None:
+            outcome = self._job.outcome
+            if isinstance(outcome, Refusal):
+                self._result = outcome
+            elif outcome is not None:
+                try:
+                    self._result = outcome.matcher(self._end_tokens)
+                except ValueError as error:
+                    self._result = _refusal(str(error), "invalid_grammar")
+            elif self._clock() >= self._deadline:
+                self._result = _refusal(_TOO_LATE, "grammar_timeout")
+        return self._result is not None
+
+    def result(self) -> Matcher | Refusal:
+        """Return a matcher of this request's own, or why the grammar is refused.
+
+        The codes of a `Refusal` are invalid_grammar, grammar_timeout, grammar_queue_full and grammar_unavailable.
+
+        Raises:
+            RuntimeError: it is not done.
+        """
+        if not self.done() or self._result is None:
+            raise RuntimeError("the grammar is being compiled; ask done() first")
+        return self._result
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is done, at most `timeout_s` and at most until its deadline; return whether it is."""
+        left_s = max(0.0, self._deadline - self._clock())
+        self._job.finished.wait(left_s if timeout_s is None else min(left_s, timeout_s))
+        return self.done()
+
+
+class GrammarCompiler:
+    """Compiles each grammar once, within a bounded time, in a bounded number of threads, and remembers the latest.
+
+    Invariant: every `Pending` is done at its deadline at the latest, whatever its grammar is. Requests for a grammar
+    that is being compiled share that work. Failures are remembered as grammars are; running out of time is not. No
+    thread starts, and no library is loaded, before the first grammar. Safe to use from all threads.
+
+    A thread cannot be stopped from outside. One that takes longer than a deadline goes on, and its result is
+    remembered; if all threads do, other grammars run out of time until one of them returns.
+    """
+
+    def __init__(
+        self,
+        backend: Callable[[], Backend],
+        *,
+        num_threads: int = 2,
+        deadline_s: float = 10.0,
+        max_queued: int = 256,
+        max_remembered: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            backend: opens the grammar library; called once, in a thread of the compiler, at the first grammar.
+            num_threads: grammars that are compiled at the same time.
+            deadline_s: seconds from `compile` to a result, the time in the queue and for loading the library included.
+            max_queued: grammars that wait for a thread; more are refused.
+            max_remembered: compiled grammars and failures that are kept; the least recently used goes first.
+            clock: seconds; for tests.
+
+        Raises:
+            ValueError: a number is out of its range.
+        """
+        for name, number in (("num_threads", num_threads), ("max_queued", max_queued)):
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}")
+        if max_remembered < 0:
+            raise ValueError(f"max_remembered must be >= 0, got {max_remembered}")
+        if not deadline_s > 0:  # true of NaN
+            raise ValueError(f"deadline_s must be > 0, got {deadline_s}")
+        self._open = backend
+        self._backend: Backend | None = None
+        self._opening = threading.Lock()
+        self._num_threads = num_threads
+        self._deadline_s = deadline_s
+        self._max_remembered = max_remembered
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._max_queued = max_queued
+        self._current: dict[bytes, _Job] = {}
+        self._remembered: OrderedDict[bytes, Prototype | Refusal] = OrderedDict()
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Pending:
+        """Begin to compile `grammar` for one request. Takes microseconds.
+
+        Args:
+            grammar: what the output may be.
+            end_tokens: tokens that end the request; empty for one that ignores the end of sequence.
+
+        Returns:
+            A `Pending`, which may be done at once.
+        """
+        # A key of 32 bytes, since texts are up to a quarter of a megabyte.
+        key = sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass")).digest()
+        deadline = self._clock() + self._deadline_s
+        with self._lock:
+            job = self._known(key, grammar)
+            if job is None:
+                job = self._start(key, grammar, deadline)
+            job.deadline = max(job.deadline, deadline)
+        return Pending(job, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
+
+    def close(self) -> None:
+        """Refuse all that waits, and let the threads end after their present grammar; does not wait for them."""
+        with self._lock:
+            self._is_closed = True
+            while not self._jobs.empty():
+                if (job := self._jobs.get()) is not None:
+                    self._end(job, _refusal("the engine is being closed", "grammar_unavailable"), remembers=False)
+            for _ in self._threads:
+                self._jobs.put(None)
+            self._remembered.clear()
+
+    def _known(self, key: bytes, grammar: Grammar) -> _Job | None:
+        """Return a job for a grammar that is remembered or being compiled."""
+        outcome = self._remembered.get(key)
+        if outcome is not None:
+            if isinstance(outcome, Refusal) or not outcome.is_spoiled:
+                self._remembered.move_to_end(key)
+                return _Job.ended(key, grammar, outcome)
+            del self._remembered[key]
+        return self._current.get(key)
+
+    def _start(self, key: bytes, grammar: Grammar, deadline: float) -> _Job:
+        if self._is_closed:
+            return _Job.ended(key, grammar, _refusal("the engine is being closed", "grammar_unavailable"))
+        if self._jobs.qsize() >= self._max_queued:
+            message = f"at most {self._max_queued} grammars may wait to be compiled; try again later"
+            return _Job.ended(key, grammar, _refusal(message, "grammar_queue_full"))
+        job = _Job(key, grammar)
+        job.deadline = deadline
+        self._jobs.put(job)
+        self._current[key] = job
+        if len(self._threads) < min(self._num_threads, len(self._current)):
+            self._threads.append(_start_thread(self._work, f"grammar-{len(self._threads)}"))
+        return job
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            outcome, remembers = self._compiled(job)
+            with self._lock:
+                self._end(job, outcome, remembers=remembers)
+            del job, outcome  # a thread that waits keeps no grammar
+
+    def _compiled(self, job: _Job) -> tuple[Prototype | Refusal, bool]:
+        """Return what becomes of a job, and whether the same grammar would always become that."""
+        if self._clock() >= job.deadline:
+            return _refusal(_TOO_LATE, "grammar_timeout"), False
+        try:
+            backend = self._opened()
+        except Exception as error:
+            return _refusal(
+                f"grammars are not available: {type(error).__name__}: {error}", "grammar_unavailable"
+            ), False
+        try:
+            return backend.compile(job.grammar), True
+        except ValueError as error:
+            return _refusal(str(error), "invalid_grammar"), True
+        except BaseException as error:  # the thread must go on, whatever a library raises
+            return _refusal(f"the grammar library failed: {type(error).__name__}: {error}", "invalid_grammar"), False
+
+    def _opened(self) -> Backend:
+        """Return the library; open it at the first call, and again if that failed."""
+        with self._opening:
+            if self._backend is None:
+                self._backend = self._open()
+            return self._backend
+
+    def _end(self, job: _Job, outcome: Prototype | Refusal, *, remembers: bool) -> None:
+        self._current.pop(job.key, None)
+        if remembers and not self._is_closed:
+            self._remembered[job.key] = outcome
+            if len(self._remembered) > self._max_remembered:
+                self._remembered.popitem(last=False)
+        job.outcome = outcome
+        job.finished.set()
+
+
+class _Job:
+    """One grammar to compile, for all requests that ask for it meanwhile."""
+
+    __slots__ = ("deadline", "finished", "grammar", "key", "outcome")
+
+    def __init__(self, key: bytes, grammar: Grammar) -> None:
+        self.key = key
+        self.grammar = grammar
+        self.deadline = 0.0
+        """The latest of its requests; written by: GrammarCompiler."""
+        self.outcome: Prototype | Refusal | None = None
+        """written by: GrammarCompiler."""
+        self.finished = threading.Event()
+
+    @staticmethod
+    def ended(key: bytes, grammar: Grammar, outcome: Prototype | Refusal) -> _Job:
+        """Return a job that has nothing left to do."""
+        job = _Job(key, grammar)
+        job.outcome = outcome
+        job.finished.set()
+        return job
+
+
+def _refusal(message: str, code: str) -> Refusal:
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:_MAX_MESSAGE]} ..."
+    return Refusal(message=message, param="grammar", code=code)
+
+
+def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread with a large stack; the size is a setting of the process, which others may need."""
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread

@@ -1,0 +1,118 @@
+"""What a grammar library must provide: the state of one request in a grammar, and what such states are copied from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import Grammar
+
+Mask: TypeAlias = NDArray[np.int32]
+"""One bit for each token: bit `i % 32` of word `i // 32` is set if token i is allowed."""
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return the number of int32 words of one mask."""
+    return (vocab_size + 31) // 32
+
+
+class Matcher(Protocol):
+    """The state of one request in its grammar.
+
+    Invariant: the tokens that it has advanced by are the start of a text of the grammar, or `error` is set. An error is
+    final. One thread at a time may use a matcher, and copies of it may be used by other threads.
+
+    End tokens (given when the matcher was made) are allowed exactly where the grammar can end, whatever their text.
+    """
+
+    def fill(self, row: Mask) -> None:
+        """Write the tokens that may come next into `row`; look at `error` afterwards.
+
+        If the grammar can end, the end tokens are among them; if it is finished, there are no others, and without end
+        tokens the row is empty. After an error the row is empty.
+
+        Args:
+            row: [mask_words(vocab_size)] int32, contiguous.
+        """
+        ...
+
+    def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
+        """Write the masks along a chain of drafts: row j holds what may follow the first j drafts.
+
+        The state is as before, unless there is an `error`.
+
+        Args:
+            drafts: token ids that may come next, in order.
+            rows: [at least 1 + len(drafts), mask_words(vocab_size)] int32, contiguous.
+
+        Returns:
+            How many rows were written: one more than the drafts that are allowed, up to the first that is not. An end
+            token is the last draft that counts, and no row follows it.
+        """
+        ...
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Go on by `tokens`; False if one of them is not allowed, or the matcher fails. `error` then says why."""
+        ...
+
+    def accepts(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens` are allowed one after the other; the state is as before.
+
+        A token of `forced` may be spelt in other ways, which are allowed too, though masks have the forced one only.
+        """
+        ...
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the tokens that come next in any case, as far as they are known; the state is as before."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing but the end can follow, or the end has come."""
+        ...
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the text is complete, though it may go on."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why the matcher has failed; None: it has not."""
+        ...
+
+    def copy(self) -> Matcher:
+        """Return a matcher in the same state, that goes on by itself."""
+        ...
+
+
+class Prototype(Protocol):
+    """A compiled grammar. Safe to use from all threads."""
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether a matcher has failed in a way that its copies share; a new prototype must then be compiled."""
+        ...
+
+    def matcher(self, end_tokens: frozenset[int]) -> Matcher:
+        """Return a matcher at the start of the grammar.
+
+        Args:
+            end_tokens: tokens that end the request; empty for a request that no token ends.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A grammar library with a model's vocabulary. Safe to use from all threads."""
+
+    def compile(self, grammar: Grammar) -> Prototype:
+        """Compile `grammar`; this may take seconds.
+
+        Raises:
+            ValueError: the grammar is wrong, too large, or of a kind or with a keyword that is not supported.
+        """
+        ...

@@ -1,0 +1,147 @@
+"""Grammars for the echo model: which tokens may follow is a hash of the text, and often there is only one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagewood.engine.api import Grammar, Refusal
+from pagewood.engine.core.arrays import Int32
+
+_KINDS = (1, 1, 2, 3, 5)
+"""How many tokens may follow a text, one of these."""
+
+
+def random_grammar(rng: random.Random) -> Grammar:
+    """Draw a grammar: a seed, the longest text, after how many tokens its matcher fails, and whether it is wrong."""
+    length = rng.choice((1, 5, 12, 40))
+    fails_after = rng.randrange(20) if rng.random() < 0.1 else 999
+    return Grammar(kind="regex", text=f"{rng.randrange(100)} {length} {fails_after} {int(rng.random() < 0.1)}")
+
+
+def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[int], vocab_size: int) -> list[int]:
+    """Return the tokens that may follow a text, ascending; none if it is complete and no token ends it."""
+    seed, length, _, _ = map(int, grammar.text.split())
+    if len(text) >= length:
+        return sorted(end_tokens)
+    rng = random.Random(f"{seed} {len(text)} {text[-1] if text else 0}")
+    count, can_end = rng.choice(_KINDS), rng.random() < 0.1
+    candidates = [token for token in rng.sample(range(vocab_size), count + len(end_tokens)) if token not in end_tokens]
+    return sorted({*candidates[:count], *(end_tokens if can_end else ())})
+
+
+class EchoMatcher:
+    """The state of a request in a grammar; satisfies `grammar.matcher.Matcher`."""
+
+    def __init__(self, grammar: Grammar, end_tokens: frozenset[int], vocab_size: int) -> None:
+        self._grammar = grammar
+        self._end_tokens = end_tokens
+        self._vocab_size = vocab_size
+        self._text: list[int] = []  # written by: advance
+        self.error: str | None = None  # written by: fill, advance
+
+    def _next(self, more: Sequence[int] = ()) -> list[int]:
+        return allowed_tokens(self._grammar, [*self._text, *more], self._end_tokens, self._vocab_size)
+
+    def fill(self, row: Int32) -> None:
+        """Write the tokens that may come next."""
+        row[:] = 0
+        if len(self._text) >= int(self._grammar.text.split()[2]):
+            self.error = "made to fail"
+            return
+        write_mask(self._next(), row)
+
+    def fill_ahead(self, drafts: Sequence[int], rows: Int32) -> int:
+        """Write the masks along a chain of drafts."""
+        for num in range(len(drafts) + 1):
+            rows[num] = 0
+            write_mask(self._next(drafts[:num]), rows[num])
+            if num == len(drafts) or drafts[num] not in self._next(drafts[:num]) or drafts[num] in self._end_tokens:
+                return num + 1
+        raise AssertionError
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Go on by some tokens."""
+        for token in tokens:
+            if self.error is None and token not in self._next():
+                self.error = f"{token} is not one of {self._next()}"
+            self._text.append(token)
+        return self.error is None
+
+    def accepts(self, tokens: Sequence[int]) -> int:
+        """Return how many of these are allowed."""
+        for num, token in enumerate(tokens):
+            if token not in self._next(tokens[:num]):
+                return num
+        return len(tokens)
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the tokens that come next in any case."""
+        forced: list[int] = []
+        while len(found := self._next(forced)) == 1 and found[0] not in self._end_tokens:
+            forced += found
+        return tuple(forced)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing but the end can follow."""
+        return len(self._text) >= int(self._grammar.text.split()[1])
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the text is complete."""
+        return self.is_finished or not self._end_tokens.isdisjoint(self._next())
+
+    def copy(self) -> EchoMatcher:
+        """Return another one in the same state."""
+        copy = EchoMatcher(self._grammar, self._end_tokens, self._vocab_size)
+        copy._text, copy.error = list(self._text), self.error
+        return copy
+
+
+class EchoCompiler:
+    """Compiles grammars of the echo model, each after some polls; satisfies `core.constrain.Compiler`."""
+
+    def __init__(self, rng: random.Random, vocab_size: int) -> None:
+        self._rng = rng
+        self._vocab_size = vocab_size
+
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> EchoCompiling:
+        """Return a grammar that is done later."""
+        if grammar.text.endswith("1"):
+            return EchoCompiling(self._rng.randrange(9), Refusal(message="wrong", code="invalid_grammar"))
+        return EchoCompiling(self._rng.randrange(9), EchoMatcher(grammar, end_tokens, self._vocab_size))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class EchoCompiling:
+    """A grammar that is done after some polls."""
+
+    def __init__(self, num_polls: int, result: EchoMatcher | Refusal) -> None:
+        self._num_polls = num_polls  # written by: done
+        self._result = result
+
+    def done(self) -> bool:
+        """Count a poll."""
+        self._num_polls -= 1
+        return self._num_polls < 0
+
+    def result(self) -> EchoMatcher | Refusal:
+        """Return the matcher or the refusal."""
+        return self._result
+
+
+def write_mask(tokens: Sequence[int], row: Int32) -> None:
+    """Set the bits of some tokens in a mask."""
+    words = row.view(np.uint32)
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << token % 32)
+
+
+def read_mask(row: Int32) -> list[int]:
+    """Return the tokens that a mask allows, ascending."""
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
