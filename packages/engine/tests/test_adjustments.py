@@ -1,4 +1,4 @@
-"""Penalties, biases and tokens that must wait, against `transformers` and against their formulas; on both runners.
+"""Penalties, biases, bad words and the like, against `transformers` and against their formulas; on both runners.
 
 Engines must give the same text with and without overlap, preemption, cache hits, chunks and every kind of drafts.
 """
@@ -134,6 +134,39 @@ def test_a_bias_of_an_unknown_token_is_refused() -> None:
         answer(PROMPT, logit_bias=((999999, 1.0),))
 
 
+def test_bad_words_are_those_of_transformers() -> None:
+    """Each round forbids a longer part of the text so far; some of it begins in the prompt."""
+    words: list[tuple[int, ...]] = [(23, 24, 25)]
+    for size in (1, 2, 3, 5, 8):
+        text = PROMPT + generated(bad_words_ids=[list(word) for word in words])
+        for end in (len(PROMPT) + 1, len(PROMPT) + 9):
+            words.append(tuple(text[max(end - size, 0) : end]))
+        expected = generated(bad_words_ids=[list(word) for word in words])
+        assert answer(PROMPT, bad_words=tuple(words))[0] == expected
+        assert expected != text[len(PROMPT) :]
+
+
+def test_a_bad_word_is_longer_than_the_text() -> None:
+    plain = generated()
+    text = (*PROMPT, *plain)
+    whole, longer = text[: len(PROMPT) + 1], (5, *text[: len(PROMPT) + 1])
+    assert answer(PROMPT, bad_words=(longer, (4,) * 32))[0] == plain
+    assert answer(PROMPT, bad_words=(whole,))[0] == generated(bad_words_ids=[list(whole)])
+    assert answer(PROMPT, bad_words=(whole,))[0][0] != plain[0]
+
+
+def test_a_bad_word_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"bad_words must have token ids in \[0, \d+\), got 999999"):
+        answer(PROMPT, bad_words=((1, 999999),))
+
+
+def random_words(rng: random.Random, *, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return sequences of few tokens, so that many of them occur."""
+    return tuple(
+        tuple(rng.randrange(vocab_size) for _ in range(rng.choice((1, 2, 2, 3, 6)))) for _ in range(rng.choice((1, 30)))
+    )
+
+
 def changed(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
     """Return the parameters with random changes of the logits, often none."""
     most = sampling.max_tokens or 1
@@ -143,6 +176,7 @@ def changed(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
         frequency_penalty=rng.choice((0.0, 0.0, 0.6, -0.5)),
         presence_penalty=rng.choice((0.0, 0.0, 0.9)),
         logit_bias=rng.choice(((), (), ((3, 2.0), (7, -100.0)), tuple((token, -np.inf) for token in range(20)))),
+        bad_words=rng.choice(((), (), random_words(rng, vocab_size=40), tuple((1, token) for token in range(40)))),
         min_tokens=rng.choice((0, 0, min(5, most), most)),
     )
 
@@ -177,20 +211,26 @@ FAULTS: dict[str, list[Edit]] = {
         (RowAdjustments, "admit", "self._is_on[batch.rows[batch.admitted]] = False", "pass"),
         (adjustments.RowAdjustments, "begin", "self._table[row] = 0", "pass"),
     ],
+    "bad words not kept": [(adjustments.RowAdjustments, "begin", "words.ctypes.data, num_words", "0, 0")],
+    "bad words of another": [(adjustments, "_ends", "[:-1]", "[:-1] * 0")],
 }
 
 
 def check_all() -> None:
     """Run tests that must find every fault."""
     test_frequency_and_presence_penalties_are_those_of_their_formula(0.7, 0.0)
+    test_a_bad_word_is_longer_than_the_text()
     for num in range(1, 13):
         test_no_stop_token_is_drawn_before_min_tokens(num)
+    forbidden = (tuple(PROMPT[-1:] + generated()[:1]),)
     one = arrival(PROMPT, max_tokens=12, temperature=0.0, logit_bias=((generated()[0], -100.0),))
     two = arrival(PROMPT, at_step=40, max_tokens=12, temperature=0.0)
     penalised = {"max_tokens": 12, "temperature": 0.0, "repetition_penalty": 2.0}
     others = [arrival([4] * 9, at_step=80, **penalised), arrival(PROMPT, at_step=120, **penalised)]
     scenario = traffic([one, two, *others], num_pages=60, page_size=4, max_running=1)
     run(scenario, model=model_folder("llama"), drafter=None)
+    both = [arrival(PROMPT, max_tokens=12, temperature=0.0, bad_words=words) for words in (forbidden, ((1, 2), (3,)))]
+    run(traffic(both, num_pages=60, page_size=4), model=model_folder("llama"), drafter=None)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -201,6 +241,45 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the device ---
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a_cuda_device_forbids_the_words_that_transformers_forbids(seed: int) -> None:
+    """Rows of other requests before, with more and longer words."""
+    rng = random.Random(seed)
+    vocab_size, width, num_rows = 12, 40, 4
+    text = np.array([[rng.randrange(3) for _ in range(width)] for _ in range(num_rows)], np.int32)
+    device = RowAdjustments(max_rows=num_rows, tokens_per_row=width, device=torch.device("cpu"))
+    parameters: list[SamplingParams] = []
+    for _ in range(2):
+        parameters = [
+            SamplingParams(
+                bad_words=tuple(tuple(rng.randrange(3) for _ in range(rng.randrange(1, 6))) for _ in range(num)),
+                logit_bias=((5, 1.0),),
+            )
+            for num in rng.choices((0, 1, 5), k=num_rows)
+        ]
+        sequences = [
+            DrivenSequence(
+                row=row, tokens=[], pages=[], num_prompt=4, num_computed=0, num_sent_tokens=0, sampling=one, seed=0
+            )
+            for row, one in enumerate(parameters)
+        ]
+        every = np.arange(num_rows)
+        device.admit(Admission(admitted=every, rows=every, adjustments=Adjustments.of(sequences)))  # pyright: ignore
+    rows = np.repeat(np.arange(num_rows, dtype=np.int32), 3)
+    positions = np.array([rng.choice((1, 2, 9, width - 1)) for _ in rows])
+    logits = torch.randn(len(rows), vocab_size)
+    result = device.apply(
+        logits, rows, torch.from_numpy(rows * width + positions), torch.from_numpy(text.reshape(-1).copy())
+    )
+    for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+        expected = logits[i : i + 1].clone()
+        expected[0, 5] += 1.0
+        if words := [list(word) for word in parameters[row].bad_words]:
+            before = torch.from_numpy(text[row : row + 1, :position]).long()
+            expected = transformers.NoBadWordsLogitsProcessor(words)(before, expected)  # pyright: ignore
+        torch.testing.assert_close(result[i : i + 1], expected)
 
 
 def test_a_cuda_device_changes_logits_as_their_formulas_say() -> None:

@@ -15,6 +15,11 @@ from pagewood.engine.api import EngineConfig, SamplingParams
         ("top_k", -1, r"top_k must be in \[0, 2\*\*31\), got -1"),
         ("top_p", 0.0, r"top_p must be in \(0, 1\], got 0.0"),
         ("min_p", 1.5, r"min_p must be in \[0, 1\], got 1.5"),
+        ("typical_p", 0.0, r"typical_p must be in \(0, 1\], got 0.0"),
+        ("bad_words", ((),), "bad_words must hold sequences of 1 to 32 tokens, got 0"),
+        ("bad_words", ((1,) * 33,), "bad_words must hold sequences of 1 to 32 tokens, got 33"),
+        ("bad_words", ((1,),) * 257, "bad_words must hold at most 256 sequences, got 257"),
+        ("bad_words", ((1, -2),), r"bad_words must hold token ids in \[0, 2\*\*31\), got -2"),
         ("seed", 2**63, "seed must fit in 64 signed bits"),
     ],
 )

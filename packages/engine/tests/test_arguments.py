@@ -86,6 +86,10 @@ def test_conversations_that_cannot_be_answered(
         ({"stop": 5}, TypeError, "stop must be a string or a sequence of strings, got 5"),
         ({"stop": b"a"}, TypeError, "stop must be a string or a sequence of strings, got b'a'"),
         ({"stop": ["a", 5]}, TypeError, "stop[1] must be a string, got 5"),
+        ({"stop_regex": 5}, TypeError, "stop_regex must be a string or a sequence of strings, got 5"),
+        ({"stop_regex": ["a", None]}, TypeError, "stop_regex[1] must be a string, got None"),
+        ({"stop_regex": "a*b"}, ValueError, "stop_regex must match at most 256 characters"),
+        ({"stop_regex": ["a", ""]}, ValueError, "stop_regex must hold expressions of 1 to 512 characters, got 0"),
     ],
 )
 def test_other_arguments(llm: LLM, options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -19,6 +19,7 @@ from pagewood.engine.folder import default_sampling, model_folder
             SamplingParams(temperature=0.6, top_p=0.95, top_k=20),
         ),
         ({"temperature": 0.0, "min_p": 0.1}, SamplingParams(temperature=0.0, min_p=0.1)),
+        ({"typical_p": 0.4}, SamplingParams(typical_p=0.4)),
         ({}, SamplingParams()),
     ],
 )

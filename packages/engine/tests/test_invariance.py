@@ -147,6 +147,7 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
         "top_ks": torch.from_numpy(rng.choice([0, 1, 7, 100], num_rows)).int(),
         "top_ps": torch.from_numpy(rng.choice([1.0, 0.9, 0.01], num_rows)).float(),
         "min_ps": torch.from_numpy(rng.choice([0.0, 0.1], num_rows)).float(),
+        "typical_ps": torch.from_numpy(rng.choice([1.0, 0.7, 0.2], num_rows)).float(),
         "seeds": torch.from_numpy(rng.integers(-(2**63), 2**63 - 1, num_rows)),
         "positions": torch.from_numpy(rng.integers(0, 2**31 - 1, num_rows).astype(np.int32)),
     }
@@ -158,6 +159,7 @@ def test_sampling_of_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
             filters_top_k=bool((mine["top_ks"] > 0).any()),
             filters_top_p=bool((mine["top_ps"] < 1).any()),
             filters_min_p=bool((mine["min_ps"] > 0).any()),
+            filters_typical_p=bool((mine["typical_ps"] < 1).any()),
             **mine,
         )
         return sampler.tokens(filters, logits[rows])[0].tolist()

@@ -4,6 +4,7 @@ import _thread
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,16 @@ def test_a_stop_string_ends_the_text_before_it_and_the_tokens_with_it(llm: LLM) 
     assert stop in llm.tokenizer.decode(completion.tokens)
     assert stop not in llm.tokenizer.decode(completion.tokens[:-1])
     assert_at_rest(llm)
+
+
+def test_an_expression_ends_the_text_before_its_match(llm: LLM) -> None:
+    whole = llm.generate("Count from 1 to 20", ENDLESS)[0].text
+    stop = re.compile(rf"{re.escape(whole[5])}(?:.|\n){{2}}")
+    found = stop.search(whole)
+    assert found is not None
+    for answer in (llm.generate("Count from 1 to 20", ENDLESS, stop="never said", stop_regex=stop.pattern)[0].text,
+                   "".join(llm.stream("Count from 1 to 20", ENDLESS, stop_regex=[stop.pattern]))):  # fmt: skip
+        assert answer == whole[: found.start()]
 
 
 def test_one_string_is_one_stop_string(llm: LLM) -> None:

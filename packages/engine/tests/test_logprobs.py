@@ -110,7 +110,8 @@ def test_a_cached_prompt_is_reported_too_and_usage_says_that_it_was_computed() -
     "options",
     [
         {"temperature": 0.6}, {"temperature": 1.7, "top_k": 4}, {"temperature": 1.2, "top_p": 0.6},
-        {"temperature": 0.9, "min_p": 0.2}, {"temperature": 1.0, "repetition_penalty": 1.8, "top_k": 9, "top_p": 0.9},
+        {"temperature": 0.9, "min_p": 0.2}, {"temperature": 1.1, "top_k": 20, "typical_p": 0.6},
+        {"temperature": 1.0, "repetition_penalty": 1.8, "top_k": 9, "top_p": 0.9},
     ],
 )  # fmt: skip
 def test_processed_log_probabilities_are_those_of_the_processors_of_transformers(options: dict[str, float]) -> None:
@@ -127,6 +128,8 @@ def test_processed_log_probabilities_are_those_of_the_processors_of_transformers
         processors.append(transformers.TopPLogitsWarper(options["top_p"]))
     if "min_p" in options:
         processors.append(transformers.MinPLogitsWarper(options["min_p"]))
+    if "typical_p" in options:
+        processors.append(transformers.TypicalLogitsWarper(options["typical_p"]))
     logits = reference_logits(tokens)
     for i, entry in enumerate(answer.logprobs):
         place = len(PROMPT) + i

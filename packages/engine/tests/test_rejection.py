@@ -51,7 +51,7 @@ def chains() -> Any:
                 if place < 2:
                     q[place] = draft[place, before]
                     key = row_key(seed_in(seed, DRAFT), POSITION + place)
-                    before = choose(q[place], choice[0], whole[1], choice[2], choice[3], key)
+                    before = choose(q[place], choice[0], whole[1], choice[2], choice[3], choice[7], key)
                     drafts[place] = before
             counts[seed] = verify(p, q, drafts, choice, whole, tokens[seed], scratch)
         return tokens, counts
@@ -67,6 +67,7 @@ def chains() -> Any:
         SamplingParams(top_k=4),
         SamplingParams(top_p=0.8),
         SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
+        SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),
     ],
     ids=str,
 )
@@ -110,7 +111,7 @@ def compiled_plain() -> Any:
     def token(logits: Any, choice: Any, domain: Any) -> Any:
         whole = choice.view(np.int32)
         key = row_key(seed_in(seed_of(whole), domain), whole[4])
-        return choose(logits, choice[0], whole[1], choice[2], choice[3], key)
+        return choose(logits, choice[0], whole[1], choice[2], choice[3], choice[7], key)
 
     return token
 

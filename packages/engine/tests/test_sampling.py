@@ -6,25 +6,28 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from chi_square import drop_atypical
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.noise import row_key
-from pagewood.engine.runner.cpu.compiled.sampling import choose
+from pagewood.engine.runner.cpu.compiled.sampling import choose, kept_range
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.sampling import choices_of, draw
 from pagewood.engine.runner.cuda import race
+from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.splitmix import exponentials, row_keys
 from stand_ins.tapes import write_down
 
@@ -56,7 +59,7 @@ def plain_probabilities(logits: Float32, sampling: SamplingParams, *, scale: flo
     Args:
         logits: `[V]`.
         sampling: temperature and filters.
-        scale: factor of top_p and min_p, to find tokens at a filter's limit.
+        scale: factor of top_p, min_p and typical_p, to find tokens at a filter's limit.
     """
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float64)
     weights = np.exp(scaled - scaled.max())
@@ -67,6 +70,8 @@ def plain_probabilities(logits: Float32, sampling: SamplingParams, *, scale: flo
         kept = int(np.argmax(np.cumsum(descending) >= np.float32(sampling.top_p) * scale * descending.sum()))
         weights[weights < descending[kept]] = 0
     weights[weights < np.float32(sampling.min_p) * min(scale, 1.0)] = 0
+    if sampling.typical_p < 1:
+        drop_atypical(weights, float(np.float32(sampling.typical_p)) * scale)
     return weights / weights.sum()
 
 
@@ -87,14 +92,15 @@ def plain_draw(probabilities: NDArray[np.float64], seed: int, position: int) -> 
     top_k=st.sampled_from([0, 1, 3, 50, 10_000]),
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.05, 0.6, 0.95]),
 )
 def test_tokens_equal_those_of_the_plain_sampler(
-    seed: int, size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float
+    seed: int, size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
 ) -> None:
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((4, size)) * spread).astype(np.float32)
     seeds = [int(s) for s in rng.integers(-(2**63), 2**63 - 1, 4)]
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
     tokens = sample(logits, arrays_of(4, sampling, seeds=seeds), positions_of(4, 17))
     for row in range(4):
         # Rounding may move the limit of a filter by one token.
@@ -103,6 +109,64 @@ def test_tokens_equal_those_of_the_plain_sampler(
             for scale in (1 - 1e-5, 1, 1 + 1e-5)
         }
         assert tokens[row] in allowed
+
+
+@cache
+def compiled_range() -> Any:
+    @numba.njit
+    def run(logits: Any, best: Any, top_k: Any, top_p: Any, typical_p: Any) -> Any:
+        return kept_range(logits, best, np.float32(1.0), top_k, top_p, np.float32(0.0), typical_p)
+
+    return run
+
+
+def kept_on_cuda(logits: Float32, top_p: float, p: float) -> NDArray[np.bool_]:
+    """Return what a CUDA device's filters keep of a row `[V]`, on plain torch."""
+    one = arrays_of(1, SamplingParams(top_p=top_p, typical_p=p))
+    arrays = {name: torch.from_numpy(array) for name, array in one.fields().items()}
+    sampler = Sampler(
+        draws=True, filters_top_k=False, filters_top_p=top_p < 1, filters_min_p=False, filters_typical_p=p < 1,
+        positions=torch.zeros(1, dtype=torch.int32), **arrays,
+    )  # fmt: skip
+    weights = sampler._kept(torch.from_numpy(logits)[None].softmax(-1))
+    return (sampler._typical(weights)[0] > 0).numpy()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1, 2, 7, 64, 65, 300, 5000]),
+    spread=st.sampled_from([0.0, 0.1, 1.0, 5.0]),
+    levels=st.sampled_from([0, 2, 5]),
+    p=st.sampled_from([0.01, 0.2, 0.5, 0.9, 0.999]),
+    top_p=st.sampled_from([1.0, 1.0, 0.7]),
+)
+def test_typical_tokens_are_those_of_transformers(
+    seed: int, size: int, spread: float, levels: int, p: float, top_p: float
+) -> None:
+    """The same tokens as its warper keeps as the last filter, on both devices, also where many logits are equal."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal(size) * spread
+    if levels:
+        logits = np.round(logits * levels) / levels
+    logits = logits.astype(np.float32)
+    scores = torch.from_numpy(logits.astype(np.float64))[None]
+    if top_p < 1:
+        left = plain_probabilities(logits, SamplingParams(top_p=top_p))
+        scores = scores.masked_fill(torch.from_numpy(left == 0)[None], -torch.inf)
+    normalized = scores.log_softmax(-1)
+    shifted = (-normalized - -(normalized * normalized.exp()).nansum(-1, keepdim=True)).abs()[0].numpy()
+    ids = cast("torch.LongTensor", torch.tensor([[0]]))
+    warpers = [transformers.TypicalLogitsWarper(mass=float(np.float32(p)) * scale) for scale in (1 - 1e-5, 1 + 1e-5)]
+    least, most = (shifted[np.isfinite(warper(ids, scores)[0].numpy())].max() for warper in warpers)
+    nearest, limit = compiled_range()(logits, int(logits.argmax()), 0, np.float32(top_p), np.float32(p))
+    distances = logits.max() - logits
+    # Rounding may move the limit by a token, and order tokens that are almost equally typical.
+    must, may = shifted < least - 1e-5, shifted < most + 1e-5
+    for kept in ((nearest <= distances) & (distances <= limit), kept_on_cuda(logits, top_p, p)):
+        assert kept.any()
+        assert not (must & ~kept).any()
+        assert not (kept & ~may).any()
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
@@ -119,10 +183,10 @@ def test_bounds_never_rule_out_the_winner(spread: float) -> None:
 @cache
 def compiled_draws() -> Any:
     @numba.njit
-    def run(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, num: Any) -> Any:
+    def run(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any, num: Any) -> Any:
         tokens = np.empty(num, np.int32)
         for seed in range(num):
-            tokens[seed] = choose(logits, temperature, top_k, top_p, min_p, row_key(seed, 3))
+            tokens[seed] = choose(logits, temperature, top_k, top_p, min_p, typical_p, row_key(seed, 3))
         return tokens
 
     return run
@@ -130,7 +194,10 @@ def compiled_draws() -> Any:
 
 def many_draws(logits: Float32, sampling: SamplingParams, num: int) -> Int32:
     """Return `num` tokens drawn from one row, with the seeds 0, 1, 2, ... at position 3."""
-    numbers = (np.float32(sampling.temperature), sampling.top_k, np.float32(sampling.top_p), np.float32(sampling.min_p))
+    numbers = (
+        np.float32(sampling.temperature), sampling.top_k, np.float32(sampling.top_p), np.float32(sampling.min_p),
+        np.float32(sampling.typical_p),
+    )  # fmt: skip
     return compiled_draws()(logits, *numbers, num)
 
 
@@ -160,10 +227,12 @@ def assert_fits(tokens: Int32, probabilities: NDArray[np.float64]) -> None:
         SamplingParams(top_p=0.8),
         SamplingParams(min_p=0.1),
         SamplingParams(temperature=1.5, top_k=9, top_p=0.9, min_p=0.05),
+        SamplingParams(typical_p=0.4),
+        SamplingParams(temperature=1.5, top_p=0.95, typical_p=0.8),
     ],
 )
 def test_frequencies_fit_the_probabilities(sampling: SamplingParams) -> None:
-    """60,000 draws of each kind, 360,000 in all, from rows that have whole blocks of tokens and a rest."""
+    """60,000 draws of each kind, 480,000 in all, from rows that have whole blocks of tokens and a rest."""
     for size, num in ((12, 20_000), (200, 40_000)):
         logits = np.random.default_rng(5).standard_normal(size).astype(np.float32) * 1.5
         assert_fits(many_draws(logits, sampling, num), plain_probabilities(logits, sampling))
@@ -214,7 +283,13 @@ def test_minus_infinity_is_never_drawn() -> None:
     logits = np.full((500, 6), -np.inf, np.float32)
     logits[:, 1] = 0.0
     logits[:, 4] = 0.5
-    for sampling in (SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.99), SamplingParams(min_p=0.01)):
+    for sampling in (
+        SamplingParams(),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.99),
+        SamplingParams(min_p=0.01),
+        SamplingParams(typical_p=0.99),
+    ):
         assert set(sample(logits, arrays_of(500, sampling), positions_of(500)).tolist()) == {1, 4}
 
 

@@ -67,6 +67,7 @@ SAMPLINGS = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_k=5),
     SamplingParams(temperature=1.3, top_p=0.8, min_p=0.02),
+    SamplingParams(temperature=1.3, typical_p=0.6),
 ]
 
 
@@ -217,10 +218,7 @@ def prompts_of(num: int) -> list[list[int]]:
 
 def samplings_of(num: int) -> list[SamplingParams]:
     return [
-        SamplingParams(
-            temperature=one.temperature, top_k=one.top_k, top_p=one.top_p, min_p=one.min_p, seed=i, max_tokens=24 + i
-        )
-        for i, one in ((i, SAMPLINGS[i % len(SAMPLINGS)]) for i in range(num))
+        replace(one, seed=i, max_tokens=24 + i) for i, one in ((i, SAMPLINGS[i % len(SAMPLINGS)]) for i in range(num))
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,23 @@ async def test_completions_of_texts_and_ids(server: MemoryServer) -> None:
             for choice in event["choices"]:
                 texts[choice["index"]] += choice["text"]
         assert texts == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_expression(server: MemoryServer, stream: bool) -> None:
+    whole = server.expected_text(HELLO_PROMPT, max_tokens=100)
+    stop = re.compile(rf"{re.escape(whole[20])}(?:.|\n){{3}}")
+    found = stop.search(whole)
+    assert found is not None
+    body = {"messages": HELLO, "max_tokens": 100, "ignore_eos": True, "stop_regex": stop.pattern}
+    response = await server.post(CHAT, {**body, "stream": stream})
+    if stream:
+        choices = [one["choices"][0] for one in events(response.text)]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+    else:
+        choices = response.json()["choices"]
+        text = choices[0]["message"]["content"]
+    assert (text, choices[-1]["finish_reason"]) == (whole[: found.start()], "stop")
 
 
 @pytest.mark.parametrize("as_ids", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagewood.engine.api import SamplingParams
 from pagewood.server.openai_chat import ChatRequest, parse_chat
-from pagewood.server.openai_fields import sampling
+from pagewood.server.openai_fields import sampling, stop_expressions
 
 DEFAULTS = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
 
@@ -22,6 +22,22 @@ def test_fields_of_a_request() -> None:
     assert meant(said + b', "stop_token_ids": [5, 99]') == SamplingParams(
         max_tokens=7, temperature=1.0, top_k=3, top_p=0.5, min_p=0.0, seed=-4, ignore_eos=True, stop_token_ids=(5, 99)
     )
+
+
+def test_typical_p_of_a_request_and_of_the_folder() -> None:
+    assert meant(b', "typical_p": 0.5').typical_p == 0.5
+    assert meant(b', "typical_p": null').typical_p == 1.0
+    folder = SamplingParams(typical_p=0.2)
+    assert sampling(chat(b""), folder, max_tokens=7, vocab_size=100).typical_p == 0.2
+
+
+def test_texts_that_stop_or_are_forbidden() -> None:
+    fields = chat(b', "bad_words": ["x", " y"], "stop_regex": "a{1,3}b", "stop": "c"')
+    assert fields.bad_words == ["x", " y"]
+    assert stop_expressions(fields) == ("a{1,3}b",)
+    assert stop_expressions(chat(b', "stop_regex": ["a", "[bc]d"]')) == ("a", "[bc]d")
+    none = chat(b', "bad_words": null, "stop_regex": null')
+    assert (none.bad_words, stop_expressions(none)) == ([], ())
 
 
 def test_defaults_of_the_folder() -> None:

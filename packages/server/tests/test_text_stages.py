@@ -92,6 +92,43 @@ def test_text_stop_and_end(tokenizer: Tokenizer) -> None:
     assert streams.num_open == 0
 
 
+def test_bad_words_are_tokenized_without_and_with_a_space(tokenizer: Tokenizer) -> None:
+    message = msgspec.structs.replace(generate(wire.TextPrompt(text="x")), bad_words=("foo", " foo", "b", " "))
+    submit = command(tokenizer, message)
+    assert isinstance(submit, Submit)
+    texts = ("foo", " foo", "b", " b", " ")
+    expected = [tuple(tokenizer.encode(text, add_special_tokens=False).tolist()) for text in texts]
+    assert submit.sampling == SamplingParams(bad_words=tuple(expected))
+
+
+def test_a_stop_expression_ends_the_text(tokenizer: Tokenizer) -> None:
+    submit = command(
+        tokenizer, msgspec.structs.replace(generate(wire.TextPrompt(text="x")), stop_regex=(r"\n[A-Z][a-z]{1,9}:",))
+    )
+    assert isinstance(submit, Submit)
+    streams, shown = TextStreams(tokenizer), ""
+    for i, token in enumerate(tokenizer.encode("one two three\nUser: four").tolist()):
+        delta = Delta(request_id="a", tokens=(token,), first=i == 0, carry=b"" if i else submit.carry)
+        for text, finish, _ in texts(streams.take(step(delta))):
+            shown += text
+            assert "one two three".startswith(shown)
+            assert (finish is FinishReason.STOP) == (shown == "one two three")
+    assert shown == "one two three"
+
+
+@pytest.mark.parametrize(
+    ("finish", "seen"), [("LENGTH", "STOP"), ("STOP", "STOP"), ("ABORT", "ABORT"), ("ERROR", "ERROR")]
+)
+def test_a_match_at_the_end_of_the_text_counts_if_the_text_is_complete(
+    tokenizer: Tokenizer, finish: str, seen: str
+) -> None:
+    streams = TextStreams(tokenizer)
+    carry = wire.encode(wire.TextOptions(stop_regex=("END$",)))
+    ids = tuple(tokenizer.encode("the END").tolist())
+    (answer,) = answers(streams.take(step(Delta("a", ids, FinishReason[finish], first=True, carry=carry))))
+    assert (answer.text, answer.finish) == ("the ", FinishReason[seen])
+
+
 @pytest.mark.parametrize("finish", [None, FinishReason.LENGTH, FinishReason.STOP])
 def test_tokens_after_a_stop_string_in_the_same_step_do_not_count(
     tokenizer: Tokenizer, finish: FinishReason | None

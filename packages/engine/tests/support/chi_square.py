@@ -18,7 +18,23 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
         descending = np.sort(weights)[::-1]
         weights[weights < descending[np.argmax(np.cumsum(descending) >= params.top_p * weights.sum())]] = 0
     weights[weights < params.min_p * weights.max()] = 0
+    if params.typical_p < 1:
+        drop_atypical(weights, params.typical_p)
     return weights / weights.sum()
+
+
+def drop_atypical(weights: NDArray[np.float64], p: float) -> None:
+    """Set `weights` `[V]` to 0 where a token is not locally typical: `transformers`' rule, with sums of float64.
+
+    Tokens that are as typical as the last one that is needed are kept too.
+    """
+    places = np.flatnonzero(weights)
+    shares = weights[places] / weights.sum()
+    entropy = -(shares * np.log(shares)).sum()
+    atypicality = np.abs(-np.log(shares) - entropy)
+    order = np.argsort(atypicality, kind="stable")
+    num_needed = min(int((np.cumsum(shares[order]) < p).sum()), len(order) - 1)
+    weights[places[atypicality > atypicality[order[num_needed]] + 1e-9]] = 0
 
 
 def chi_square(tokens: NDArray[np.integer], expected: NDArray[np.float64]) -> tuple[float, int]:

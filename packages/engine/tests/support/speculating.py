@@ -186,6 +186,7 @@ def _random_sampling(rng: random.Random, sampling: SamplingParams) -> SamplingPa
         top_k=rng.choice((0, 0, 2, 10)),
         top_p=rng.choice((1.0, 1.0, 0.9, 0.5)),
         min_p=rng.choice((0.0, 0.0, 0.1)),
+        typical_p=rng.choice((1.0, 1.0, 0.7)),
     )
 
 

@@ -10,6 +10,10 @@ from typing import Literal, NamedTuple, Protocol
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
+MAX_BAD_WORDS = 256
+"""Most sequences of a `bad_words`."""
+MAX_BAD_WORD_TOKENS = 32
+"""Most tokens of each."""
 MAX_LOGPROBS = 64
 """Most alternatives that are reported for a token."""
 
@@ -60,10 +64,10 @@ class Grammar:
 class SamplingParams:
     """How the tokens of one request are chosen, and when generation ends.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. With a `seed`, the tokens
-    are a function of (weights, prompt, parameters) only.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 switch those filters off. With a
+    `seed`, the tokens are a function of (weights, prompt, parameters) only.
 
-    Logits are changed in this order, then filters apply in the order temperature, top_k, top_p, min_p:
+    Logits are changed in this order, then filters apply in the order temperature, top_k, top_p, min_p, typical_p:
 
     - `repetition_penalty` r, of each token in prompt or output: a positive logit is divided by r, another multiplied.
       Source: Keskar et al., CTRL, 2019.
@@ -71,6 +75,8 @@ class SamplingParams:
       token that occurs. Source: OpenAI's API.
     - `logit_bias`, pairs of a token and a number, is added.
     - Until there are `min_tokens` output tokens, those that would end the request get no probability.
+    - A token that would complete one of the `bad_words` gets no probability. The tokens before it may lie in the
+      prompt, as in `transformers`.
 
     Raises:
         ValueError: a field is out of its range.
@@ -82,6 +88,9 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    """In (0, 1]. Of the tokens that the other filters leave, those are kept whose surprisal is nearest to the entropy,
+    until their share of the probability reaches `typical_p`. Source: Meister et al., Locally typical sampling, 2022."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -93,6 +102,8 @@ class SamplingParams:
     """In [-2, 2]."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """At most 1,024 distinct tokens, each with a number in [-100, 100], or minus infinity for none of its kind."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output must not complete: at most 256, each of 1 to 32 tokens."""
     min_tokens: int = 0
     """Output tokens before a stop token can be drawn; at most `max_tokens`."""
     logprobs: int | None = None
@@ -119,6 +130,8 @@ class SamplingParams:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+        if not 0.0 < self.typical_p <= 1.0:
+            raise ValueError(f"typical_p must be in (0, 1], got {self.typical_p}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit in 64 signed bits, got {self.seed}")
         if not 0.0 < self.repetition_penalty <= 100.0:
@@ -136,6 +149,7 @@ class SamplingParams:
                 raise ValueError(f"logit_bias must name token ids in [0, 2**31), got {token}")
             if not (-100.0 <= bias <= 100.0 or bias == -math.inf):
                 raise ValueError(f"logit_bias must have numbers in [-100, 100] or minus infinity, got {bias}")
+        self._check_bad_words()
         if not 0 <= self.min_tokens < 2**31 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
             limit = "2**31" if self.max_tokens is None else f"max_tokens ({self.max_tokens})"
             raise ValueError(f"min_tokens must be >= 0 and at most {limit}, got {self.min_tokens}")
@@ -150,8 +164,18 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Whether logits are changed before the filters."""
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-        changes = bool(self.logit_bias) or self.min_tokens > 0 or self.grammar is not None
-        return penalties != (1.0, 0.0, 0.0) or changes
+        changes = self.logit_bias or self.bad_words or self.min_tokens > 0 or self.grammar is not None
+        return penalties != (1.0, 0.0, 0.0) or bool(changes)
+
+    def _check_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_words must hold at most {MAX_BAD_WORDS} sequences, got {len(self.bad_words)}")
+        for word in self.bad_words:
+            if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+                raise ValueError(f"bad_words must hold sequences of 1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(word)}")
+            for token in word:
+                if not 0 <= token < 2**31:
+                    raise ValueError(f"bad_words must hold token ids in [0, 2**31), got {token}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

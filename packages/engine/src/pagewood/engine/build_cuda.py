@@ -445,7 +445,7 @@ def _largest_batch(config: EngineConfig, longest: int) -> Batch:
     pages_per_row = -(-count // config.page_size)
     rows = np.arange(num_rows, dtype=np.int32)
     empty = np.empty(0, np.int32)
-    every_filter = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1)
+    every_filter = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, typical_p=0.9)
     return Batch(
         page_rows=np.repeat(rows, pages_per_row),
         page_columns=np.tile(np.arange(pages_per_row, dtype=np.int32), num_rows),

@@ -51,6 +51,7 @@ def default_sampling(folder: str | Path) -> SamplingParams:
             top_k=fields.integer("top_k", 0, high=_LARGEST_TOP_K),
             top_p=fields.number("top_p", 1.0, low=0, high=1),
             min_p=fields.number("min_p", 0.0, low=0, high=1),
+            typical_p=fields.number("typical_p", 1.0, low=0, high=1),
             repetition_penalty=fields.number("repetition_penalty", 1.0, low=0.01, high=100),
         )
     except ValueError as error:

@@ -171,6 +171,7 @@ class Frontend:
     ) -> GroupResponse:
         sampling = openai_fields.sampling(fields, self.defaults, max_tokens=max_tokens, vocab_size=model.vocab_size)
         options = openai_fields.stream_options(fields)
+        stop_regex = openai_fields.stop_expressions(fields)
         group = self.live.submit(
             [
                 wire.Generate(
@@ -178,6 +179,8 @@ class Frontend:
                     prompt=prompt,
                     sampling=sampling,
                     stop=tuple(fields.stop),
+                    stop_regex=stop_regex,
+                    bad_words=tuple(fields.bad_words),
                     echo=echo,
                     priority=fields.priority or 0,
                     max_length=model.max_length,

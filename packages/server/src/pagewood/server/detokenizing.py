@@ -1,4 +1,5 @@
-"""The detokenizer stage: turns tokens into text for clients, and ends a request at its first stop string."""
+"""The detokenizer stage: turns tokens into text for clients, and ends a request at its first stop string or
+expression."""
 
 from __future__ import annotations
 
@@ -93,9 +94,10 @@ class TextStreams:
             self._streams[delta.request_id] = None if error is not None else stream
         if is_over:  # its client has already received the end
             return _answer_to(delta, text="", finish=delta.finish, ended=True) if ended else None
-        if error is not None and delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH):
+        ends_text = delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH)
+        if error is not None and ends_text:
             return _answer_to(delta, text="", finish=FinishReason.ERROR, ended=ended, refusal=error)
-        is_stopped = stream is not None and stream.stopped_by is not None
+        is_stopped = ends_text and stream is not None and stream.stopped_by is not None
         finish = FinishReason.STOP if is_stopped else delta.finish
         return _answer_to(delta, text=text, finish=finish, ended=ended, num_unused=num_unused)
 
@@ -105,7 +107,7 @@ class TextStreams:
         stream = self._streams.get(delta.request_id)
         if delta.first or stream is None:
             options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
-            stream = TextStream(self._tokenizer, stop=options.stop)
+            stream = TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
             prefix = options.prefix
         text, num_unused = _push(stream, delta)
         if delta.finish is not None:

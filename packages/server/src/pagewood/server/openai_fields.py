@@ -6,12 +6,18 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pagewood.engine.api import MAX_LOGIT_BIAS, SamplingParams
+from pagewood.engine.api import MAX_BAD_WORDS, MAX_LOGIT_BIAS, SamplingParams
 from pagewood.server.errors import ApiError
 from pagewood.server.validation import kind
 
 INT32_MAX = 2**31 - 1
 MAX_STOPS = 16
+MAX_STOP_EXPRESSIONS = 4
+"""They are compiled in the HTTP process and in the detokenizer, a few milliseconds each."""
+MAX_WORDS = MAX_BAD_WORDS // 2
+"""Most bad words: each is two sequences of tokens, without and with a space before it."""
+MAX_WORD_LENGTH = 256
+"""Longest bad word, in characters."""
 
 IGNORED = frozenset(
     {
@@ -33,8 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1),
     "use_beam_search": (None, False),
     "early_stopping": (None, False),
-    "typical_p": (None, 1),
-    "bad_words": (None, []),
     "allowed_token_ids": (None,),
     "logits_processors": (None, []),
     "custom_logit_processor": (None,),
@@ -58,7 +62,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (None, True),
     "include_stop_str_in_output": (None, False),
     "no_stop_trim": (None, False),
-    "stop_regex": (None, []),
     "truncate_prompt_tokens": (None,),
     "prompt_logprobs": (None, False),
     "return_tokens_as_token_ids": (None, False),
@@ -77,17 +80,34 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that this server does not support -> the values that ask for nothing, which are accepted."""
 
 
-def _stops(value: Any) -> list[str]:
+def _strings(value: Any, most: int, name: str) -> list[str]:
     if value is None or isinstance(value, str):
         value = [] if value is None else [value]
-    stops = cast("list[Any]", value)
-    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in stops):
+    strings = cast("list[Any]", value)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in strings):
         raise ValueError(f"expected a string or an array of strings, but got {kind(value)} instead")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"expected at most {MAX_STOPS} stop strings, but got {len(stops)}")
-    if not all(stops):
-        raise ValueError("a stop string must not be empty")
-    return stops
+    if len(strings) > most:
+        raise ValueError(f"expected at most {most} {name}s, but got {len(strings)}")
+    if not all(strings):
+        raise ValueError(f"a {name} must not be empty")
+    return strings
+
+
+def _stops(value: Any) -> list[str]:
+    return _strings(value, MAX_STOPS, "stop string")
+
+
+def _expressions(value: Any) -> list[str]:
+    return _strings(value, MAX_STOP_EXPRESSIONS, "stop expression")
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, str):
+        raise ValueError("expected an array of strings, but got a string instead")
+    words = _strings(value, MAX_WORDS, "bad word")
+    if any(len(word) > MAX_WORD_LENGTH for word in words):
+        raise ValueError(f"expected at most {MAX_WORD_LENGTH} characters in a bad word, but got {max(map(len, words))}")
+    return words
 
 
 def _biases(value: Any) -> list[tuple[int, float]]:
@@ -140,6 +160,9 @@ class GenerationFields(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    bad_words: Annotated[list[str], BeforeValidator(_words)] = []
+    stop_regex: Annotated[list[str], BeforeValidator(_expressions)] = []
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
@@ -162,6 +185,24 @@ def stream_options(fields: GenerationFields) -> StreamOptions:
             code="invalid_value",
         )
     return fields.stream_options
+
+
+def stop_expressions(fields: GenerationFields) -> tuple[str, ...]:
+    """Return the stop expressions.
+
+    Raises:
+        ApiError: a stream cannot be searched for them.
+    """
+    if not fields.stop_regex:
+        return ()
+    from pagewood.engine.text import StopExpressions  # imported when it is needed: it takes 0.1 s
+
+    try:
+        StopExpressions(fields.stop_regex, strings=fields.stop)
+    except ValueError as error:
+        message = f"Invalid value for 'stop_regex': {str(error).removeprefix('stop_regex ')}."
+        raise ApiError(message, param="stop_regex", code="invalid_value") from error
+    return tuple(fields.stop_regex)
 
 
 def sampling(
@@ -196,6 +237,7 @@ def sampling(
         top_k=defaults.top_k if fields.top_k is None else max(fields.top_k, 0),
         top_p=top_p or 1.0,
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
+        typical_p=defaults.typical_p if fields.typical_p is None else fields.typical_p,
         seed=fields.seed,
         repetition_penalty=(
             defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty

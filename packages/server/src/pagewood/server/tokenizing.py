@@ -15,7 +15,16 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import Abort, Command, Refusal, Refuse, SetPriority, Submit
+from pagewood.engine.api import (
+    MAX_BAD_WORD_TOKENS,
+    Abort,
+    Command,
+    Refusal,
+    Refuse,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
@@ -185,11 +194,18 @@ def _submit(tokenizer: Tokenizer, message: wire.Generate) -> Command:
         refusal = Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
         return Refuse(request_id=message.request_id, refusal=refusal)
     is_too_long = message.max_length is not None and len(tokens) > message.max_length  # the engine will refuse it
-    options = wire.TextOptions(stop=message.stop, prefix="" if is_too_long else _echo(tokenizer, message, tokens))
+    sampling = _with_bad_words(tokenizer, message)
+    if isinstance(sampling, Refusal):
+        return Refuse(request_id=message.request_id, refusal=sampling)
+    options = wire.TextOptions(
+        stop=message.stop,
+        stop_regex=message.stop_regex,
+        prefix="" if is_too_long else _echo(tokenizer, message, tokens),
+    )
     return Submit(
         request_id=message.request_id,
         tokens=tokens.astype("<i4", copy=False).tobytes(),
-        sampling=message.sampling,
+        sampling=sampling,
         priority=message.priority,
         carry=wire.encode(options),
     )
@@ -213,6 +229,28 @@ def _encode(
                 code="context_length_exceeded",
             )
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingParams | Refusal:
+    """Return the sampling parameters with the tokens of the bad words; or a refusal if a word has too many.
+
+    A word is encoded without and with a space before it, because that is another token in most vocabularies.
+    """
+    if not message.bad_words:
+        return message.sampling
+    found: dict[tuple[int, ...], None] = {}
+    for word in message.bad_words:
+        for text in (word.lstrip(" "), " " + word.lstrip(" ")):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
+            if len(tokens) > MAX_BAD_WORD_TOKENS:
+                return Refusal(
+                    message=f"bad_words must hold texts of at most {MAX_BAD_WORD_TOKENS} tokens, got {len(tokens)}",
+                    param="bad_words",
+                    code="invalid_value",
+                )
+            if tokens:
+                found[tokens] = None
+    return dataclasses.replace(message.sampling, bad_words=tuple(found))
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:

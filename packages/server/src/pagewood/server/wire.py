@@ -57,6 +57,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     prompt: Prompt
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts for `sampling.bad_words`, which has none yet: their tokens are known after the tokenizer."""
     echo: bool = False
     """Whether the answer begins with the text of the prompt."""
     priority: int = 0
@@ -84,6 +87,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a request for the detokenizer; they pass the engine in `Submit.carry`."""
 
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     prefix: str = ""
     """Text to show before the answer."""
 

@@ -1,4 +1,4 @@
-"""How the logits of some requests are changed before tokens are drawn: penalties, biases, tokens that must wait.
+"""How the logits of some requests are changed before tokens are drawn: penalties, biases, bad words and the like.
 
 A runner gets this once, when a request is admitted. It finds the tokens of the text in its own table, so a step carries
 nothing of it, and what is changed depends on the text and the position alone.
@@ -46,7 +46,7 @@ class Admitted(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustments:
-    """The changes for J admitted requests, with N biases; see `api.SamplingParams` for their meaning."""
+    """The changes for J admitted requests, with N biases and K bad words; `api.SamplingParams` says what they mean."""
 
     rows: Int32
     """[J], row of each request."""
@@ -62,6 +62,12 @@ class Adjustments:
     """[N] float32, what is added to its logit."""
     ends: Int32
     """[N], it is added for tokens that are drawn at positions below."""
+    num_words: Int32
+    """[J], how many of the K bad words each has, in order."""
+    word_sizes: Int32
+    """[K], tokens of each bad word."""
+    words: Int32
+    """[sum of word_sizes], the tokens of the bad words, in order."""
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Adjustments | None:
@@ -75,6 +81,7 @@ class Adjustments:
         ]
         biases = [_biases(one) for one in adjusted]
         flat = [bias for some in biases for bias in some]
+        words = [word for one in adjusted for word in one.sampling.bad_words]
         return cls(
             rows=np.array([one.row for one in adjusted], np.int32),
             penalties=np.array(penalties, np.float32),
@@ -83,6 +90,9 @@ class Adjustments:
             ids=np.array([token for token, _, _ in flat], np.int32),
             values=np.array([value for _, value, _ in flat], np.float32),
             ends=np.array([end for _, _, end in flat], np.int32),
+            num_words=np.array([len(one.sampling.bad_words) for one in adjusted], np.int32),
+            word_sizes=np.array([len(word) for word in words], np.int32),
+            words=np.array([token for word in words for token in word], np.int32),
         )
 
 

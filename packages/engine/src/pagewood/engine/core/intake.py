@@ -151,12 +151,16 @@ class Intake:
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
             bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
             return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
-        unknown = [token for token, _ in submit.sampling.logit_bias if token >= self._vocab_size]
-        if unknown:
-            return Refusal(
-                message=f"logit_bias must have token ids in [0, {self._vocab_size}), got {unknown[0]}",
-                param="logit_bias",
-            )
+        named = {
+            "logit_bias": [token for token, _ in submit.sampling.logit_bias],
+            "bad_words": [token for word in submit.sampling.bad_words for token in word],
+        }
+        for param, tokens in named.items():
+            unknown = [token for token in tokens if token >= self._vocab_size]
+            if unknown:
+                return Refusal(
+                    message=f"{param} must have token ids in [0, {self._vocab_size}), got {unknown[0]}", param=param
+                )
         if submit.sampling.grammar is not None and self._compiler is None:
             return Refusal(message="grammar must be None: this engine has no grammars", param="grammar")
         max_tokens = submit.sampling.max_tokens

@@ -27,6 +27,8 @@ class SamplingArrays:
     """[S] float32, 1 switches the filter off."""
     min_ps: Float32
     """[S] float32, 0 switches the filter off."""
+    typical_ps: Float32
+    """[S] float32, 1 switches the filter off."""
     seeds: NDArray[np.int64]
     """[S] int64; with the position of the drawn token, the only source of randomness of a request."""
 
@@ -43,6 +45,7 @@ class SamplingArrays:
             top_ks=np.array([one.top_k for one in params], np.int32),
             top_ps=np.array([one.top_p for one in params], np.float32),
             min_ps=np.array([one.min_p for one in params], np.float32),
+            typical_ps=np.array([one.typical_p for one in params], np.float32),
             seeds=np.array(seeds, np.int64),
         )
 

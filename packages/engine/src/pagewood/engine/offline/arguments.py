@@ -51,16 +51,19 @@ def stop_strings(stop: object) -> tuple[str, ...]:
         TypeError: a stop string is not a string.
         ValueError: a stop string is empty.
     """
-    if isinstance(stop, str):
-        stop = (stop,)
-    if not _is_sequence(stop):
-        raise TypeError(f"stop must be a string or a sequence of strings, got {_short(stop)}")
-    for index, one in enumerate(cast("Sequence[object]", stop)):
-        if not isinstance(one, str):
-            raise TypeError(f"stop[{index}] must be a string, got {_short(one)}")
-        if not one:
-            raise ValueError(f"stop must hold no empty string, got {_short(stop)}")
-    return tuple(cast("Sequence[str]", stop))
+    strings = _strings("stop", stop)
+    if not all(strings):
+        raise ValueError(f"stop must hold no empty string, got {_short(strings if isinstance(stop, str) else stop)}")
+    return strings
+
+
+def stop_expressions(stop_regex: object) -> tuple[str, ...]:
+    """Return the stop expressions, which `TextStream` checks: one string is one expression.
+
+    Raises:
+        TypeError: an expression is not a string.
+    """
+    return _strings("stop_regex", stop_regex)
 
 
 class Arguments:
@@ -184,6 +187,18 @@ class Arguments:
         elif not all(map(_is_int_type, set(map(type, ids)))):
             index = next(i for i, one in enumerate(ids) if not _is_int(one))
             raise TypeError(f"{name}[{index}] must be an int token id, got {_short(ids[index])}")
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    """Return the strings of an argument: one string, or a sequence."""
+    if isinstance(value, str):
+        return (value,)
+    if not _is_sequence(value):
+        raise TypeError(f"{name} must be a string or a sequence of strings, got {_short(value)}")
+    for index, one in enumerate(cast("Sequence[object]", value)):
+        if not isinstance(one, str):
+            raise TypeError(f"{name}[{index}] must be a string, got {_short(one)}")
+    return tuple(cast("Sequence[str]", value))
 
 
 def _check_message(name: str, message: object) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 
 from pagewood.engine.api import Abort, SamplingParams
 from pagewood.engine.core.loop import EngineInfo
-from pagewood.engine.offline.arguments import Conversation, Prompt, Prompts, engine_config, stop_strings
+from pagewood.engine.offline.arguments import (
+    Conversation,
+    Prompt,
+    Prompts,
+    engine_config,
+    stop_expressions,
+    stop_strings,
+)
 from pagewood.engine.offline.calls import Call, Completion
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.text import Tokenizer
@@ -87,6 +94,7 @@ class AsyncLLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
         """Complete prompts; arguments and result are those of `LLM.generate`.
@@ -100,7 +108,7 @@ class AsyncLLM:
         """
         # In another thread, because tokenizing a long text takes long.
         tokens = await asyncio.to_thread(self._engine.arguments.prompts, prompts)
-        return await self._complete(tokens, sampling, stop, priority)
+        return await self._complete(tokens, sampling, stop, stop_regex, priority)
 
     async def chat(
         self,
@@ -108,11 +116,12 @@ class AsyncLLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`."""
         tokens = await asyncio.to_thread(self._engine.arguments.conversations, conversations)
-        return await self._complete(tokens, sampling, stop, priority)
+        return await self._complete(tokens, sampling, stop, stop_regex, priority)
 
     def stream(
         self,
@@ -120,6 +129,7 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int = 0,
     ) -> AsyncStream:
         """Return an asynchronous iterator over the text of one completion, in pieces as they are computed.
@@ -128,7 +138,7 @@ class AsyncLLM:
         string ends the request when it is read. Raises what `generate` raises; if the engine refuses the prompt, the
         first read raises a ValueError.
         """
-        return self._stream(self._engine.arguments.prompt("prompt", prompt), sampling, stop, priority)
+        return self._stream(self._engine.arguments.prompt("prompt", prompt), sampling, stop, stop_regex, priority)
 
     def stream_chat(
         self,
@@ -136,23 +146,33 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int = 0,
     ) -> AsyncStream:
         """Return an asynchronous iterator over the text of the answer to a conversation; otherwise like `stream`."""
-        return self._stream(self._engine.arguments.conversation("messages", messages), sampling, stop, priority)
+        return self._stream(
+            self._engine.arguments.conversation("messages", messages), sampling, stop, stop_regex, priority
+        )
 
     def _call(
-        self, prompts: Sequence[bytes], sampling: object, stop: object, priority: object
+        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
     ) -> tuple[Call, asyncio.Event]:
         """Return a call, and the event that is set when there is something to read or the engine has ended."""
         arguments, news = self._engine.arguments, asyncio.Event()
         submits = arguments.submits(prompts, sampling, priority)
-        return Call(submits, tokenizer=arguments.tokenizer, stop=stop_strings(stop), notify=news.set), news
+        call = Call(
+            submits,
+            tokenizer=arguments.tokenizer,
+            stop=stop_strings(stop),
+            stop_regex=stop_expressions(stop_regex),
+            notify=news.set,
+        )
+        return call, news
 
     async def _complete(
-        self, prompts: Sequence[bytes], sampling: object, stop: object, priority: object
+        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
     ) -> list[Completion]:
-        call, news = self._call(prompts, sampling, stop, priority)
+        call, news = self._call(prompts, sampling, stop, stop_regex, priority)
         self._engine.submit(call)
         try:
             while call.num_open:
@@ -164,8 +184,10 @@ class AsyncLLM:
             self._engine.leave(call.request_ids)
         return call.completions()
 
-    def _stream(self, prompt: bytes, sampling: object, stop: object, priority: object) -> AsyncStream:
-        return AsyncStream(self._engine, *self._call([prompt], sampling, stop, priority))
+    def _stream(
+        self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object
+    ) -> AsyncStream:
+        return AsyncStream(self._engine, *self._call([prompt], sampling, stop, stop_regex, priority))
 
 
 class AsyncStream:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit
 from pagewood.engine.text import TextStream, Tokenizer
 
+ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
+"""How a request may have ended so far if a match at the end of its text counts."""
+
 
 class LLMClosedError(RuntimeError):
     """The LLM was closed before the call, or while it was waiting."""
@@ -28,8 +31,8 @@ class Completion:
     """The answer to one prompt.
 
     `tokens` are the tokens that the model generated, without the end-of-sequence or stop token that ended them, and
-    `text` is their text. After a stop string they differ: `text` ends before the stop string, `tokens` ends with the
-    token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
+    `text` is their text. After a stop string or expression they differ: `text` ends before the match, `tokens`
+    ends with the token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
 
     `num_drafted_tokens` counts the draft tokens that were verified for this prompt, `num_accepted_tokens` those of them
     that were accepted. Both are 0 if the engine does not speculate.
@@ -76,6 +79,7 @@ class Call:
         submits: the requests, in the order of the prompts.
         tokenizer: decodes the answers.
         stop: strings at which a text ends.
+        stop_regex: regular expressions at whose matches a text ends.
         notify: called after each Delta that arrives, and when the call can expect no more.
     """
 
@@ -87,13 +91,16 @@ class Call:
         *,
         tokenizer: Tokenizer,
         stop: Sequence[str],
+        stop_regex: Sequence[str] = (),
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         self.submits = submits
         self.notify = notify
         self.num_open = len(submits)
         """Requests whose answers are not complete."""  # written by: calls
-        self._answers = {submit.request_id: _Answer(TextStream(tokenizer, stop=stop)) for submit in submits}
+        self._answers = {
+            submit.request_id: _Answer(TextStream(tokenizer, stop=stop, stop_regex=stop_regex)) for submit in submits
+        }
         self._deltas: deque[Delta] = deque()  # written by: calls
 
     @property
@@ -201,7 +208,7 @@ class _Answer:
     def completion(self) -> Completion:
         """Return the complete answer."""
         assert self.last is not None
-        stopped = self._stream.stopped_by is not None
+        stopped = self._stream.stopped_by is not None and self.last.finish in ENDS_OF_TEXT
         return Completion(
             text="".join(self._texts),
             tokens=tuple(self._tokens),

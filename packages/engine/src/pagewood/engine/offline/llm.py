@@ -12,7 +12,15 @@ from tqdm import tqdm
 from pagewood.engine.api import Abort, SamplingParams
 from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
-from pagewood.engine.offline.arguments import Arguments, Conversation, Prompt, Prompts, engine_config, stop_strings
+from pagewood.engine.offline.arguments import (
+    Arguments,
+    Conversation,
+    Prompt,
+    Prompts,
+    engine_config,
+    stop_expressions,
+    stop_strings,
+)
 from pagewood.engine.offline.calls import Call, Completion
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.text import Tokenizer
@@ -76,6 +84,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
         """Complete prompts. A progress bar appears if it takes longer than two seconds.
@@ -84,6 +93,8 @@ class LLM:
             prompts: one prompt or several, each text or token ids.
             sampling: for all prompts, or one for each; None: what the model's folder recommends.
             stop: string or strings at which a text ends.
+            stop_regex: regular expression or expressions of RE2 at whose first match a text ends. A match must be
+                limited to 256 characters; as many as the longest match may have are held back in a stream.
             priority: for all prompts, or one for each; if not all can run at once, higher priorities go first.
 
         Returns:
@@ -98,7 +109,7 @@ class LLM:
             EngineFailedError: the engine has failed.
         """
         self._engine.check()
-        return self._complete(self._arguments.prompts(prompts), sampling, stop, priority)
+        return self._complete(self._arguments.prompts(prompts), sampling, stop, stop_regex, priority)
 
     def chat(
         self,
@@ -106,6 +117,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
     ) -> list[Completion]:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`.
@@ -114,10 +126,11 @@ class LLM:
             conversations: lists of `{"role": ..., "content": ...}`.
             sampling: see `generate`.
             stop: see `generate`.
+            stop_regex: see `generate`.
             priority: see `generate`.
         """
         self._engine.check()
-        return self._complete(self._arguments.conversations(conversations), sampling, stop, priority)
+        return self._complete(self._arguments.conversations(conversations), sampling, stop, stop_regex, priority)
 
     def stream(
         self,
@@ -125,6 +138,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int = 0,
     ) -> Stream:
         """Return an iterator over the text of one completion, in pieces as they are computed.
@@ -133,7 +147,7 @@ class LLM:
         raises; if the engine refuses the prompt, the first `next` raises a ValueError.
         """
         self._engine.check()
-        return self._stream(self._arguments.prompt("prompt", prompt), sampling, stop, priority)
+        return self._stream(self._arguments.prompt("prompt", prompt), sampling, stop, stop_regex, priority)
 
     def stream_chat(
         self,
@@ -141,11 +155,12 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
         priority: int = 0,
     ) -> Stream:
         """Return an iterator over the text of the answer to a conversation; otherwise like `stream`."""
         self._engine.check()
-        return self._stream(self._arguments.conversation("messages", messages), sampling, stop, priority)
+        return self._stream(self._arguments.conversation("messages", messages), sampling, stop, stop_regex, priority)
 
     def close(self) -> None:
         """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""
@@ -161,16 +176,26 @@ class LLM:
         """Close."""
         self.close()
 
-    def _complete(self, prompts: Sequence[bytes], sampling: object, stop: object, priority: object) -> list[Completion]:
-        submits = self._arguments.submits(prompts, sampling, priority)
-        call = Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop))
-        with tqdm(total=len(submits), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
+    def _complete(
+        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
+    ) -> list[Completion]:
+        call = self._call(prompts, sampling, stop, stop_regex, priority)
+        with tqdm(total=len(prompts), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
             self._engine.complete(call, bar.update)
         return call.completions()
 
-    def _stream(self, prompt: bytes, sampling: object, stop: object, priority: object) -> Stream:
-        submits = self._arguments.submits([prompt], sampling, priority)
-        return Stream(self._engine, Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop)))
+    def _stream(self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object) -> Stream:
+        return Stream(self._engine, self._call([prompt], sampling, stop, stop_regex, priority))
+
+    def _call(
+        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
+    ) -> Call:
+        return Call(
+            self._arguments.submits(prompts, sampling, priority),
+            tokenizer=self.tokenizer,
+            stop=stop_strings(stop),
+            stop_regex=stop_expressions(stop_regex),
+        )
 
 
 class Stream:

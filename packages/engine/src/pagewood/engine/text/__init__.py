@@ -1,4 +1,4 @@
-"""Text for an engine that knows only token ids: tokenizer, chat template, streamed decoding and stop strings.
+"""Text for an engine that knows only token ids: tokenizer, chat template, streamed decoding, and where a text stops.
 
 Nothing here imports torch or transformers, so a process that only handles text starts fast and stays small.
 """
@@ -6,6 +6,7 @@ Nothing here imports torch or transformers, so a process that only handles text 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.panics import TokenizerPanic
 from pagewood.engine.text.stop import StopStrings
+from pagewood.engine.text.stop_regex import StopExpressions
 from pagewood.engine.text.stream import TextStream
 from pagewood.engine.text.tokenizer import Tokenizer
 
@@ -13,6 +14,7 @@ __all__ = [
     "ChatMessage",
     "ChatTemplate",
     "ChatTemplateError",
+    "StopExpressions",
     "StopStrings",
     "TextStream",
     "Tokenizer",

@@ -5,32 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagewood.engine.text.stop import StopStrings
+from pagewood.engine.text.stop_regex import StopExpressions
 from pagewood.engine.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """The text of one growing sequence of tokens, up to its first stop string.
+    """The text of one growing sequence of tokens, up to the first match of a stop string or a stop expression.
 
     Invariant: the joined results of `push` and `finish` equal `tokenizer.decode` of all tokens, cut before the first
-    stop string. The cost of a token does not depend on the number of tokens before it.
+    match. The cost of a token does not depend on the number of tokens before it.
 
     Raises:
-        ValueError: a stop string is empty.
+        ValueError: a stop string is empty, or a stop expression cannot be found in a stream (see `StopExpressions`).
     """
 
     __slots__ = ("_decoder", "_stops")
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        stop_regex: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens)
-        self._stops = StopStrings(stop)
+        self._stops = StopExpressions(stop_regex, strings=stop) if stop_regex else StopStrings(stop)
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text, or None. Later tokens have no effect."""
+        """The stop string or the match of an expression that ended the text; or None. Later tokens are ignored."""
         return self._stops.matched
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Return the new text: complete characters that cannot belong to a stop string."""
+        """Return the new text: complete characters that cannot belong to a match."""
         return self._stops.push(self._decoder.push(tokens))
 
     def finish(self) -> str:

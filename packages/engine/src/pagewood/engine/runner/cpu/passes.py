@@ -342,7 +342,7 @@ class Pass:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
                 grants.promised, sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps,
-                sampling.seeds, ahead, all_wanted, grants.scored,
+                sampling.typical_ps, sampling.seeds, ahead, all_wanted, grants.scored,
             )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 return outcome

@@ -51,5 +51,6 @@ def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
     whole = choices.view(np.int32)
     choices[:, 0], choices[:, 2], choices[:, 3] = sampling.temperatures, sampling.top_ps, sampling.min_ps
     whole[:, 1], whole[:, 4] = sampling.top_ks, positions
-    whole[:, 5:] = np.ascontiguousarray(sampling.seeds).view(np.int32).reshape(-1, 2)
+    whole[:, 5:7] = np.ascontiguousarray(sampling.seeds).view(np.int32).reshape(-1, 2)
+    choices[:, 7] = sampling.typical_ps
     return choices

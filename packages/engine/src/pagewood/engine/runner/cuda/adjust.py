@@ -1,9 +1,10 @@
-"""Changes the logits of rows with penalties or biases on a CUDA device; the changes are those of the CPU runner.
+"""Changes the logits of rows with penalties, biases or bad words on a CUDA device, as the CPU runner does.
 
 The text of a row is read from the token table, up to the token that is drawn. Drafts lie in that table too while they
 are verified, so each verified position gets the changes of plain decoding.
 
-Legend: N rows of logits, V vocab_size, J of the N whose requests have changes, L tokens of a row, M biases of a row.
+Legend: N rows of logits, V vocab_size, J of the N whose requests have changes, L tokens of a row, M biases of a row,
+K bad words of a row, T tokens of the longest bad word.
 """
 
 # pyright: basic
@@ -19,6 +20,9 @@ from torch import Tensor
 from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
+
+_NONE = -1  # no token of a bad word
+_NOWHERE = -2  # no token of the text
 
 
 def forbid(logits: Tensor, rows: NDArray[np.int64], masks: Int32) -> Tensor:
@@ -40,10 +44,12 @@ def forbid(logits: Tensor, rows: NDArray[np.int64], masks: Int32) -> Tensor:
 class RowAdjustments:
     """What is changed for each row, on the device. A batch without such rows costs one look at an array of the host."""
 
-    __slots__ = ("_ends", "_ids", "_is_on", "_num_prompt", "_penalties", "_tokens_per_row", "_values")
+    __slots__ = (
+        "_ends", "_has_words", "_ids", "_is_on", "_num_prompt", "_penalties", "_tokens_per_row", "_values", "_words",
+    )  # fmt: skip
 
     def __init__(self, *, max_rows: int, tokens_per_row: int, device: torch.device) -> None:
-        """Allocate the tables, which grow with the longest list of biases."""
+        """Allocate the tables, which grow with the longest lists of biases and bad words."""
         self._tokens_per_row = tokens_per_row
         self._is_on = np.zeros(max_rows, np.bool_)  # contents written by: admit
         self._penalties = torch.ones(max_rows, 3, device=device)
@@ -52,6 +58,9 @@ class RowAdjustments:
         """[rows, M]"""
         self._values = torch.zeros(max_rows, 1, device=device)
         self._ends = torch.zeros(max_rows, 1, dtype=torch.int32, device=device)
+        self._has_words = np.zeros(max_rows, np.bool_)  # contents written by: _enter
+        self._words = torch.full((max_rows, 1, 1), _NONE, dtype=torch.int32, device=device)
+        """[rows, K, T], each bad word at the end of its last dimension."""
 
     def admit(self, batch: Batch) -> None:
         """Enter what the admitted requests have; call it before the step is queued."""
@@ -94,7 +103,28 @@ class RowAdjustments:
         ids, ends = self._ids.index_select(0, where), self._ends.index_select(0, where)
         values = torch.where(positions < ends, self._values.index_select(0, where), 0.0)
         chosen = chosen + empty.scatter_add(1, ids.clamp(max=vocab_size), values)[:, :-1]
+        if self._has_words[rows[which]].any():
+            chosen = self._without_bad_words(chosen, where, positions, tokens)
         return logits.index_copy(0, index, chosen.to(logits.dtype))
+
+    def _without_bad_words(self, chosen: Tensor, where: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Return `chosen` `[J, V]` with minus infinity for tokens that would complete a bad word.
+
+        Args:
+            chosen: logits.
+            where: `[J] int64`, row of each.
+            positions: `[J, 1] int64`, position of the drawn token.
+            tokens: `[rows * L] int32`, the token table.
+        """
+        words, vocab_size = self._words.index_select(0, where), chosen.shape[1]
+        before = positions - torch.arange(words.shape[2] - 1, 0, -1, device=chosen.device)  # [J, T - 1]
+        text = tokens.view(-1, self._tokens_per_row).index_select(0, where).gather(1, before.clamp(min=0))
+        text = torch.where(before >= 0, text, _NOWHERE)
+        first, last = words[:, :, :-1], words[:, :, -1].long()
+        is_met = ((first == text[:, None]) | (first == _NONE)).all(-1) & (last != _NONE)
+        forbidden = torch.where(is_met, last, vocab_size).clamp(max=vocab_size)
+        is_forbidden = chosen.new_zeros(len(where), vocab_size + 1).scatter(1, forbidden, 1.0)[:, :-1] > 0
+        return chosen.masked_fill(is_forbidden, -torch.inf)
 
     def _enter(self, new: Adjustments) -> None:
         self._is_on[new.rows] = True
@@ -111,9 +141,28 @@ class RowAdjustments:
             chosen = slice(first, first + num)
             ids[i, :num], values[i, :num], ends[i, :num] = new.ids[chosen], new.values[chosen], new.ends[chosen]
             first += num
+        self._has_words[new.rows] = new.num_words > 0
+        words = self._padded_words(new)
         rows = torch.from_numpy(new.rows.astype(np.int64)).to(self._ids.device)
         for table, entries in (
             (self._penalties, new.penalties), (self._num_prompt, new.num_prompt), (self._ids, ids),
-            (self._values, values), (self._ends, ends),
+            (self._values, values), (self._ends, ends), (self._words, words),
         ):  # fmt: skip
             table.index_copy_(0, rows, torch.from_numpy(entries).to(table.device))
+
+    def _padded_words(self, new: Adjustments) -> NDArray[np.int32]:
+        """Return the bad words in the form of the table, `[J, K, T]`, after it has grown if it must."""
+        needed = (max(new.num_words.tolist()), max(new.word_sizes.tolist(), default=0))
+        more = [
+            (1 << (size - 1).bit_length()) - had if size > had else 0
+            for size, had in zip(needed, self._words.shape[1:], strict=True)
+        ]
+        if any(more):
+            self._words = torch.nn.functional.pad(self._words, (more[1], 0, 0, more[0]), value=_NONE)
+        words = np.full((len(new.rows), *self._words.shape[1:]), _NONE, np.int32)
+        rest, sizes = new.words, iter(new.word_sizes.tolist())
+        for i, num in enumerate(new.num_words.tolist()):
+            for k in range(num):
+                size = next(sizes)
+                words[i, k, words.shape[2] - size :], rest = rest[:size], rest[size:]
+        return words

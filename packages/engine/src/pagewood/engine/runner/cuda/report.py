@@ -102,9 +102,8 @@ class RowReports:
         is_processed = self._is_processed[rows[which]]
         if is_processed.any():
             processed = torch.from_numpy(is_processed).to(raw.device, non_blocking=True)[:, None]
-            scores = torch.where(processed, changed.index_select(0, index).float(), scores)
             drawn_from = sampler.log_probabilities(filters, changed).index_select(0, index)
-            values = torch.where(processed, drawn_from, values)
+            scores, values = (torch.where(processed, drawn_from, one) for one in (scores, values))
         return self._queue(tokens.index_select(0, index), scores, values, which, num_top)
 
     def scored(self, scored: Int32, tokens: Tensor, logits: Tensor) -> PendingReport:

@@ -38,6 +38,7 @@ class Sampler:
     filters_top_k: bool
     filters_top_p: bool
     filters_min_p: bool
+    filters_typical_p: bool
     temperatures: Tensor
     """[S] float32, 0 is greedy."""
     top_ks: Tensor
@@ -46,6 +47,8 @@ class Sampler:
     """[S] float32, 1 is off."""
     min_ps: Tensor
     """[S] float32, 0 is off."""
+    typical_ps: Tensor
+    """[S] float32, 1 is off."""
     seeds: Tensor
     """[S] int64."""
     positions: Tensor
@@ -59,10 +62,12 @@ class Sampler:
             filters_top_k=bool((sampling.top_ks > 0).any()),
             filters_top_p=bool((sampling.top_ps < 1).any()),
             filters_min_p=bool((sampling.min_ps > 0).any()),
+            filters_typical_p=bool((sampling.typical_ps < 1).any()),
             temperatures=step.sampling["temperatures"].view(torch.float32),
             top_ks=step.sampling["top_ks"],
             top_ps=step.sampling["top_ps"].view(torch.float32),
             min_ps=step.sampling["min_ps"].view(torch.float32),
+            typical_ps=step.sampling["typical_ps"].view(torch.float32),
             seeds=step.sampling["seeds"].view(torch.int64),
             positions=step.drawn_positions,
         )
@@ -98,8 +103,10 @@ class Sampler:
         """Return numbers in proportion to the probabilities of rows that are not greedy, `[S, V] float32`."""
         scaled, temperatures = logits.float(), torch.where(self.temperatures > 0, self.temperatures, 1.0)
         if filters is None:
-            return self._kept((scaled / temperatures[:, None]).softmax(-1))
-        return self._probabilities(filters, scaled, temperatures)
+            weights = self._kept((scaled / temperatures[:, None]).softmax(-1))
+        else:
+            weights = self._probabilities(filters, scaled, temperatures)
+        return self._typical(weights) if self.filters_typical_p else weights
 
     def _kept(self, probs: Tensor) -> Tensor:
         """Return `probs` `[S, V] float32` with 0 where a filter drops a token, the same in every batch."""
@@ -138,6 +145,26 @@ class Sampler:
             limits = self.min_ps[:, None] * probs.amax(-1, keepdim=True)
             probs = torch.where(probs >= limits, probs, 0.0)
         return probs
+
+    def _typical(self, weights: Tensor) -> Tensor:
+        """Return `weights` `[S, V] float32` with 0 where a token is not locally typical, the same in every batch.
+
+        Tokens are kept in the order of how near their surprisal is to the entropy, until their mass reaches
+        `typical_ps`. Both are shifted by the logarithm of the row's sum, so weights need not be normalised.
+
+        Source: Meister, Pimentel, Wiher and Cotterell, Locally typical sampling, 2022.
+        """
+        masses = (weights.double() * _MASS).long()
+        surprisals = torch.where(masses > 0, -weights.double().log(), 0.0)
+        total = masses.sum(-1, keepdim=True).double()
+        mean = (masses * surprisals).long().sum(-1, keepdim=True).double() / total
+        distances = torch.where(masses > 0, (surprisals - mean).abs(), torch.inf)
+        ordered, places = distances.sort(-1)
+        taken = masses.gather(1, places)
+        is_needed = (taken.cumsum(-1) - taken).double() < total * self.typical_ps.double()[:, None]
+        radius = ordered.gather(1, is_needed.sum(-1, keepdim=True).clamp(min=1) - 1)
+        is_kept = ((distances <= radius) & (masses > 0)) | (self.typical_ps >= 1)[:, None]
+        return torch.where(is_kept, weights, 0.0)
 
 
 def _first_to_arrive(on_cuda: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

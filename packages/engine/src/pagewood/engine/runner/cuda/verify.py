@@ -199,10 +199,12 @@ def sampler_of(sampling: SamplingArrays, words: Mapping[str, Tensor], positions:
         filters_top_k=bool((sampling.top_ks > 0).any()),
         filters_top_p=bool((sampling.top_ps < 1).any()),
         filters_min_p=bool((sampling.min_ps > 0).any()),
+        filters_typical_p=bool((sampling.typical_ps < 1).any()),
         temperatures=words["temperatures"].view(torch.float32),
         top_ks=words["top_ks"],
         top_ps=words["top_ps"].view(torch.float32),
         min_ps=words["min_ps"].view(torch.float32),
+        typical_ps=words["typical_ps"].view(torch.float32),
         seeds=words["seeds"].view(torch.int64),
         positions=positions,
     )

@@ -1,4 +1,4 @@
-"""Changing the logits of rows that have penalties or biases, before a token is drawn from them.
+"""Changing the logits of rows that have penalties, biases or bad words, before a token is drawn from them.
 
 What is changed depends on the text before the drawn token only. It is read from the token table, and behind the known
 tokens from the drafts of the grant, so nothing is kept between steps, and a verified position gets the logits of a
@@ -59,7 +59,7 @@ def _add_biases(logits: Any, biases: Any, values: Any, position: Any) -> None:
 
 
 @exact
-def _forbid(logits: Any, mask: Any) -> None:
+def _apply_mask(logits: Any, mask: Any) -> None:
     """Give no probability to the tokens whose bits are not set."""
     for word in range(mask.shape[0]):
         bits, first = np.uint32(mask[word]), word * 32
@@ -69,6 +69,41 @@ def _forbid(logits: Any, mask: Any) -> None:
             if bits & np.uint32(1) == np.uint32(0):
                 logits[i] = -np.inf
             bits >>= np.uint32(1)
+
+
+@exact
+def _forbid(
+    logits: Any, words: Any, num_words: Any, known: Any, start: Any, drafts: Any, path: Any, is_tree: Any, depth: Any
+) -> None:
+    """Give no probability to the last token of each bad word whose other tokens end the text.
+
+    Args:
+        logits: `[V]`.
+        words: see `Adjustment.WORDS`.
+        num_words: of the row.
+        known: tokens of the row up to position `start`.
+        start: first position of the grant.
+        drafts: tokens of the grant, from that of `start` on.
+        path: see `Column.PATHS`, of the last token of the text, if the grant is a tree.
+        is_tree: whether it is.
+        depth: tokens of the text behind position `start`.
+    """
+    at = 0
+    for _ in range(num_words):
+        size = np.int64(words[at])
+        is_match = size - 1 <= start + depth + 1
+        i = 1  # tokens before the drawn one
+        while is_match and i < size:
+            level = depth + 1 - i
+            if level > 0:
+                is_match = drafts[path[1 + level] if is_tree else level] == words[at + size - i]
+            else:
+                is_match = known[start + level] == words[at + size - i]
+            i += 1
+        last = np.int64(words[at + size])
+        if is_match and last < logits.shape[0]:
+            logits[last] = -np.inf
+        at += size + 1
 
 
 @inlined
@@ -95,6 +130,8 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
     base = np.int64(offsets[g + 1]) - num_wanted  # first wanted token
     known = integers(scope[Column.TOKEN_TABLE] + 4 * row * scope[Column.TOKENS_PER_ROW], 0)
     tokens, is_tree = integers(scope[Column.TOKENS], 0), integers(scope[Column.TREES], 0)[g] != 0
+    of_grant = integers(scope[Column.TOKENS] + 4 * np.int64(offsets[g]), 0)
+    words, num_words = integers(entry[Adjustment.WORDS], 0), entry[Adjustment.NUM_WORDS]
     num_prompt, num_biases = entry[Adjustment.NUM_PROMPT], entry[Adjustment.NUM_BIASES]
     biases, values = integer_rows(entry[Adjustment.BIASES], num_biases, 3), vector(entry[Adjustment.BIASES], 0)
     path_size = scope[Column.PATH_SIZE]
@@ -121,6 +158,8 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
                 _count(tokens[offsets[g] + node], start + i >= num_prompt, keys, counts, size - 1)
             _penalise(logits, keys, counts, vector(entry[Adjustment.PENALTIES], 3))
         _add_biases(logits, biases, values, position)
+        if num_words > 0:
+            _forbid(logits, words, num_words, known, start, of_grant, path, is_tree, depth)
         if entry[Adjustment.MASKS] != 0:
-            num_words = (vocab_size + 31) // 32
-            _forbid(logits, integers(entry[Adjustment.MASKS] + 4 * j * num_words, num_words))
+            mask_words = (vocab_size + 31) // 32
+            _apply_mask(logits, integers(entry[Adjustment.MASKS] + 4 * j * mask_words, mask_words))

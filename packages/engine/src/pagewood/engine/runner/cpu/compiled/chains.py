@@ -207,11 +207,12 @@ def plan_head(
 
 
 @kernel(
-    "i8(i8[:,::1], i8[::1], i8[::1], i4[:,::1], i8, i8[::1], f4[::1], i4[::1], f4[::1], f4[::1], i8[::1], i4[::1], i8)"
+    "i8(i8[:,::1], i8[::1], i8[::1], i4[:,::1], i8, i8[::1], f4[::1], i4[::1], f4[::1], f4[::1], f4[::1], "
+    "i8[::1], i4[::1], i8)"
 )
 def lay_out_chains(
     scopes: Any, counts: Any, indices: Any, entries: Any, num_entries: Any, rotations: Any, temperatures: Any,
-    top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, begins: Any, lag: Any,
+    top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any, begins: Any, lag: Any,
 ) -> Any:  # fmt: skip
     """Lay out the passes that draft; return the largest `Outcome`, or at once that rotations are not enough.
 
@@ -230,6 +231,7 @@ def lay_out_chains(
         top_ks: `[S]`.
         top_ps: `[S]`.
         min_ps: `[S]`.
+        typical_ps: `[S]`.
         seeds: `[S]`.
         begins: `[rows]`, first position that each row attends to; or `[0]`.
         lag: 1 for a head, 0 for a draft model.
@@ -241,7 +243,7 @@ def lay_out_chains(
     )  # fmt: skip
     temperature_of, top_k_of = np.empty(num_entries, np.float32), np.empty(num_entries, np.int32)
     top_p_of, min_p_of = np.empty(num_entries, np.float32), np.empty(num_entries, np.float32)
-    seed_of = np.empty(num_entries, np.int64)
+    typical_p_of, seed_of = np.empty(num_entries, np.float32), np.empty(num_entries, np.int64)
     result = np.int64(Outcome.DONE)
     for d in range(indices.shape[0]):
         n = 0
@@ -253,7 +255,7 @@ def lay_out_chains(
             start_of[n] = entries[k, Entry.START] if d == 0 else lengths[row] - 1
             num_of[n] = entries[k, Entry.COUNT] if d == 0 else 1
             temperature_of[n], top_k_of[n], top_p_of[n] = temperatures[s], top_ks[s], top_ps[s]
-            min_p_of[n], seed_of[n] = min_ps[s], seeds[s]
+            min_p_of[n], typical_p_of[n], seed_of[n] = min_ps[s], typical_ps[s], seeds[s]
             n += 1
         if n == 0:
             break
@@ -262,7 +264,8 @@ def lay_out_chains(
         outcome = np.int64(
             lay_out_scope(
                 scope, counts[at : at + NUM_KINDS], rotations, row_of[:n], start_of[:n], num_of[:n], every[:n],
-                ones[:n], temperature_of[:n], top_k_of[:n], top_p_of[:n], min_p_of[:n], seed_of[:n], d - shift, 0,
+                ones[:n], temperature_of[:n], top_k_of[:n], top_p_of[:n], min_p_of[:n], typical_p_of[:n], seed_of[:n],
+                d - shift, 0,
             )
         )  # fmt: skip
         if outcome == Outcome.TOO_FAR:
@@ -296,7 +299,7 @@ def lay_out_pairs(
     outcome = np.int64(
         lay_out_scope(  # greedy: nothing is drawn after it
             scope, counts[at : at + NUM_KINDS], rotations, rows, firsts[:num_grants], nums, every, ones, zeros,
-            integer_zeros, zeros, zeros, np.zeros(num_grants, np.int64), 0, 0,
+            integer_zeros, zeros, zeros, zeros, np.zeros(num_grants, np.int64), 0, 0,
         )
     )  # fmt: skip
     if outcome == Outcome.DONE:

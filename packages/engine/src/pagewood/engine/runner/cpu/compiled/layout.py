@@ -108,6 +108,9 @@ class Adjustment(IntEnum):
     """1 if reports are of the distribution that tokens are drawn from, 0 if of the model's."""
     MASKS = 7
     """Address of `[wanted tokens of the grant, words of a mask] int32`, see `StepHandle.constrain`; 0: none."""
+    WORDS = 8
+    """Address of the bad words, int32: of each its size, then its tokens."""
+    NUM_WORDS = 9
 
 
 NUM_ADJUSTMENT_COLUMNS = len(Adjustment)
@@ -151,7 +154,7 @@ def cut(counts: Any, num_kv_heads: Any, tile: Any, items: Any) -> Any:
 @inlined
 def lay_out_scope(
     scope: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any,
-    temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, ahead: Any, all_wanted: Any,
+    temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any, ahead: Any, all_wanted: Any,
 ) -> Any:  # fmt: skip
     """Fill the tables and the inputs of a scope; return an `Outcome`.
 
@@ -172,6 +175,7 @@ def lay_out_scope(
         top_ks: `[S]`.
         top_ps: `[S]`.
         min_ps: `[S]`.
+        typical_ps: `[S]`.
         seeds: `[S]`.
         ahead: how many positions after the last known token a draft model computes; 0 for known tokens.
         all_wanted: 1 if all tokens of sampled grants are wanted, and none is accepted.
@@ -232,7 +236,7 @@ def lay_out_scope(
             choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w
             fill_choice(
                 vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), temperatures[s],
-                top_ks[s], top_ps[s], min_ps[s], seeds[s], start_of[g] + i + 1,
+                top_ks[s], top_ps[s], min_ps[s], typical_ps[s], seeds[s], start_of[g] + i + 1,
             )  # fmt: skip
             w += 1
     firsts[num_sampled] = w
@@ -274,7 +278,15 @@ def _add_scored(scope: Any, counts: Any, scored: Any, outcome: Any) -> Any:
             reported[w, 0], reported[w, 1] = known[starts[g] + i + 1], scored[q, 2]
             choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * (first + w)
             fill_choice(  # greedy: what is drawn is not used
-                vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), 0.0, 0, 1.0, 0.0, 0, 0
+                vector(choice_at, NUM_CHOICE_COLUMNS),
+                integers(choice_at, NUM_CHOICE_COLUMNS),
+                0.0,
+                0,
+                1.0,
+                0.0,
+                1.0,
+                0,
+                0,
             )
             w += 1
     scope[Column.NUM_REPORTED] += num
@@ -283,12 +295,12 @@ def _add_scored(scope: Any, counts: Any, scored: Any, outcome: Any) -> Any:
 
 @kernel(
     "i8(i8[:,::1], i8, i8[::1], i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], "
-    "f4[::1], i8[::1], i8, i8, i4[:,::1])"
+    "f4[::1], f4[::1], i8[::1], i8, i8, i4[:,::1])"
 )
 def lay_out(
     scopes: Any, index: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any,
-    promised: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, seeds: Any, ahead: Any,
-    all_wanted: Any, scored: Any,
+    promised: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any,
+    ahead: Any, all_wanted: Any, scored: Any,
 ) -> Any:  # fmt: skip
     """Call `lay_out_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`.
 
@@ -297,7 +309,7 @@ def lay_out(
     own = counts[index * NUM_KINDS : (index + 1) * NUM_KINDS]
     outcome = lay_out_scope(
         scopes[index], own, rotations, rows, starts, nums, sampled, promised, temperatures, top_ks, top_ps, min_ps,
-        seeds, ahead, all_wanted,
+        typical_ps, seeds, ahead, all_wanted,
     )  # fmt: skip
     return _add_scored(scopes[index], own, scored, outcome) if scored.shape[0] > 0 else outcome
 

@@ -111,20 +111,23 @@ def _bits_of(builder: Any, flags: list[Any]) -> Any:
 
 
 @exact
-def first_to_arrive(logits: Any, best: Any, temperature: Any, limit: Any, key: Any) -> Any:
+def first_to_arrive(logits: Any, best: Any, temperature: Any, nearest: Any, limit: Any, key: Any) -> Any:
     """Return the token that wins the race, the first of equal ones.
 
     Args:
         logits: `[V] float32`, no NaN.
         best: the token with the largest logit.
         temperature: > 0, float32.
-        limit: how far below the largest logit a logit may be, both divided by the temperature; float32.
+        nearest: how far below the largest logit a logit must be, both divided by the temperature; float32.
+        limit: how far it may be; float32. A logit is in between.
         key: of the row's noise, uint64.
     """
     top, largest = logits[best], logits[best] / temperature
     winner, earliest = np.int64(best), math.log(exponential(key, best))
     if not abs(largest) < np.inf:
         return winner
+    if nearest > _F(0.0):
+        earliest = np.inf
     low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
     margin = _MARGIN + abs(largest) * 2.0**-21
     inverse = _F(1.0) / temperature
@@ -138,7 +141,7 @@ def first_to_arrive(logits: Any, best: Any, temperature: Any, limit: Any, key: A
         while may_win != np.uint64(0) and i < size:
             if may_win & np.uint64(1) != np.uint64(0):
                 distance = largest - logits[i] / temperature
-                if distance <= limit:
+                if nearest <= distance <= limit:
                     time = math.log(exponential(key, i)) + distance
                     if time < earliest or (time == earliest and i < winner):
                         winner, earliest = i, time

@@ -23,7 +23,7 @@ from pagewood.engine.runner.cpu.compiled.kernel import exact
 from pagewood.engine.runner.cpu.compiled.noise import exponential, row_key, seed_in, uniform
 from pagewood.engine.runner.cpu.compiled.numeric import exp
 from pagewood.engine.runner.cpu.compiled.race import first_to_arrive
-from pagewood.engine.runner.cpu.compiled.sampling import best_of, limit_of, seed_of
+from pagewood.engine.runner.cpu.compiled.sampling import best_of, kept_range, seed_of
 from pagewood.engine.runner.splitmix import Domain
 
 _F = np.float32
@@ -31,12 +31,12 @@ _ACCEPT = int(Domain.ACCEPT)
 
 
 @exact
-def _weigh(logits: Any, best: Any, temperature: Any, limit: Any, weights: Any) -> Any:
+def _weigh(logits: Any, best: Any, temperature: Any, nearest: Any, limit: Any, weights: Any) -> Any:
     """Fill `weights` `[V] float32` with the probabilities that the filters leave, up to a factor; return their sum."""
     largest, total = logits[best] / temperature, 0.0
     for i in range(logits.shape[0]):
         distance = largest - logits[i] / temperature
-        weights[i] = exp(-distance) if distance <= limit else _F(0.0)
+        weights[i] = exp(-distance) if nearest <= distance <= limit else _F(0.0)
         total += weights[i]
     return total
 
@@ -79,7 +79,7 @@ def verify(target: Any, draft: Any, drafts: Any, choice: Any, exact_choice: Any,
         tokens: `[D + 1] int32`, written.
         scratch: `[2, V] float32`, overwritten unless the temperature is 0.
     """
-    temperature, top_p, min_p = choice[0], choice[2], choice[3]
+    temperature, top_p, min_p, typical_p = choice[0], choice[2], choice[3], choice[7]
     top_k, start, seed = exact_choice[1], np.int64(exact_choice[4]), seed_of(exact_choice)
     for d in range(target.shape[0]):
         best = best_of(target[d])
@@ -91,15 +91,15 @@ def verify(target: Any, draft: Any, drafts: Any, choice: Any, exact_choice: Any,
             if drafted != best:
                 return d + 1
             continue
-        limit = limit_of(target[d], best, temperature, top_k, top_p, min_p)
+        nearest, limit = kept_range(target[d], best, temperature, top_k, top_p, min_p, typical_p)
         key = row_key(seed, start + d)
         best_draft = best_of(draft[d]) if 0 <= drafted < target.shape[1] else np.int64(-1)
         token = np.int64(-1)
         if best_draft >= 0:
             p, q = scratch[0], scratch[1]
-            p_total = _weigh(target[d], best, temperature, limit, p)
-            draft_limit = limit_of(draft[d], best_draft, temperature, top_k, top_p, min_p)
-            q_total = _weigh(draft[d], best_draft, temperature, draft_limit, q)
+            p_total = _weigh(target[d], best, temperature, nearest, limit, p)
+            q_nearest, q_limit = kept_range(draft[d], best_draft, temperature, top_k, top_p, min_p, typical_p)
+            q_total = _weigh(draft[d], best_draft, temperature, q_nearest, q_limit, q)
             if q[drafted] > _F(0.0):
                 number = uniform(seed_in(seed, _ACCEPT), start + d)
                 if number * (q[drafted] / q_total) < p[drafted] / p_total:
@@ -107,7 +107,7 @@ def verify(target: Any, draft: Any, drafts: Any, choice: Any, exact_choice: Any,
                     continue
                 token = _draw_residual(p, p_total, q, q_total, key)
         if token < 0:  # no draft; or p = q, and the draft was rejected by rounding alone
-            token = first_to_arrive(target[d], best, temperature, limit, key)
+            token = first_to_arrive(target[d], best, temperature, nearest, limit, key)
         tokens[d] = token
         return d + 1
     return target.shape[0]

@@ -18,7 +18,7 @@ from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
 from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers, long_rows, vector
 from pagewood.engine.runner.cpu.compiled.numeric import exp
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, best_of, limit_of
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, best_of, kept_range
 
 _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
@@ -36,8 +36,8 @@ def _distance(largest: Any, x: Any, temperature: Any) -> Any:
 
 
 @exact
-def _log_mass(logits: Any, largest: Any, temperature: Any, limit: Any) -> Any:
-    """Return the logarithm of the sum of e to the power of minus the distances up to `limit`.
+def _log_mass(logits: Any, largest: Any, temperature: Any, nearest: Any, limit: Any) -> Any:
+    """Return the logarithm of the sum of e to the power of minus the distances in [nearest, limit].
 
     There are many sums side by side, so that numbers are added as vectors.
     """
@@ -47,7 +47,7 @@ def _log_mass(logits: Any, largest: Any, temperature: Any, limit: Any) -> Any:
     for start in range(_U(0), size, _U(_NUM_SUMS)):
         for j in range(_U(min(size - start, _U(_NUM_SUMS)))):
             distance = _distance(largest, logits[start + j], temperature)
-            sums[j] += exp(-distance) if distance <= limit else _F(0.0)
+            sums[j] += exp(-distance) if nearest <= distance <= limit else _F(0.0)
         n += 1
         if n == _PER_SUM:
             for j in range(_NUM_SUMS):
@@ -60,20 +60,24 @@ def _log_mass(logits: Any, largest: Any, temperature: Any, limit: Any) -> Any:
 
 
 @exact
-def _rank(logits: Any, token: Any) -> Any:
-    """Return one more than the number of larger logits."""
-    x, n = logits[token], 1
-    for i in range(logits.shape[0]):
-        n += logits[i] > x
-    return n
+def _key(logits: Any, i: Any, best: Any, temperature: Any, nearest: Any, limit: Any) -> Any:
+    """Return a number by which tokens are ordered as by their probability: minus infinity if they have none."""
+    if temperature == _F(0.0):
+        return logits[i] if i == best else -_F(np.inf)
+    distance = _distance(logits[best], logits[i], temperature)
+    return logits[i] if nearest <= distance <= limit else -_F(np.inf)
 
 
 @exact
-def _find_top(logits: Any, num: Any, ids: Any, values: Any) -> None:
-    """Write the `num` largest logits and their tokens, largest first, of equal ones the smaller token first."""
+def _find_top(
+    logits: Any, best: Any, temperature: Any, nearest: Any, limit: Any, num: Any, ids: Any, values: Any
+) -> None:
+    """Write the `num` most probable tokens and their keys, best first, of equal ones the smaller token first."""
     n = 0
     for i in range(logits.shape[0]):
-        x = logits[i]
+        if n == num and not logits[i] > values[n - 1]:
+            continue
+        x = _key(logits, i, best, temperature, nearest, limit)
         if n == num and not x > values[n - 1]:
             continue
         place = n if n < num else n - 1
@@ -85,8 +89,8 @@ def _find_top(logits: Any, num: Any, ids: Any, values: Any) -> None:
 
 
 @exact
-def _describe(logits: Any, token: Any, num_top: Any, best: Any, temperature: Any, limit: Any, out: Any,
-              whole: Any) -> None:  # fmt: skip
+def _describe(logits: Any, token: Any, num_top: Any, best: Any, temperature: Any, nearest: Any, limit: Any,
+              out: Any, whole: Any) -> None:  # fmt: skip
     """Write a report.
 
     Args:
@@ -95,25 +99,28 @@ def _describe(logits: Any, token: Any, num_top: Any, best: Any, temperature: Any
         num_top: K.
         best: the token with the largest logit.
         temperature: 0: the largest logit has all of the probability.
-        limit: how far below the largest logit, after temperature, a token has a probability.
+        nearest: how far below the largest logit, after temperature, a token must lie to have a probability.
+        limit: how far it may lie.
         out: `[NUM_REPORT_COLUMNS] float32`, written.
         whole: the same memory as int32.
     """
     largest = logits[best]
     is_greedy = temperature == _F(0.0)
-    log_mass = _F(0.0) if is_greedy else _log_mass(logits, largest, temperature, limit)
+    log_mass = _F(0.0) if is_greedy else _log_mass(logits, largest, temperature, nearest, limit)
     num = min(num_top, logits.shape[0])
-    whole[1], whole[2] = _rank(logits, token), num
+    own, rank = _key(logits, token, best, temperature, nearest, limit), 1
+    for i in range(logits.shape[0]):
+        if logits[i] > own:
+            rank += _key(logits, i, best, temperature, nearest, limit) > own
+    whole[1], whole[2] = rank, num
     ids, values = whole[3 : 3 + MAX_LOGPROBS], out[3 + MAX_LOGPROBS :]
     if num > 0:
-        _find_top(logits, num, ids, values)
+        _find_top(logits, best, temperature, nearest, limit, num, ids, values)
     for k in range(num + 1):
-        x = logits[token] if k == num else values[k]
-        if is_greedy:
-            value = _F(0.0) if (token if k == num else ids[k]) == best else -_F(np.inf)
-        else:
-            distance = _distance(largest, x, temperature)
-            value = -distance - log_mass if distance <= limit else -_F(np.inf)
+        x = own if k == num else values[k]
+        value = x  # minus infinity stays what it is
+        if x > -_F(np.inf):
+            value = _F(0.0) if is_greedy else -_distance(largest, x, temperature) - log_mass
         if k == num:
             out[0] = value
         else:
@@ -143,7 +150,7 @@ def report(
     logits = vector(logits_at + 4 * w * vocab_size, vocab_size)
     at = out_at + 4 * w * NUM_REPORT_COLUMNS
     out, whole = vector(at, NUM_REPORT_COLUMNS), integers(at, NUM_REPORT_COLUMNS)
-    temperature, limit = _F(1.0), _F(np.inf)
+    temperature, nearest, limit = _F(1.0), _F(0.0), _F(np.inf)
     if w >= firsts[num_sampled]:
         scored = integer_rows(scope[Column.SCORED], 0, 2)[w - firsts[num_sampled]]
         token, num_top = np.int64(scored[0]), np.int64(scored[1])
@@ -173,8 +180,8 @@ def report(
             choice, top_k = vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS)[1]
             temperature = choice[0]
             if temperature > _F(0.0):
-                limit = limit_of(logits, best, temperature, top_k, choice[2], choice[3])
+                nearest, limit = kept_range(logits, best, temperature, top_k, choice[2], choice[3], choice[7])
     if best < 0 or not 0 <= token < vocab_size:
         out[0], whole[1], whole[2] = _F(np.nan), 0, 0
         return
-    _describe(logits, token, num_top, best, temperature, limit, out, whole)
+    _describe(logits, token, num_top, best, temperature, nearest, limit, out, whole)

@@ -35,7 +35,7 @@ from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers, longs, vector
 from pagewood.engine.runner.cpu.compiled.noise import exponential, row_key
 from pagewood.engine.runner.cpu.compiled.race import first_to_arrive
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, best_of, limit_of, seed_of
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, best_of, kept_range, seed_of
 
 NUM_NODE_COLUMNS = 4
 _TOKEN, _PARENT, _SCORE, _PLACE = range(NUM_NODE_COLUMNS)
@@ -71,11 +71,11 @@ def expand(logits: Any, choice: Any, exact_choice: Any, tokens: Any, scores: Any
     best, temperature = best_of(logits), np.float64(choice[0])
     if best < 0:
         return
-    first, limit, key = np.int64(best), _F(np.inf), np.uint64(0)
+    first, nearest, limit, key = np.int64(best), _F(0.0), _F(np.inf), np.uint64(0)
     if temperature > 0.0:
         key = row_key(seed_of(exact_choice), exact_choice[_POSITION])
-        limit = limit_of(logits, best, choice[0], exact_choice[1], choice[2], choice[3])
-        first = first_to_arrive(logits, best, choice[0], limit, key)
+        nearest, limit = kept_range(logits, best, choice[0], exact_choice[1], choice[2], choice[3], choice[7])
+        first = first_to_arrive(logits, best, choice[0], nearest, limit, key)
     tokens[0], scores[0] = first, _F(0.0)
     if not abs(logits[best]) < np.inf:
         return
@@ -84,7 +84,7 @@ def expand(logits: Any, choice: Any, exact_choice: Any, tokens: Any, scores: Any
     for i in range(logits.shape[0]):
         if logits[i] < lowest or i == first:
             continue
-        if temperature > 0.0 and logits[best] / choice[0] - logits[i] / choice[0] > limit:
+        if temperature > 0.0 and not nearest <= logits[best] / choice[0] - logits[i] / choice[0] <= limit:
             continue
         score = _F(_number(logits, best, i, temperature, key) - lead)
         total += math.exp(score)
