@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pagewood.engine.api import Delta, FinishReason, Submit
+from pagewood.engine.api import Delta, FinishReason, Submit, TokenLogprob
 from pagewood.engine.folder import model_folder
-from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.text import Tokenizer
 
 
@@ -48,3 +48,29 @@ def test_a_stop_string_inside_a_run_of_tokens_ends_the_answer(tokenizer: Tokeniz
         assert completion.tokens == ids[:end]
         assert completion.finish is FinishReason.STOP
         assert completion.num_accepted_tokens == 8
+
+
+def test_log_probabilities_are_those_of_the_tokens_up_to_the_stop_string(tokenizer: Tokenizer) -> None:
+    ids = tuple(tokenizer.encode("one two three", add_special_tokens=False).tolist())
+    entries = tuple(TokenLogprob(token, -float(i), i + 1) for i, token in enumerate(ids))
+    prompt = (TokenLogprob(5, -0.5, 1),)
+    for cut in range(len(ids) + 1):
+        first = Delta("a", ids[:cut], first=True, logprobs=entries[:cut], prompt_logprobs=prompt)
+        last = Delta("a", ids[cut:], FinishReason.LENGTH, logprobs=entries[cut:])
+        whole = complete(tokenizer, first, last)
+        assert (whole.logprobs, whole.prompt_logprobs) == (entries, prompt)
+        stopped = complete(tokenizer, first, last, stop="two")
+        assert 0 < len(stopped.tokens) < len(ids)
+        assert stopped.logprobs == entries[: len(stopped.tokens)]
+    assert complete(tokenizer, Delta("a", ids, FinishReason.LENGTH, first=True)).logprobs == ()
+
+
+def test_answers_to_a_prompt_have_its_log_probabilities(tokenizer: Tokenizer) -> None:
+    call = Call([Submit(request_id=name, tokens=b"") for name in "abcd"], tokenizer=tokenizer, stop=())
+    for i, name in enumerate("abcd"):
+        prompt = (TokenLogprob(i, -0.5, 1),) if i % 2 == 0 else ()
+        call.receive(Delta(name, (i,), FinishReason.LENGTH, first=True, prompt_logprobs=prompt))
+    call.read()
+    groups = by_prompt(call.completions(), 2)
+    assert [[one.tokens for one in group] for group in groups] == [[(0,), (1,)], [(2,), (3,)]]
+    assert [[one.prompt_logprobs[0].token for one in group] for group in groups] == [[0, 0], [2, 2]]

@@ -349,6 +349,22 @@ FAULTS_OF_TREES: dict[str, list[Edit]] = {
     "nodes not moved": [(EchoRunner, "_verify_tree", "self._kv[slots[: len(best)]] = kv[best]", "pass")],
 }
 
+FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
+    "compiled while it waits": [(intake.Intake, "poll", "self._state.compiling.remove(request)", "pass")],
+    "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
+    "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
+    "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
+    "foreseen token forgotten": [(Engine, "_finish", "- grant.request.num_foreseen", "")],
+    "forced tokens taken for computed": [
+        (retire, "_follow", "matcher.advance(forced)", "matcher.advance(forced); request.num_computed += len(forced)")
+    ],
+    "forced tokens without their log probabilities": [(retire, "_follow", "request.sampling.logprobs is None and", "")],
+    "not ended with its grammar": [(retire, "_follow", "reason is None and matcher.is_finished", "False")],
+    "failure of a matcher not seen": [(Engine, "_constrain", "reason is not None", "False")],
+    "draws not constrained": [(loop, "fill_masks", "matcher.fill(mask)", "mask.fill(-1)")],
+    "given as drafts": [(speculation.Speculation, "extend", "and grant.request.matcher is None", "")],
+}
+
 FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
     "cached tokens not reported": [(Request, "reusable_tokens", "if self.num_unscored:", "if False:")],
     "computed again, reported again": [(retire, "_score", "max(0, num_known - start)", "0")],
@@ -509,6 +525,17 @@ def test_a_fault_of_trees_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) 
         rng = random.Random(seed)
         try:
             run_scenario(with_trees(random_scenario(rng, overlap=seed % 3 > 0), rng))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_GRAMMARS)
+def test_a_fault_of_grammars_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_GRAMMARS[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(scenario_with_grammars(random.Random(seed), overlap=seed % 3 > 0))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

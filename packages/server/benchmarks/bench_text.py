@@ -10,7 +10,7 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.text import TextStream, Tokenizer
 from pagewood.server import wire
 from pagewood.server.testing import write_echo_folder
-from pagewood.server.tokenizing import command
+from pagewood.server.tokenizing import commands
 
 
 @pytest.fixture(scope="module")
@@ -34,4 +34,4 @@ def test_tokenize_chat(benchmark: Any, tokenizer: Tokenizer) -> None:
     generate = wire.Generate(
         request_id="a", prompt=wire.ChatPrompt(messages=messages), sampling=SamplingParams(max_tokens=1)
     )
-    benchmark(command, tokenizer, generate)
+    benchmark(commands, tokenizer, generate)

@@ -44,7 +44,7 @@ def test_decode(benchmark: Any, decoder: Any, message: Any) -> None:
 @pytest.mark.parametrize("format", [ChatFormat, CompletionFormat])
 def test_chunk(benchmark: Any, format: Any) -> None:
     looks: Format = format(id="chatcmpl-" + "0" * 32, created=1, model="pagewood-demo")
-    benchmark(looks.text, 0, " word", msgspec.UNSET)
+    benchmark(looks.text, 0, " word", None, msgspec.UNSET)
 
 
 def test_parse_chat(benchmark: Any) -> None:

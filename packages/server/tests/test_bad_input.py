@@ -96,9 +96,19 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
     ({"typical_p": 0}, "typical_p", "invalid_value", "> 0"),
     ({"stop_token_ids": [300]}, "stop_token_ids", "invalid_value", "[0, 258), but got 300"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value", ">= 0"),
-    ({"n": 2}, "n", "unsupported_parameter", "'n' is not supported"),
-    ({"n": True}, "n", "unsupported_parameter", "'n' is not supported"),
-    ({"logprobs": True}, "logprobs", "unsupported_parameter", "not supported"),
+    ({"n": 0}, "n", "invalid_value", ">= 1"),
+    ({"n": 129}, "n", "invalid_value", "<= 128"),
+    ({"n": 65}, "n", "invalid_value", "at most 64 answers, which is the number of requests that this server holds"),
+    ({"n": True}, "n", "invalid_type", "expected an integer, but got a boolean"),
+    ({"best_of": 2}, "best_of", "unsupported_parameter", "'best_of' is not supported"),
+    ({"logprobs": 1}, "logprobs", "invalid_type", "expected a boolean, but got an integer"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "<= 20"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "invalid_value", ">= 0"),
+    ({"top_logprobs": 1}, "top_logprobs", "invalid_value", "only allowed when 'logprobs' is enabled"),
+    ({"logprobs": False, "top_logprobs": 1}, "top_logprobs", "invalid_value", "only allowed when 'logprobs'"),
+    ({"logprobs_kind": "cooked"}, "logprobs_kind", "invalid_value", "'raw' or 'processed'"),
+    ({"prompt_logprobs": 65}, "prompt_logprobs", "invalid_value", "<= 64"),
+    ({"prompt_logprobs": True}, "prompt_logprobs", "invalid_type", "expected an integer, but got a boolean"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "not supported"),
     ({"logit_bias": {"300": 1}}, "logit_bias", "invalid_value", "[0, 258), but got 300"),
@@ -155,9 +165,34 @@ async def test_wrong_completions(server: MemoryServer) -> None:
         assert words in error["message"], error
     response = await server.post(COMPLETIONS, {})
     assert check_envelope(response.json())["message"] == "Missing required parameter: 'prompt'."
-    for name, value in {"suffix": "x", "best_of": 2, "logprobs": 0, "add_special_tokens": False}.items():
+    for name, value in {"suffix": "x", "add_special_tokens": False}.items():
         response = await server.post(COMPLETIONS, {"prompt": "x", name: value})
         assert check_envelope(response.json())["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"logprobs": 65}, "logprobs", "<= 64"),
+        ({"logprobs": True}, "logprobs", "expected an integer, but got a boolean"),
+        ({"max_tokens": 0}, "max_tokens", "expected a value >= 1, or 0 together with 'echo', but got 0"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens", ">= 0"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when 'stream' is enabled"),
+        ({"best_of": 0}, "best_of", ">= 1"),
+        ({"best_of": 2, "n": 3}, "best_of", "expected at least 'n' (3), but got 2"),
+        ({"best_of": 2, "stream": True}, "best_of", "expected 'n' (1) when 'stream' is enabled, but got 2"),
+        ({"prompt": ["a", "b", "c"], "n": 43}, "n", "at most 128 answers to all prompts together, but got 3 x 43"),
+        ({"prompt": ["a", "b"], "best_of": 65}, "best_of", "at most 128 answers to all prompts together"),
+        ({"prompt": ["a", "b"], "n": 33}, "n", "at most 64 answers, which is the number of requests"),
+    ],
+)  # fmt: skip
+async def test_wrong_numbers_of_answers_and_logprobs(
+    server: MemoryServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    response = await server.post(COMPLETIONS, {"prompt": "x", **fields})
+    error = check_envelope(response.json())
+    assert (response.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
-"""The bodies that benchmark clients send, unmodified, and the usage that they read in every chunk."""
+"""The bodies that benchmark clients send, unmodified, the usage that they read, and what OpenAI's client reads."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import pytest
+from openai import AsyncOpenAI
 
+from pagewood.engine.fan_out import answer_seed
+from pagewood.engine.testing.echo import echo_logprob
 from pagewood.server.testing import MemoryServer
 
 pytestmark = pytest.mark.anyio
@@ -112,3 +117,72 @@ async def test_usage_of_several_prompts_in_every_chunk(server: MemoryServer) -> 
     assert all(chunk["choices"] for chunk in chunks)  # no last chunk without choices: include_usage is not set
     assert chunks[-1]["usage"]["completion_tokens"] == 2 * NUM_TOKENS
     assert chunks[-1]["usage"]["prompt_tokens"] == 3
+
+
+@pytest.fixture
+async def openai(server: MemoryServer) -> AsyncGenerator[AsyncOpenAI]:
+    """OpenAI's client, connected to the server in memory."""
+    # Any: some versions of the client declare the types of a fork of httpx, and all accept both.
+    http: Any = httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://memory")
+    async with AsyncOpenAI(base_url="http://memory/v1", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+async def test_openai_streams_three_answers(server: MemoryServer, openai: AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": PROMPT}]
+    texts, reasons = [""] * 3, [""] * 3
+    async for chunk in await openai.chat.completions.create(
+        model="echo", messages=messages, n=3, seed=4, temperature=1, max_tokens=NUM_TOKENS, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] += choice.finish_reason or ""
+    prompt = server.tokenizer.render_chat(messages)
+    seeds = [answer_seed(4, i) for i in range(3)]
+    assert texts == [server.expected_text(prompt, max_tokens=NUM_TOKENS, temperature=1.0, seed=seed) for seed in seeds]
+    assert set(reasons) <= {"length", "stop"}
+
+
+async def test_openai_reads_logprobs(server: MemoryServer, openai: AsyncOpenAI) -> None:
+    chat = await openai.chat.completions.create(
+        model="echo", messages=[{"role": "user", "content": PROMPT}], logprobs=True, top_logprobs=2, max_tokens=8, n=2
+    )
+    for choice in chat.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        data = b"".join([bytes(token.bytes or ()) for token in choice.logprobs.content])
+        assert data.decode(errors="replace") == choice.message.content
+        assert {len(token.top_logprobs) for token in choice.logprobs.content} == {2}
+    tokens = server.expected_tokens(server.tokenizer.encode(PROMPT).tolist(), max_tokens=8)
+    text = await openai.completions.create(model="echo", prompt=PROMPT, logprobs=5, max_tokens=8)
+    logprobs = text.choices[0].logprobs
+    assert logprobs is not None
+    expected = [echo_logprob(token, len(PROMPT) + i, 0).logprob for i, token in enumerate(tokens)]
+    assert logprobs.token_logprobs == expected
+
+
+async def test_openai_scores_a_text(server: MemoryServer, openai: AsyncOpenAI) -> None:
+    """As evaluation harnesses do: no answer, and the log probabilities of the tokens of the prompt."""
+    scored = await openai.completions.create(model="echo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=1)
+    assert [choice.text for choice in scored.choices] == [PROMPT, "x"]
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None
+    tokens = server.tokenizer.encode(PROMPT).tolist()
+    # The client's type leaves no room for the null, which its server sends.
+    found: list[Any] = list(logprobs.token_logprobs or ())
+    assert found == [None, *[echo_logprob(token, i, 0).logprob for i, token in enumerate(tokens) if i]]
+    assert logprobs.text_offset == list(range(len(PROMPT)))
+    assert "".join(logprobs.tokens or ()) == PROMPT
+
+
+async def test_openai_best_of(openai: AsyncOpenAI) -> None:
+    create = openai.completions.create
+    best = await create(model="echo", prompt=PROMPT, best_of=4, n=1, seed=3, temperature=1, max_tokens=6, logprobs=0)
+    all_ = await create(model="echo", prompt=PROMPT, n=4, seed=3, temperature=1, max_tokens=6, logprobs=0)
+    means: list[float] = []
+    for choice in all_.choices:
+        assert choice.logprobs is not None
+        values = choice.logprobs.token_logprobs or []
+        means.append(sum(values) / len(values))
+    assert best.choices[0].text == all_.choices[means.index(max(means))].text
+    assert best.choices[0].index == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +93,28 @@ def test_a_priority_follows_all_prompts_of_its_request() -> None:
     live.take(answer("a", finish=FinishReason.LENGTH, ended=True))
     assert live.prioritize("mine", 4)
     assert [sender.take() for sender in senders] == [["+a", "+c", "^a", "^c"], ["+b", "^b", "^b"]]
+
+
+def test_all_answers_to_a_prompt_are_live() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=5)
+    prompts = [msgspec.structs.replace(generate(name), sibling_ids=(name + "1", name + "2")) for name in "ab"]
+    with pytest.raises(ApiError, match="at most 5 answers"):
+        live.submit(prompts, prompt_param="prompt")
+    live = LiveRequests(senders, limit=8)
+    group = live.submit(prompts, prompt_param="prompt", names=frozenset({"mine"}))
+    assert live.num_live == 6
+    with pytest.raises(ApiError, match="already holds 8"):
+        live.submit(prompts[:1], prompt_param="prompt")
+    assert [sender.take() for sender in senders] == [["+a"], ["+b"]]
+    live.take(answer("b1"))
+    assert group.queue.get_nowait()[0] == 4  # pyright: ignore[reportIndexIssue]
+    live.take(answer("a2", finish=FinishReason.LENGTH, ended=True))
+    assert live.prioritize("mine", 3)
+    assert [sender.take() for sender in senders] == [["^a", "^a1"], ["^b", "^b1", "^b2"]]
+    live.close(group)
+    assert [sorted(sender.take()) for sender in senders] == [["-a", "-a1"], ["-b", "-b1", "-b2"]]
+    assert live.num_ending == 5
 
 
 def test_a_dead_tokenizer_fails_what_was_in_it_and_nothing_else() -> None:

@@ -97,7 +97,6 @@ def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
         ("use_beam_search", True),
         ("skip_special_tokens", False),
         ("include_stop_str_in_output", True),
@@ -132,6 +131,35 @@ def test_changes_of_logits_reach_the_engine() -> None:
             sampling(fields, SamplingParams(), max_tokens=2, vocab_size=10)
         with pytest.raises(ApiError, match=r"'logit_bias': token ids must be in \[0, 6\), but got 7"):
             sampling(fields, SamplingParams(), max_tokens=9, vocab_size=6)
+
+
+def test_what_is_reported_reaches_the_engine() -> None:
+    chat = parse_chat(json.dumps({**CHAT, "logprobs": True, "top_logprobs": 3, "n": 2}).encode())
+    wanted = openai_chat.extent(chat)
+    assert (wanted.logprobs, wanted.prompt_logprobs) == (3, None)
+    assert (wanted.num_answers, wanted.num_choices) == (2, 2)
+    for said, logprobs, prompt_logprobs in (
+        ({}, None, None),
+        ({"logprobs": 0}, 0, None),
+        ({"logprobs": 7, "prompt_logprobs": 2}, 7, 2),
+        ({"logprobs": 7, "prompt_logprobs": 2, "echo": True}, 7, 7),
+        ({"logprobs": 1, "prompt_logprobs": 2, "echo": True}, 1, 2),
+        ({"best_of": 3}, 0, None),
+        ({"best_of": 1}, None, None),
+        ({"best_of": 3, "logprobs": 2}, 2, None),
+    ):
+        completion = parse_completion(json.dumps({**COMPLETION, **said, "logprobs_kind": "processed"}).encode())
+        wanted = openai_completions.extent(completion)
+        assert (wanted.logprobs, wanted.prompt_logprobs) == (logprobs, prompt_logprobs), said
+        meant = sampling(
+            completion,
+            SamplingParams(),
+            max_tokens=None,
+            vocab_size=9,
+            logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
+        )
+        assert (meant.logprobs, meant.logprobs_kind, meant.prompt_logprobs) == (logprobs, "processed", prompt_logprobs)
 
 
 def test_no_field_is_both_supported_and_declared_neutral() -> None:

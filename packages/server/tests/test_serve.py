@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import pickle
 import resource
@@ -21,6 +22,8 @@ import pytest
 import zmq
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
+from pagewood.engine.folder import model_folder
+from pagewood.engine.text import Tokenizer
 from pagewood.server.links import address
 
 MODEL = "pagewood-demo"
@@ -188,6 +191,45 @@ def test_completions_stop_and_multi_byte_text(server: Server) -> None:
     assert [choice.index for choice in ids.choices] == [0, 1]
     assert ids.usage is not None
     assert ids.usage.prompt_tokens == 5
+
+
+def test_several_answers_are_those_of_a_process(server: Server) -> None:
+    text = "Repeat these words: " + "stone river cloud " * 10
+    whole = ask(server, text, n=3, seed=2, temperature=1, max_tokens=12)
+    texts = [""] * 3
+    for chunk in ask(server, text, n=3, seed=2, temperature=1, max_tokens=12, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert texts[0] == ask(server, text, seed=2, temperature=1, max_tokens=12).choices[0].message.content
+    before = server.until_idle()["num_tokens"]
+    prompt = text + "and more " * 10  # not cached
+    answers = ask(server, prompt, n=8, max_tokens=1)
+    assert server.until_idle()["num_tokens"] - before < answers.usage.prompt_tokens + 8 * 16 + 8
+
+
+def test_a_text_is_scored_as_by_transformers(server: Server) -> None:
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    text = "What is 12 + 7? It is 19, and the wörd stone is not 石."
+    create: Any = server.openai.completions.create
+    scored = create(model=MODEL, prompt=text, echo=True, max_tokens=0, logprobs=3).choices[0]
+    assert scored.text == text
+    folder = model_folder(None)
+    ids = Tokenizer.from_folder(folder).encode(text).tolist()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [float(logprobs[i, token]) for i, token in enumerate(ids[1:])]
+    assert scored.logprobs.token_logprobs[0] is None
+    assert scored.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=2e-3)
+    assert "".join(scored.logprobs.tokens).startswith("What is 12 + 7? It is 19")
+    starts = [text[offset] for offset in scored.logprobs.text_offset]
+    assert all(token[0] in (start, "\ufffd") for token, start in zip(scored.logprobs.tokens, starts, strict=True))
+    # What it generates has the log probabilities that it gets as a prompt.
+    answer = ask(server, QUESTION, logprobs=True, top_logprobs=2)
+    entries = answer.choices[0].logprobs.content
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == answer.choices[0].message.content
+    assert all(entry.logprob <= entry.top_logprobs[0].logprob + 1e-6 for entry in entries)
 
 
 def test_a_second_identical_request_is_cached(server: Server) -> None:

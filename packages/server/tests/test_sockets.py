@@ -408,7 +408,9 @@ async def test_every_request_has_an_id_and_a_line_in_the_log(
         client = await connect()
         await client.send(post({**LONG, "prompt": "secret words", "max_tokens": 3}, "X-Request-Id: trace-1"))
         assert (await client.answer())[1]["x-request-id"] == "trace-1"
-        await client.send(post({**LONG, "prompt": ["secret"], "stream": True, "n": 3}, "X-Request-Id: not plain"))
+        await client.send(
+            post({**LONG, "prompt": ["secret"], "stream": True, "suffix": "x"}, "X-Request-Id: not plain")
+        )
         status, headers, _ = await client.answer()
         generated = headers["x-request-id"]
         assert status == 400

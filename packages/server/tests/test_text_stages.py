@@ -29,13 +29,19 @@ from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
 from pagewood.server.detokenizing import TextStreams
 from pagewood.server.links import MemoryLink
-from pagewood.server.tokenizing import command, run_tokenizer
+from pagewood.server.tokenizing import commands, run_tokenizer
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
 
 
 def generate(prompt: wire.Prompt, *, echo: bool = False) -> wire.Generate:
     return wire.Generate(request_id="a", prompt=prompt, sampling=SamplingParams(), echo=echo, stop=("x",), priority=3)
+
+
+def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
+    """Return the engine's command for a message about one answer."""
+    (only,) = commands(tokenizer, message)
+    return only
 
 
 def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:

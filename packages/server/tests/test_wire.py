@@ -118,9 +118,21 @@ def test_pulses(counters: dict[str, int], speculation: wire.Speculation | None) 
         assert decoder.decode(wire.encode(pulse)) == pulse
 
 
+SCORED = st.builds(wire.ScoredToken, TOKEN, st.binary(max_size=4), LOGPROB)
+ENTRIES = st.lists(st.builds(wire.TokenEntry, SCORED, COUNT, COUNT, st.lists(SCORED).map(tuple)), max_size=3).map(tuple)
+
+
+@given(logprobs=st.none() | st.builds(wire.Logprobs, ENTRIES, st.none() | ENTRIES))
+def test_answers(logprobs: wire.Logprobs | None) -> None:
+    answers = wire.Answers((wire.Answer("a", "t", None, False, None, 1, 0, 1, logprobs=logprobs),))
+    assert list(wire.read(wire.to_http, [wire.encode(answers)])) == [answers]
+
+
 @given(prompt=PROMPT, sampling=SAMPLING, stop=st.lists(TEXT).map(tuple), echo=st.booleans())
 def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str, ...], echo: bool) -> None:
-    generate = wire.Generate(request_id="a", prompt=prompt, sampling=sampling, stop=stop, echo=echo)
+    generate = wire.Generate(
+        request_id="a", prompt=prompt, sampling=sampling, sibling_ids=stop, stop=stop, echo=echo, is_scoring=echo
+    )
     cancel = wire.Cancel(request_id="a")
     prioritize = wire.Prioritize(request_id="a", priority=-3)
     frames = [wire.encode(generate), wire.encode(prioritize), wire.encode(cancel)]

@@ -28,13 +28,14 @@ from pagewood.engine.api import (
     TokenLogprob,
 )
 from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, SpeculationCounts
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.drafting import DraftCounts
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing import Arrival, Scenario, random_scenario
+from pagewood.engine.testing.echo_grammar import EchoCompiler
 from pagewood.engine.testing.scenario import RandomDrafting
 from tiny_models import cyclic_folders, head_folder, model_folder, num_right
 
@@ -251,6 +252,7 @@ def run(
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_cpu, "draft_control", draft_control)
+        patch.setattr(build_cpu, "grammar_compiler", echo_compiler)
         engine = build_engine(config, inbox=inbox, outbox=outbox)
     try:
         answers = _serve(engine, scenario, inbox, outbox)
@@ -273,6 +275,11 @@ def run(
         drafter=getattr(runner_of(engine)._drafter, "counts", DraftCounts()),
         cached={name: delta.num_cached_tokens for name, delta in ends.items()},
     )
+
+
+def echo_compiler(config: EngineConfig, folder: Path, info: EngineInfo) -> EchoCompiler:
+    """Return a compiler of the grammars of `echo_grammar`."""
+    return EchoCompiler(random.Random(config.seed), info.vocab_size)
 
 
 def runner_of(engine: Engine) -> CPURunner:
@@ -325,7 +332,8 @@ def _check_ends(scenario: Scenario, answers: dict[str, Answer], *, model: Path, 
         output, last = answer.tokens, answer.last
         assert last is not None
         room = scenario.max_length - len(one.prompt)
-        if (one.sampling.max_tokens or 1) > room:
+        grammar = one.sampling.grammar
+        if (one.sampling.max_tokens or 1) > room or (grammar is not None and grammar.text.endswith("1")):
             assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
             continue
         sampling = replace(one.sampling, max_tokens=one.sampling.max_tokens or room)
@@ -341,7 +349,8 @@ def _check_ends(scenario: Scenario, answers: dict[str, Answer], *, model: Path, 
         else:
             assert output == expected, f"request {name}: {output} is not {expected}"
             assert last.finish is plain.finish
-            assert last.num_output_tokens == len(expected) + (plain.finish is FinishReason.STOP)
+            assert plain.last is not None
+            assert last.num_output_tokens == plain.last.num_output_tokens
         assert 0 <= last.num_accepted_tokens <= last.num_drafted_tokens
 
 
@@ -365,7 +374,9 @@ class PlainEngine:
             model=str(model), max_running=1, max_total_tokens=ORACLE_LENGTH, max_length=ORACLE_LENGTH, num_threads=1,
             prefix_cache=False, overlap=False, kv_cache_dtype="int8" if int8 else "auto",
         )  # fmt: skip
-        self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build_cpu, "grammar_compiler", echo_compiler)
+            self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
 
     def answer(self, prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
         """Return the answer to one request."""

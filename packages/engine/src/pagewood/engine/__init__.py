@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams
+from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from pagewood.engine.offline.async_llm import AsyncLLM
@@ -24,6 +24,7 @@ __all__ = [
     "LLMBusyError",
     "LLMClosedError",
     "SamplingParams",
+    "TokenLogprob",
     "__version__",
 ]
 

@@ -24,7 +24,7 @@ from pagewood.server.exchange import FrontDoor, exchange_of
 from pagewood.server.formats import Format
 from pagewood.server.limits import HttpLimits
 from pagewood.server.live import LiveRequests, new_request_id
-from pagewood.server.openai_fields import GenerationFields
+from pagewood.server.openai_fields import Extent, GenerationFields
 from pagewood.server.priority import parse_priority
 from pagewood.server.respond import GroupResponse, error_response, json_response
 from pagewood.server.status import EngineState, EngineStatus
@@ -82,19 +82,21 @@ class Frontend:
         """Answer a conversation."""
         chat = openai_chat.parse_chat(await self.bodies.read(request))
         model = self._model(chat.model)
+        extent = openai_chat.extent(chat)
         answer_id = new_request_id("chatcmpl")
         return self._respond(
             chat,
             model,
             names=_names(request, answer_id),
             prompts=[openai_chat.prompt(chat)],
-            max_tokens=openai_chat.max_tokens(chat),
+            extent=extent,
             prompt_param="messages",
-            echo=False,
             format=openai_chat.ChatFormat(
                 id=answer_id,
                 created=int(time.time()),
                 model=self.model_name,
+                logprobs=extent.logprobs is not None,
+                prompt_logprobs=chat.prompt_logprobs,
             ),
         )
 
@@ -102,19 +104,22 @@ class Frontend:
         """Continue one or more prompts."""
         completion = openai_completions.parse_completion(await self.bodies.read(request))
         model = self._model(completion.model)
+        extent = openai_completions.extent(completion)
         answer_id = new_request_id("cmpl")
         return self._respond(
             completion,
             model,
             names=_names(request, answer_id),
             prompts=openai_completions.prompts(completion, vocab_size=model.vocab_size),
-            max_tokens=completion.max_tokens or openai_completions.DEFAULT_MAX_TOKENS,
+            extent=extent,
             prompt_param="prompt",
-            echo=bool(completion.echo),
             format=openai_completions.CompletionFormat(
                 id=answer_id,
                 created=int(time.time()),
                 model=self.model_name,
+                logprobs=completion.logprobs,
+                prompt_logprobs=completion.prompt_logprobs,
+                echo=extent.echo,
             ),
         )
 
@@ -164,12 +169,18 @@ class Frontend:
         *,
         names: frozenset[str],
         prompts: Sequence[wire.Prompt],
-        max_tokens: int | None,
+        extent: Extent,
         prompt_param: str,
-        echo: bool,
         format: Format,
     ) -> GroupResponse:
-        sampling = openai_fields.sampling(fields, self.defaults, max_tokens=max_tokens, vocab_size=model.vocab_size)
+        sampling = openai_fields.sampling(
+            fields,
+            self.defaults,
+            max_tokens=extent.max_tokens,
+            vocab_size=model.vocab_size,
+            logprobs=extent.logprobs,
+            prompt_logprobs=extent.prompt_logprobs,
+        )
         options = openai_fields.stream_options(fields)
         stop_regex = openai_fields.stop_expressions(fields)
         group = self.live.submit(
@@ -178,10 +189,12 @@ class Frontend:
                     request_id=new_request_id("req"),
                     prompt=prompt,
                     sampling=sampling,
+                    sibling_ids=tuple(new_request_id("req") for _ in range(extent.num_answers - 1)),
                     stop=tuple(fields.stop),
                     stop_regex=stop_regex,
                     bad_words=tuple(fields.bad_words),
-                    echo=echo,
+                    echo=extent.echo,
+                    is_scoring=extent.is_scoring,
                     priority=fields.priority or 0,
                     max_length=model.max_length,
                 )
@@ -194,6 +207,9 @@ class Frontend:
             live=self.live,
             group=group,
             num_prompts=len(prompts),
+            num_answers=extent.num_answers,
+            num_choices=extent.num_choices,
+            shares_prompt=extent.prompt_logprobs is not None and extent.num_answers > 1,
             format=format,
             stream=bool(fields.stream),
             options=options,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +14,7 @@ from pagewood.engine.api import Delta, FinishReason, Refusal
 from pagewood.engine.text import TextStream, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
+from pagewood.server.token_entries import TokenEntries
 
 LOST = Refusal(message="The detokenizer process was restarted while it worked on this request.")
 
@@ -26,6 +29,28 @@ def run_detokenizer(
     while not stopped():
         for message in wire.read(wire.from_engine, inbox.receive(timeout_s=None)):
             outbox.send(wire.encode(streams.take(message)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """A request whose end is still to come."""
+
+    stream: TextStream
+    entries: TokenEntries
+    is_scoring: bool
+    """Whether its answer is not shown."""
+
+
+class _News(NamedTuple):
+    """What one step adds to an answer."""
+
+    text: str = ""
+    num_unused: int = 0
+    """New tokens that are not shown, and do not count."""
+    logprobs: wire.Logprobs | None = None
+
+
+_NO_NEWS = _News()
 
 
 class TextStreams:
@@ -44,7 +69,7 @@ class TextStreams:
     def __init__(self, tokenizer: Tokenizer, *, incarnation: int = 0) -> None:
         self._tokenizer = tokenizer
         self._incarnation = incarnation
-        self._streams: dict[str, TextStream | None] = {}  # written by: _is_late, _answer. None: has ended in an error
+        self._streams: dict[str, _Open | None] = {}  # written by: _is_late, _answer. None: has ended in an error
         self._engine = -1  # written by: _is_late. Newest incarnation of the engine; -1 before its first message
 
     @property
@@ -75,15 +100,15 @@ class TextStreams:
     def _answer(self, delta: Delta) -> wire.Answer | None:
         """Return the answer to send for `delta`; None if there is nothing new for its client."""
         error: Refusal | None = None
-        text, num_unused = "", 0
+        news = _NO_NEWS
         is_known = delta.first or delta.request_id in self._streams
-        stream = self._streams.get(delta.request_id)
-        is_over = is_known and not delta.first and (stream is None or stream.stopped_by is not None)
+        open_ = self._streams.get(delta.request_id)
+        is_over = is_known and not delta.first and (open_ is None or open_.stream.stopped_by is not None)
         if not is_known:
             error = LOST
         elif not is_over:
             try:
-                stream, text, num_unused = self._text(delta)
+                open_, news = self._read(delta)
             except Exception as exception:  # a tokenizer comes with its model: any error is this request's alone
                 logger.exception("request %s: its tokens cannot be decoded", delta.request_id)
                 error = Refusal(message=f"The tokens of the answer cannot be decoded: {exception}")
@@ -91,61 +116,82 @@ class TextStreams:
         if ended:
             self._streams.pop(delta.request_id, None)
         else:
-            self._streams[delta.request_id] = None if error is not None else stream
+            self._streams[delta.request_id] = None if error is not None else open_
         if is_over:  # its client has already received the end
-            return _answer_to(delta, text="", finish=delta.finish, ended=True) if ended else None
+            return _answer_to(delta, _NO_NEWS, finish=delta.finish, ended=True) if ended else None
         ends_text = delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH)
         if error is not None and ends_text:
-            return _answer_to(delta, text="", finish=FinishReason.ERROR, ended=ended, refusal=error)
-        is_stopped = ends_text and stream is not None and stream.stopped_by is not None
-        finish = FinishReason.STOP if is_stopped else delta.finish
-        return _answer_to(delta, text=text, finish=finish, ended=ended, num_unused=num_unused)
+            return _answer_to(delta, _NO_NEWS, finish=FinishReason.ERROR, ended=ended, refusal=error)
+        finish = delta.finish
+        if ends_text and open_ is not None and open_.stream.stopped_by is not None:
+            finish = FinishReason.STOP
+        elif open_ is not None and open_.is_scoring and finish is FinishReason.STOP:
+            finish = FinishReason.LENGTH  # of no tokens; that the token which is not shown ended the text says nothing
+        return _answer_to(delta, news, finish=finish, ended=ended)
 
-    def _text(self, delta: Delta) -> tuple[TextStream, str, int]:
-        """Return the stream of a request, its new text, and how many of its new tokens come after a stop string."""
-        prefix = ""
-        stream = self._streams.get(delta.request_id)
-        if delta.first or stream is None:
+    def _read(self, delta: Delta) -> tuple[_Open, _News]:
+        """Return the state of a request, and what `delta` adds to its answer."""
+        prefix, prompt = "", None
+        open_ = self._streams.get(delta.request_id)
+        if delta.first or open_ is None:
             options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
             stream = TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
             prefix = options.prefix
-        text, num_unused = _push(stream, delta)
+            entries = TokenEntries(self._tokenizer, start=len(prefix))
+            open_ = _Open(stream=stream, entries=entries, is_scoring=options.is_scoring)
+            if options.first_token is not None:
+                prompt = self._prompt(options.first_token, delta)
+        if open_.is_scoring:
+            return open_, _News(prefix, delta.num_output_tokens, None if prompt is None else wire.Logprobs((), prompt))
+        text, num_shown, num_unused = _push(open_.stream, delta)
         if delta.finish is not None:
-            text += stream.finish()
-        return stream, prefix + text, num_unused
+            text += open_.stream.finish()
+        logprobs = None
+        if delta.logprobs or prompt is not None:
+            logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt)
+        return open_, _News(prefix + text, num_unused, logprobs)
+
+    def _prompt(self, first_token: int, delta: Delta) -> tuple[wire.TokenEntry, ...]:
+        """Return the entries of all tokens of a prompt."""
+        entries = TokenEntries(self._tokenizer, start=0)
+        return (entries.first_of_prompt(first_token), *entries.of(delta.prompt_logprobs))
 
 
-def _push(stream: TextStream, delta: Delta) -> tuple[str, int]:
-    """Return the new text of a stream, and the number of tokens that come after a stop string in the same step."""
+def _push(stream: TextStream, delta: Delta) -> tuple[str, int, int]:
+    """Append the tokens of a step to a stream, up to the one that completes a stop string.
+
+    That token is the last one of the answer: it counts and has a log probability, although the stop string, and what
+    comes with it in the same token, is not shown.
+
+    Returns:
+        The new text, the number of tokens up to that one, and the number of tokens after it in the same step.
+    """
+    # `tokens` does not hold the token that ended the request, but `num_output_tokens` counts it.
+    num_ending = int(delta.finish is FinishReason.STOP)
     if len(delta.tokens) < 2:
-        return stream.push(delta.tokens), 0
+        text = stream.push(delta.tokens)
+        return text, len(delta.tokens), num_ending if delta.tokens and stream.stopped_by is not None else 0
     text = ""
     for index, token in enumerate(delta.tokens):
         text += stream.push((token,))
         if stream.stopped_by is not None:
-            # `tokens` does not hold the token that ended the request, but `num_output_tokens` counts it.
-            return text, len(delta.tokens) - 1 - index + (delta.finish is FinishReason.STOP)
-    return text, 0
+            return text, index + 1, len(delta.tokens) - 1 - index + num_ending
+    return text, len(delta.tokens), 0
 
 
 def _answer_to(
-    delta: Delta,
-    *,
-    text: str,
-    finish: FinishReason | None,
-    ended: bool,
-    refusal: Refusal | None = None,
-    num_unused: int = 0,
+    delta: Delta, news: _News, *, finish: FinishReason | None, ended: bool, refusal: Refusal | None = None
 ) -> wire.Answer:
     return wire.Answer(
         request_id=delta.request_id,
-        text=text,
+        text=news.text,
         finish=finish,
         ended=ended,
         refusal=refusal or delta.refusal,
         num_prompt_tokens=delta.num_prompt_tokens,
         num_cached_tokens=delta.num_cached_tokens,
-        num_output_tokens=delta.num_output_tokens - num_unused,
+        num_output_tokens=delta.num_output_tokens - news.num_unused,
         num_drafted_tokens=delta.num_drafted_tokens,
         num_accepted_tokens=delta.num_accepted_tokens,
+        logprobs=news.logprobs,
     )

@@ -53,11 +53,11 @@ def overloaded(limit: int) -> ApiError:
     )
 
 
-def too_many_prompts(num_prompts: int, limit: int, *, param: str) -> ApiError:
-    """Return the error of a request whose prompts would not even fit into an empty server."""
+def too_many_at_once(num_requests: int, limit: int, *, param: str, what: str) -> ApiError:
+    """Return the error of a request whose prompts or answers (`what`) would not even fit into an empty server."""
     return ApiError(
-        f"Invalid value for '{param}': expected at most {limit} prompts, which is the number of requests that this "
-        f"server holds, but got {num_prompts} instead.",
+        f"Invalid value for '{param}': expected at most {limit} {what}, which is the number of requests that this "
+        f"server holds, but got {num_requests} instead.",
         param=param,
         code="invalid_value",
     )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagewood.server import wire
-from pagewood.server.errors import ApiError, failed, overloaded, too_many_prompts, unavailable
+from pagewood.server.errors import ApiError, failed, overloaded, too_many_at_once, unavailable
 from pagewood.server.links import Sender
 from pagewood.server.loads import TokenizerLoads
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveGroup:
-    """The prompts of one HTTP request. `next` returns its answers, each with the index of its prompt."""
+    """The requests of one HTTP request. `next` returns its answers, each with the index of its request.
+
+    The requests are those of the first prompt, in the order of its answers, then those of the next prompt.
+    """
 
     prompt_param: str
     """The client's name of the prompt field."""
@@ -90,23 +94,28 @@ class LiveRequests:
         """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
 
         Args:
-            prompts: one request to the engine for each.
+            prompts: one message for each; the engine gets a request for each of its answers.
             prompt_param: the client's name of the prompt field.
             names: names by which a client may refer to the HTTP request.
 
         Raises:
             ApiError: the server holds too many requests, or could never hold this many; no prompt was sent.
         """
-        if len(prompts) > self._limit:
-            raise too_many_prompts(len(prompts), self._limit, param=prompt_param)
-        if len(self._live) + len(self._ending) + len(prompts) > self._limit:
+        num_requests = sum(len(prompt.request_ids) for prompt in prompts)
+        if num_requests > self._limit:
+            is_several = num_requests > len(prompts)
+            param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
+            raise too_many_at_once(num_requests, self._limit, param=param, what=what)
+        if len(self._live) + len(self._ending) + num_requests > self._limit:
             raise overloaded(self._limit)
         group = LiveGroup(prompt_param=prompt_param, names=names)
-        for index, prompt in enumerate(prompts):
+        indices = itertools.count()
+        for prompt in prompts:
             frame = wire.encode(prompt)
             tokenizer = self._loads.add(prompt.request_id, len(frame))
-            self._live[prompt.request_id] = _LiveRequest(group=group, index=index, tokenizer=tokenizer)
-            group.open_ids.add(prompt.request_id)
+            for request_id in prompt.request_ids:
+                self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
+                group.open_ids.add(request_id)
             self._tokenizers[tokenizer].send(frame)
         return group
 

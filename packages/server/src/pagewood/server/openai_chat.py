@@ -11,14 +11,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server import openai_fields, wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import ChunkUsage, Usage
-from pagewood.server.openai_fields import INT32_MAX, GenerationFields
+from pagewood.server.formats import Choice, ChunkUsage, Usage
+from pagewood.server.openai_fields import INT32_MAX, Extent, GenerationFields
+from pagewood.server.openai_logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from pagewood.server.validation import kind, parse
 
 NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
     # OpenAI
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
@@ -85,6 +84,8 @@ class ChatRequest(GenerationFields):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -98,7 +99,29 @@ def parse_chat(body: bytes) -> ChatRequest:
         if message.content is None and message.role != "assistant":
             param = f"messages[{index}].content"
             raise ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if request.top_logprobs and not request.logprobs:
+        raise ApiError(
+            "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
     return request
+
+
+def extent(request: ChatRequest) -> Extent:
+    """Return how much is computed and shown.
+
+    Raises:
+        ApiError: two fields contradict each other.
+    """
+    num = request.n or 1
+    return Extent(
+        max_tokens=max_tokens(request),
+        num_answers=num,
+        num_choices=num,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=openai_fields.prompt_logprobs(request),
+    )
 
 
 def prompt(request: ChatRequest) -> wire.ChatPrompt:
@@ -140,7 +163,7 @@ class _Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 class _ChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: _Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -162,7 +185,7 @@ class _Message(msgspec.Struct, frozen=True):
 class _Choice(msgspec.Struct, frozen=True):
     index: int
     message: _Message
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: str
 
 
@@ -173,6 +196,7 @@ class _Completion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[_Choice, ...]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +207,19 @@ class ChatFormat:
     created: int
     """Unix time, seconds."""
     model: str
+    logprobs: bool = False
+    """Whether choices have log probabilities."""
+    prompt_logprobs: int | None = None
+    """Alternatives for each prompt token; None: the answer has no such field."""
 
     def begin(self, index: int, usage: ChunkUsage) -> bytes:
         """Return the chunk with the role."""
         return self._chunk(_ChunkChoice(index, _Delta(role="assistant", content="")), usage)
 
-    def text(self, index: int, text: str, usage: ChunkUsage) -> bytes:
+    def text(self, index: int, text: str, logprobs: wire.Logprobs | None, usage: ChunkUsage) -> bytes:
         """Return the chunk with the next text of the message."""
-        return self._chunk(_ChunkChoice(index, _Delta(content=text)), usage)
+        shown = chat_logprobs(logprobs.tokens if logprobs else ()) if self.logprobs else None
+        return self._chunk(_ChunkChoice(index, _Delta(content=text), shown), usage)
 
     def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
         """Return the chunk with the reason why the message ended."""
@@ -200,13 +229,22 @@ class ChatFormat:
         """Return the chunk without choices."""
         return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (), usage))
 
-    def whole(self, texts: Sequence[str], reasons: Sequence[str], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the complete answer."""
-        choices = tuple(
-            _Choice(index, _Message("assistant", text), None, reason)
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        shown = tuple(
+            _Choice(
+                index,
+                _Message("assistant", choice.text),
+                chat_logprobs(choice.tokens) if self.logprobs else None,
+                choice.finish,
+            )
+            for index, choice in enumerate(choices)
         )
-        return msgspec.json.encode(_Completion(self.id, "chat.completion", self.created, self.model, choices, usage))
+        completion = _Completion(self.id, "chat.completion", self.created, self.model, shown, usage)
+        if self.prompt_logprobs is not None:
+            prompt = prompt_logprobs(choices[0].prompt, num_top=self.prompt_logprobs)
+            completion = msgspec.structs.replace(completion, prompt_logprobs=prompt)
+        return msgspec.json.encode(completion)
 
     def _chunk(self, choice: _ChunkChoice, usage: ChunkUsage) -> bytes:
         return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (choice,), usage))

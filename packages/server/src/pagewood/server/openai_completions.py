@@ -8,20 +8,20 @@ from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
+from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.server import openai_fields, wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import ChunkUsage, Usage
-from pagewood.server.openai_fields import GenerationFields, check_tokens
+from pagewood.server.formats import Choice, ChunkUsage, Usage
+from pagewood.server.openai_fields import INT32_MAX, MAX_ANSWERS, Extent, GenerationFields, check_tokens, false_as_null
+from pagewood.server.openai_logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.validation import kind, parse
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 
 NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
-    "best_of": (None, 1),
-    "logprobs": (None, False),
     "suffix": (None, ""),
     "add_special_tokens": (None, True),
     "prompt_embeds": (None,),
@@ -61,6 +61,11 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     echo: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    """0, together with `echo`, shows the prompt alone: with `logprobs`, this scores a text."""
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(false_as_null)] = None
+    """OpenAI allows 5 at most."""
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -77,7 +82,49 @@ def parse_completion(body: bytes) -> CompletionRequest:
             param="prompt",
             code="invalid_value",
         )
+    if request.max_tokens == 0 and not request.echo:
+        raise ApiError(
+            "Invalid value for 'max_tokens': expected a value >= 1, or 0 together with 'echo', but got 0 instead.",
+            param="max_tokens",
+            code="invalid_value",
+        )
+    num, best_of = request.n or 1, request.best_of
+    if best_of is not None and (best_of < num or (best_of > num and request.stream)):
+        rule = f"at least 'n' ({num})" if best_of < num else f"'n' ({num}) when 'stream' is enabled"
+        raise ApiError(
+            f"Invalid value for 'best_of': expected {rule}, but got {best_of} instead.",
+            param="best_of",
+            code="invalid_value",
+        )
     return request
+
+
+def extent(request: CompletionRequest) -> Extent:
+    """Return how much is computed and shown.
+
+    Raises:
+        ApiError: two fields contradict each other, or there would be too many answers.
+    """
+    num = request.n or 1
+    num_answers = request.best_of or num
+    logprobs, in_prompt = request.logprobs, openai_fields.prompt_logprobs(request)
+    if request.echo and logprobs is not None:
+        in_prompt = max(logprobs, in_prompt or 0)
+    if num_answers > num and logprobs is None:
+        logprobs = 0  # the best are found by the log probabilities of their tokens
+    # The engine generates one token at least. Where no token is wanted, the detokenizer drops it.
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens)
+    found = Extent(
+        max_tokens=max_tokens,
+        num_answers=num_answers,
+        num_choices=num,
+        logprobs=logprobs,
+        prompt_logprobs=in_prompt,
+        echo=bool(request.echo),
+        is_scoring=request.max_tokens == 0,
+    )
+    found.check(len(request.prompt), param="n" if request.best_of is None else "best_of")
+    return found
 
 
 def prompts(request: CompletionRequest, *, vocab_size: int) -> list[wire.TextPrompt | wire.TokenPrompt]:
@@ -99,8 +146,9 @@ def _prompt(prompt: str | list[int], *, vocab_size: int) -> wire.TextPrompt | wi
 class _Choice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Completion(msgspec.Struct, frozen=True):
@@ -120,13 +168,20 @@ class CompletionFormat:
     created: int
     """Unix time, seconds."""
     model: str
+    logprobs: int | None = None
+    """Alternatives for each token; None: choices have no log probabilities."""
+    prompt_logprobs: int | None = None
+    """Alternatives for each prompt token; None: choices have no such field."""
+    echo: bool = False
+    """Whether the tokens of the prompt are among those with log probabilities."""
 
     def begin(self, index: int, usage: ChunkUsage) -> None:
         """Return None: a completion has no roles."""
 
-    def text(self, index: int, text: str, usage: ChunkUsage) -> bytes:
+    def text(self, index: int, text: str, logprobs: wire.Logprobs | None, usage: ChunkUsage) -> bytes:
         """Return the chunk with the next text."""
-        return self._encode((_Choice(index, text),), usage)
+        prompt, tokens = ((), ()) if logprobs is None else (logprobs.prompt or (), logprobs.tokens)
+        return self._encode((_Choice(index, text, self._logprobs(prompt, tokens)),), usage)
 
     def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
         """Return the chunk with the reason why the text ended."""
@@ -136,13 +191,28 @@ class CompletionFormat:
         """Return the chunk without choices."""
         return self._encode((), usage)
 
-    def whole(self, texts: Sequence[str], reasons: Sequence[str], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the complete answer."""
-        choices = [
-            _Choice(index, text, finish_reason=reason)
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        shown = [
+            _Choice(
+                index,
+                choice.text,
+                self._logprobs(choice.prompt, choice.tokens),
+                choice.finish,
+                msgspec.UNSET
+                if self.prompt_logprobs is None
+                else prompt_logprobs(choice.prompt, num_top=self.prompt_logprobs),
+            )
+            for index, choice in enumerate(choices)
         ]
-        return self._encode(tuple(choices), usage)
+        return self._encode(tuple(shown), usage)
+
+    def _logprobs(
+        self, prompt: Sequence[wire.TokenEntry], tokens: Sequence[wire.TokenEntry]
+    ) -> CompletionLogprobs | None:
+        if self.logprobs is None:
+            return None
+        return completion_logprobs([*(prompt if self.echo else ()), *tokens], num_top=self.logprobs)
 
     def _encode(self, choices: tuple[_Choice, ...], usage: ChunkUsage) -> bytes:
         return msgspec.json.encode(_Completion(self.id, "text_completion", self.created, self.model, choices, usage))

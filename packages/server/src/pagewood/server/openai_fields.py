@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pagewood.engine.api import MAX_BAD_WORDS, MAX_LOGIT_BIAS, SamplingParams
+from pagewood.engine.api import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 from pagewood.server.errors import ApiError
 from pagewood.server.validation import kind
 
@@ -18,6 +19,8 @@ MAX_WORDS = MAX_BAD_WORDS // 2
 """Most bad words: each is two sequences of tokens, without and with a space before it."""
 MAX_WORD_LENGTH = 256
 """Longest bad word, in characters."""
+MAX_ANSWERS = 128
+"""Most answers of one HTTP request, to all its prompts together."""
 
 IGNORED = frozenset(
     {
@@ -33,8 +36,6 @@ IGNORED = frozenset(
 """Fields about accounts and storage of a hosted service. They have no effect here, whatever their value."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # OpenAI
-    "n": (None, 1),
     # vLLM, SGLang and other servers: sampling
     "length_penalty": (None, 1),
     "use_beam_search": (None, False),
@@ -63,7 +64,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (None, False),
     "no_stop_trim": (None, False),
     "truncate_prompt_tokens": (None,),
-    "prompt_logprobs": (None, False),
     "return_tokens_as_token_ids": (None, False),
     "return_token_ids": (None, False),
     "return_hidden_states": (None, False),
@@ -128,6 +128,11 @@ def _biases(value: Any) -> list[tuple[int, float]]:
     return list(found.items())
 
 
+def false_as_null(value: Any) -> Any:
+    """Return None for false: some clients switch log probabilities off with it where a number is expected."""
+    return None if value is False else value
+
+
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
@@ -155,6 +160,7 @@ class GenerationFields(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = []
     """From an object whose keys are token ids."""
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
 
     # Beyond OpenAI's API; OpenAI's clients send these with `extra_body`.
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
@@ -168,6 +174,59 @@ class GenerationFields(BaseModel):
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] | None = None
+    prompt_logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(false_as_null)] = (
+        None
+    )
+    logprobs_kind: Literal["raw", "processed"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is computed and shown for a request."""
+
+    max_tokens: int | None
+    """Longest answer; None: as many tokens as fit."""
+    num_answers: int = 1
+    """Computed for each prompt."""
+    num_choices: int = 1
+    """Answers to each prompt that are shown, the best ones."""
+    logprobs: int | None = None
+    """Alternatives that are computed for each output token."""
+    prompt_logprobs: int | None = None
+    """Alternatives that are computed for each prompt token."""
+    echo: bool = False
+    """Whether the text of the prompt is shown."""
+    is_scoring: bool = False
+    """Whether nothing but the prompt is shown."""
+
+    def check(self, num_prompts: int, *, param: str) -> None:
+        """Check that there are not too many answers; `param` is the field that asks for several.
+
+        Raises:
+            ApiError: there are.
+        """
+        if num_prompts * self.num_answers > MAX_ANSWERS:
+            raise ApiError(
+                f"Invalid value for '{param}': expected at most {MAX_ANSWERS} answers to all prompts together, but got "
+                f"{num_prompts} x {self.num_answers} instead.",
+                param=param,
+                code="invalid_value",
+            )
+
+
+def prompt_logprobs(fields: GenerationFields) -> int | None:
+    """Return how many alternatives are wanted for each prompt token.
+
+    Raises:
+        ApiError: the answer is streamed, which has no place for them.
+    """
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise ApiError(
+            "The 'prompt_logprobs' parameter is not available when 'stream' is enabled.",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )
+    return fields.prompt_logprobs
 
 
 def stream_options(fields: GenerationFields) -> StreamOptions:
@@ -206,7 +265,13 @@ def stop_expressions(fields: GenerationFields) -> tuple[str, ...]:
 
 
 def sampling(
-    fields: GenerationFields, defaults: SamplingParams, *, max_tokens: int | None, vocab_size: int
+    fields: GenerationFields,
+    defaults: SamplingParams,
+    *,
+    max_tokens: int | None,
+    vocab_size: int,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Return how the engine chooses tokens.
 
@@ -215,6 +280,8 @@ def sampling(
         defaults: values of fields that the request leaves out.
         max_tokens: longest answer; None: as many tokens as fit.
         vocab_size: number of token ids of the model.
+        logprobs: alternatives for each output token; None: no log probabilities.
+        prompt_logprobs: alternatives for each prompt token; None: no log probabilities.
 
     Raises:
         ApiError: a token is not in the vocabulary, or the answer could not be as long as it must be.
@@ -248,6 +315,9 @@ def sampling(
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(fields.ignore_eos),
+        logprobs=logprobs,
+        logprobs_kind=fields.logprobs_kind or "raw",
+        prompt_logprobs=prompt_logprobs,
     )
 
 

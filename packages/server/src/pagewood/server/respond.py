@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
-from pagewood.server.formats import ChunkUsage, Format, Tally, Usage, usage
+from pagewood.server.formats import Choice, ChunkUsage, Format, Tally, Usage, usage
 from pagewood.server.live import LiveGroup, LiveRequests
 from pagewood.server.openai_fields import StreamOptions
+from pagewood.server.prompt_sharing import PromptSharing
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -43,6 +44,12 @@ class GroupResponse:
     live: LiveRequests
     group: LiveGroup
     num_prompts: int
+    num_answers: int
+    """Computed for each prompt."""
+    num_choices: int
+    """Answers to each prompt that are sent: all, or the best."""
+    shares_prompt: bool
+    """Whether the answers share the log probabilities of their prompt."""
     format: Format
     stream: bool
     options: StreamOptions
@@ -51,7 +58,7 @@ class GroupResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answers until they end or the client is gone."""
-        tallies = [Tally() for _ in range(self.num_prompts)]
+        tallies = [Tally() for _ in range(self.num_prompts * self.num_answers)]
         work = self._stream(scope, send, tallies) if self.stream else self._whole(scope, receive, send, tallies)
         try:
             await _until_disconnect(receive, work)
@@ -60,14 +67,11 @@ class GroupResponse:
             self.live.close(self.group)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send, tallies: list[Tally]) -> None:
-        texts: list[list[str]] = [[] for _ in range(self.num_prompts)]
-        reasons = [""] * self.num_prompts
+        answers = [Choice() for _ in tallies]
         try:
             async for index, answer in self._answers(tallies):
-                texts[index].append(answer.text)
-                if answer.finish is not None:
-                    reasons[index] = answer.finish.value
-            body = self.format.whole(["".join(parts) for parts in texts], reasons, self._usage(tallies))
+                answers[index].add(answer)
+            body = self.format.whole(self._choices(answers), self._usage(tallies))
             response = json_response(body)
         except ApiError as error:
             response = error_response(scope, error)
@@ -97,8 +101,16 @@ class GroupResponse:
         last = self.format.usage(self._usage(tallies)) if self.options.include_usage else None
         await _send(send, _events(last) + b"data: [DONE]\n\n", more=False)
 
+    def _choices(self, answers: list[Choice]) -> list[Choice]:
+        """Return the answers to send, those to the first prompt first: all, or the best ones of each, best first."""
+        if self.num_choices == self.num_answers:
+            return answers
+        groups = [answers[i : i + self.num_answers] for i in range(0, len(answers), self.num_answers)]
+        ranked = [sorted(group, key=lambda answer: answer.score, reverse=True) for group in groups]
+        return [choice for group in ranked for choice in group[: self.num_choices]]
+
     def _usage(self, tallies: list[Tally]) -> Usage:
-        return usage(tallies, is_speculating=self.is_speculating)
+        return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating)
 
     def _chunk_usage(self, tallies: list[Tally]) -> ChunkUsage:
         """Return the `usage` of the next chunk: counts so far, null if only the last chunk has counts, or nothing."""
@@ -108,17 +120,19 @@ class GroupResponse:
 
     def _chunks(self, index: int, answer: wire.Answer, chunk_usage: ChunkUsage) -> list[bytes | None]:
         # A step that shows no text yet (half a character) is a chunk, too: clients count chunks.
-        has_text = answer.text or answer.finish is None
-        text = self.format.text(index, answer.text, chunk_usage) if has_text else None
+        has_text = answer.text or answer.finish is None or answer.logprobs is not None
+        text = self.format.text(index, answer.text, answer.logprobs, chunk_usage) if has_text else None
         return [text, None if answer.finish is None else self.format.end(index, answer.finish.value, chunk_usage)]
 
     async def _answers(self, tallies: list[Tally]) -> AsyncIterator[tuple[int, wire.Answer]]:
-        num_open = self.num_prompts
+        sharing = PromptSharing(self.num_answers) if self.shares_prompt else None
+        num_open = len(tallies)
         while num_open:
             index, answer = await self.group.next()
             tallies[index].add(answer)
             num_open -= answer.finish is not None
-            yield index, answer
+            for item in [(index, answer)] if sharing is None else sharing.take(index, answer):
+                yield item
 
 
 def _events(*payloads: bytes | None) -> bytes:

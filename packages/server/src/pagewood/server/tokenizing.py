@@ -8,10 +8,11 @@ import dataclasses
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +26,7 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
 )
+from pagewood.engine.fan_out import fan_out
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
@@ -53,13 +55,19 @@ def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stop
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Pending:
-    """A request that is not tokenized yet."""
+    """A prompt that is not tokenized yet, and what happened to its requests meanwhile."""
 
     message: wire.Generate
     num_bytes: int
-    is_cancelled: bool = False  # written by: take
-    priority: int | None = None  # written by: take
-    """Its newest priority, if that changed."""
+    cancelled: set[str] = field(default_factory=set[str])  # written by: take
+    """Ids of its requests that were cancelled."""
+    priorities: dict[str, int] = field(default_factory=dict[str, int])  # written by: take
+    """Newest priorities of those of its requests whose priority changed, by id."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether all its requests were cancelled."""
+        return len(self.cancelled) == len(self.message.request_ids)
 
 
 class TokenizerStage:
@@ -76,7 +84,7 @@ class TokenizerStage:
         self._outbox = outbox
         self._lock = threading.Lock()
         """Held while something is sent, and while `_pending` is read or written."""
-        self._pending: dict[str, _Pending] = {}  # written by: take, _finish
+        self._pending: dict[str, _Pending] = {}  # written by: take, _tokenize. By the ids of requests
         self._short: deque[_Pending] = deque()  # written by: take, tokenize_one
         self._lanes: dict[int, SimpleQueue[_Pending]] = {}  # written by: _lane
         self._is_closed = False  # written by: close
@@ -92,15 +100,15 @@ class TokenizerStage:
             match message:
                 case wire.Generate():
                     pending = _Pending(message=message, num_bytes=num_bytes)
-                    self._pending[message.request_id] = pending
+                    self._pending.update(dict.fromkeys(message.request_ids, pending))
                     lane = sum(num_bytes > longest for longest in LANE_BYTES)
                     (self._lane(lane).put if lane else self._short.append)(pending)
                 case wire.Cancel() if message.request_id in self._pending:
-                    self._pending[message.request_id].is_cancelled = True
+                    self._pending[message.request_id].cancelled.add(message.request_id)
                 case wire.Prioritize() if message.request_id in self._pending:
-                    self._pending[message.request_id].priority = message.priority
+                    self._pending[message.request_id].priorities[message.request_id] = message.priority
                 case _:
-                    self._send(command(self._tokenizer, message))
+                    self._send(*commands(self._tokenizer, message))
 
     def tokenize_one(self) -> None:
         """Tokenize the oldest short prompt, if there is one."""
@@ -129,22 +137,38 @@ class TokenizerStage:
                 logger.exception("a prompt cannot be passed on")
 
     def _tokenize(self, pending: _Pending) -> None:
-        result = None if pending.is_cancelled else command(self._tokenizer, pending.message)
+        request_ids = pending.message.request_ids
+        if pending.is_cancelled:
+            results: Sequence[Command] = [_cancelled(request_id) for request_id in request_ids]
+        else:
+            results = commands(self._tokenizer, pending.message)
         with self._lock:
-            del self._pending[pending.message.request_id]
-            if result is None or pending.is_cancelled:
-                refusal = Refusal(message="the request was cancelled before it was tokenized", code="cancelled")
-                result = Refuse(request_id=pending.message.request_id, refusal=refusal)
-            elif isinstance(result, Submit) and pending.priority is not None:
-                result = dataclasses.replace(result, priority=pending.priority)
-            self._send(result)
+            for request_id in request_ids:
+                del self._pending[request_id]
+            self._send(*[_changed(result, pending) for result in results])
         if pending.num_bytes >= HUGE_BYTES:
-            del result
+            del results
             _give_memory_back()
 
-    def _send(self, command: Command) -> None:
-        if not self._is_closed:
-            self._outbox.send(wire.encode(wire.to_engine(command)))
+    def _send(self, *commands: Command) -> None:
+        for command in commands:
+            if not self._is_closed:
+                self._outbox.send(wire.encode(wire.to_engine(command)))
+
+
+def _changed(command: Command, pending: _Pending) -> Command:
+    """Return the command for a request after what happened to the request while its prompt was tokenized."""
+    if command.request_id in pending.cancelled:
+        return _cancelled(command.request_id)
+    priority = pending.priorities.get(command.request_id)
+    if priority is None or not isinstance(command, Submit):
+        return command
+    return dataclasses.replace(command, priority=priority)
+
+
+def _cancelled(request_id: str) -> Refuse:
+    refusal = Refusal(message="the request was cancelled before it was tokenized", code="cancelled")
+    return Refuse(request_id=request_id, refusal=refusal)
 
 
 def _give_memory_back() -> None:
@@ -153,26 +177,31 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
-    """Return the engine's command for `message`. Never raises: a request that fails becomes a `Refuse`."""
+def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Command]:
+    """Return the engine's commands for `message`: one for each of its requests.
+
+    Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
+    """
     match message:
         case wire.Cancel():
-            return Abort(request_id=message.request_id)
+            return [Abort(request_id=message.request_id)]
         case wire.Prioritize():
-            return SetPriority(request_id=message.request_id, priority=message.priority)
+            return [SetPriority(request_id=message.request_id, priority=message.priority)]
         case wire.Generate():
             try:
-                return _submit(tokenizer, message)
+                result = _submits(tokenizer, message)
             except ChatTemplateError as error:
-                refusal = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
+                result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
             except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
                 logger.warning("request %s cannot be tokenized: %s", message.request_id, error)
-                refusal = Refusal(
+                result = Refusal(
                     message=f"the prompt cannot be tokenized: {_encodable(error)}",
                     param="prompt",
                     code="invalid_prompt",
                 )
-            return Refuse(request_id=message.request_id, refusal=refusal)
+            if isinstance(result, Refusal):
+                return [Refuse(request_id=request_id, refusal=result) for request_id in message.request_ids]
+            return result
 
 
 def _encodable(error: Exception) -> str:
@@ -180,35 +209,43 @@ def _encodable(error: Exception) -> str:
     return str(error).encode(errors="replace").decode()
 
 
-def _submit(tokenizer: Tokenizer, message: wire.Generate) -> Command:
-    match message.prompt:
-        case wire.TokenPrompt(tokens=data):
-            tokens = np.frombuffer(data, dtype="<i4")
-        case wire.TextPrompt(text=text):
-            tokens = _encode(tokenizer, message, text, add_special_tokens=True)
-        case wire.ChatPrompt(messages=messages):
-            tokens = _encode(tokenizer, message, tokenizer.render_chat(messages), add_special_tokens=False)
+def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Refusal:
+    tokens = _prompt_tokens(tokenizer, message)
     if isinstance(tokens, Refusal):
-        return Refuse(request_id=message.request_id, refusal=tokens)
+        return tokens
     if not len(tokens):
-        refusal = Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
-        return Refuse(request_id=message.request_id, refusal=refusal)
+        return Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
     is_too_long = message.max_length is not None and len(tokens) > message.max_length  # the engine will refuse it
     sampling = _with_bad_words(tokenizer, message)
     if isinstance(sampling, Refusal):
-        return Refuse(request_id=message.request_id, refusal=sampling)
+        return sampling
     options = wire.TextOptions(
         stop=message.stop,
         stop_regex=message.stop_regex,
         prefix="" if is_too_long else _echo(tokenizer, message, tokens),
+        is_scoring=message.is_scoring,
     )
-    return Submit(
+    # The engine reports the log probabilities of a prompt with its first answer only.
+    shows_prompt = message.sampling.prompt_logprobs is not None
+    first = msgspec.structs.replace(options, first_token=int(tokens[0])) if shows_prompt else options
+    submit = Submit(
         request_id=message.request_id,
         tokens=tokens.astype("<i4", copy=False).tobytes(),
         sampling=sampling,
         priority=message.priority,
-        carry=wire.encode(options),
+        carry=wire.encode(first),
     )
+    return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
+
+
+def _prompt_tokens(tokenizer: Tokenizer, message: wire.Generate) -> NDArray[np.int32] | Refusal:
+    match message.prompt:
+        case wire.TokenPrompt(tokens=data):
+            return np.frombuffer(data, dtype="<i4")
+        case wire.TextPrompt(text=text):
+            return _encode(tokenizer, message, text, add_special_tokens=True)
+        case wire.ChatPrompt(messages=messages):
+            return _encode(tokenizer, message, tokenizer.render_chat(messages), add_special_tokens=False)
 
 
 def _encode(

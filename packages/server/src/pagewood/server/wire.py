@@ -56,15 +56,24 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     request_id: str
     prompt: Prompt
     sampling: SamplingParams
+    sibling_ids: tuple[str, ...] = ()
+    """Ids of further requests for the same prompt; with several, the prompt is still tokenized once."""
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     """Texts for `sampling.bad_words`, which has none yet: their tokens are known after the tokenizer."""
     echo: bool = False
     """Whether the answer begins with the text of the prompt."""
+    is_scoring: bool = False
+    """Whether nothing of the answer is shown but the prompt."""
     priority: int = 0
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Ids of the requests of all answers to the prompt, in their order."""
+        return (self.request_id, *self.sibling_ids)
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -90,6 +99,10 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     stop_regex: tuple[str, ...] = ()
     prefix: str = ""
     """Text to show before the answer."""
+    first_token: int | None = None
+    """The first token of the prompt, if the prompt's log probabilities are shown: the engine has none for it."""
+    is_scoring: bool = False
+    """Whether the tokens of the answer are not shown, nor counted."""
 
 
 class SubmitCommand(msgspec.Struct, frozen=True, tag="submit"):
@@ -191,6 +204,36 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
 FromEngine = Step | Loading | Pulse
 
 
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token and its log probability."""
+
+    token: int
+    data: bytes
+    """UTF-8, perhaps of a part of a character."""
+    logprob: float
+    """May be minus infinity."""
+
+
+class TokenEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A token of an answer or of a prompt, and the most probable tokens in its place."""
+
+    chosen: ScoredToken
+    rank: int
+    """1 for the most probable; 0 for the first token of a prompt, which has no probability."""
+    offset: int
+    """Characters of the shown text before the one that the token begins or continues."""
+    top: tuple[ScoredToken, ...]
+    """Best first."""
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of the tokens of one answer message."""
+
+    tokens: tuple[TokenEntry, ...]
+    prompt: tuple[TokenEntry, ...] | None = None
+    """Of all tokens of the prompt, once for a request; None: not in this message."""
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The result of one step for one client.
 
@@ -208,6 +251,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    logprobs: Logprobs | None = None
+    """None: there are none for this step, or none were asked for."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

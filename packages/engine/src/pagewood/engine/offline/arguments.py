@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.fan_out import fan_out
 from pagewood.engine.text import ChatMessage, ChatTemplateError, Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -64,6 +65,22 @@ def stop_expressions(stop_regex: object) -> tuple[str, ...]:
         TypeError: an expression is not a string.
     """
     return _strings("stop_regex", stop_regex)
+
+
+def num_answers(n: object) -> int:
+    """Return the number of answers to each prompt; None means one.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it is below 1.
+    """
+    if n is None:
+        return 1
+    if not _is_int(n):
+        raise TypeError(f"n must be an int or None, got {_short(n)}")
+    if cast("int", n) < 1:
+        raise ValueError(f"n must be >= 1, got {n}")
+    return int(cast("int", n))
 
 
 class Arguments:
@@ -142,8 +159,10 @@ class Arguments:
             raise ChatTemplateError(f"{name}: {error}") from error
         return self._text(name, text, add_special_tokens=False)
 
-    def submits(self, prompts: Sequence[bytes], sampling: object, priority: object) -> list[Submit]:
-        """Return a request for each prompt.
+    def submits(
+        self, prompts: Sequence[bytes], sampling: object, priority: object, *, num_answers: int = 1
+    ) -> list[Submit]:
+        """Return `num_answers` requests for each prompt, those of the first prompt first.
 
         Raises:
             TypeError: sampling parameters or a priority have the wrong type.
@@ -157,15 +176,17 @@ class Arguments:
         for name, one in priorities:
             if not _is_int(one):
                 raise TypeError(f"{name} must be an int, got {_short(one)}")
-        return [
-            Submit(
-                request_id=str(next(self._ids)),
+        submits: list[Submit] = []
+        for tokens, (_, params), (_, rank) in zip(prompts, samplings, priorities, strict=True):
+            first, *others = [str(next(self._ids)) for _ in range(num_answers)]
+            submit = Submit(
+                request_id=first,
                 tokens=tokens,
                 sampling=cast("SamplingParams", params),
                 priority=int(cast("int", rank)),
             )
-            for tokens, (_, params), (_, rank) in zip(prompts, samplings, priorities, strict=True)
-        ]
+            submits += fan_out(submit, others) if others else [submit]
+        return submits
 
     def _text(self, name: str, text: str, *, add_special_tokens: bool) -> bytes:
         try:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from pagewood.engine.api import Abort, SamplingParams
 from pagewood.engine.core.loop import EngineInfo
@@ -15,10 +15,11 @@ from pagewood.engine.offline.arguments import (
     Prompt,
     Prompts,
     engine_config,
+    num_answers,
     stop_expressions,
     stop_strings,
 )
-from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.text import Tokenizer
 
@@ -88,15 +89,40 @@ class AsyncLLM:
         """Close."""
         await self.close()
 
+    @overload
     async def generate(
         self,
         prompts: Prompts,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        n: None = None,
         stop: str | Sequence[str] = (),
         stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
-    ) -> list[Completion]:
+    ) -> list[Completion]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[list[Completion]]: ...
+
+    async def generate(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[Completion] | list[list[Completion]]:
         """Complete prompts; arguments and result are those of `LLM.generate`.
 
         Raises:
@@ -108,20 +134,45 @@ class AsyncLLM:
         """
         # In another thread, because tokenizing a long text takes long.
         tokens = await asyncio.to_thread(self._engine.arguments.prompts, prompts)
-        return await self._complete(tokens, sampling, stop, stop_regex, priority)
+        return await self._complete(tokens, sampling, n, stop, stop_regex, priority)
+
+    @overload
+    async def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: None = None,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[Completion]: ...
+
+    @overload
+    async def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[list[Completion]]: ...
 
     async def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        n: int | None = None,
         stop: str | Sequence[str] = (),
         stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
-    ) -> list[Completion]:
+    ) -> list[Completion] | list[list[Completion]]:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`."""
         tokens = await asyncio.to_thread(self._engine.arguments.conversations, conversations)
-        return await self._complete(tokens, sampling, stop, stop_regex, priority)
+        return await self._complete(tokens, sampling, n, stop, stop_regex, priority)
 
     def stream(
         self,
@@ -155,24 +206,37 @@ class AsyncLLM:
         )
 
     def _call(
-        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
+        self,
+        prompts: Sequence[bytes],
+        sampling: object,
+        stop: object,
+        stop_regex: object,
+        priority: object,
+        *,
+        num_answers: int = 1,
     ) -> tuple[Call, asyncio.Event]:
         """Return a call, and the event that is set when there is something to read or the engine has ended."""
         arguments, news = self._engine.arguments, asyncio.Event()
-        submits = arguments.submits(prompts, sampling, priority)
-        call = Call(
+        submits = arguments.submits(prompts, sampling, priority, num_answers=num_answers)
+        return Call(
             submits,
             tokenizer=arguments.tokenizer,
             stop=stop_strings(stop),
             stop_regex=stop_expressions(stop_regex),
             notify=news.set,
-        )
-        return call, news
+        ), news
 
     async def _complete(
-        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
-    ) -> list[Completion]:
-        call, news = self._call(prompts, sampling, stop, stop_regex, priority)
+        self,
+        prompts: Sequence[bytes],
+        sampling: object,
+        n: int | None,
+        stop: object,
+        stop_regex: object,
+        priority: object,
+    ) -> list[Completion] | list[list[Completion]]:
+        num_each = num_answers(n)
+        call, news = self._call(prompts, sampling, stop, stop_regex, priority, num_answers=num_each)
         self._engine.submit(call)
         try:
             while call.num_open:
@@ -182,7 +246,7 @@ class AsyncLLM:
                 self._engine.leave(call.read().ended)
         finally:
             self._engine.leave(call.request_ids)
-        return call.completions()
+        return call.completions() if n is None else by_prompt(call.completions(), num_each)
 
     def _stream(
         self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object

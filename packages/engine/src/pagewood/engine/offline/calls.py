@@ -5,9 +5,9 @@ from __future__ import annotations
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit
+from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit, TokenLogprob
 from pagewood.engine.text import TextStream, Tokenizer
 
 ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
@@ -28,11 +28,14 @@ class EngineFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Completion:
-    """The answer to one prompt.
+    """One answer to a prompt.
 
     `tokens` are the tokens that the model generated, without the end-of-sequence or stop token that ended them, and
     `text` is their text. After a stop string or expression they differ: `text` ends before the match, `tokens`
     ends with the token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
+
+    If the sampling parameters ask for them, `logprobs` has one entry for each of `tokens`, also for those of a stop
+    string, and `prompt_logprobs` one for each prompt token but the first.
 
     `num_drafted_tokens` counts the draft tokens that were verified for this prompt, `num_accepted_tokens` those of them
     that were accepted. Both are 0 if the engine does not speculate.
@@ -46,6 +49,8 @@ class Completion:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     refusal: Refusal | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def __repr__(self) -> str:
         """Return the beginning of the text, the number of tokens, and how it ended."""
@@ -57,6 +62,15 @@ class Completion:
             f"Completion({reprlib.repr(self.text)}, {len(self.tokens)} tokens, finish={self.finish.value}"
             f", {self.num_prompt_tokens} prompt tokens, {self.num_cached_tokens} of them cached{drafts}{refusal})"
         )
+
+
+def by_prompt(completions: Sequence[Completion], num_answers: int) -> list[list[Completion]]:
+    """Return the completions of each prompt, given all in the order of the prompts.
+
+    The engine reports the log probabilities of a prompt with its first answer only; the others get them here.
+    """
+    groups = [list(completions[i : i + num_answers]) for i in range(0, len(completions), num_answers)]
+    return [[replace(one, prompt_logprobs=group[0].prompt_logprobs) for one in group] for group in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +192,16 @@ class Router:
 
 
 class _Answer:
-    """The answer to one prompt as far as it is known."""
+    """One answer to a prompt as far as it is known."""
 
-    __slots__ = ("_stream", "_texts", "_tokens", "last")
+    __slots__ = ("_logprobs", "_prompt_logprobs", "_stream", "_texts", "_tokens", "last")
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()  # written by: take
         self.last: Delta | None = None
         """The Delta that completed it."""  # written by: take
 
@@ -193,11 +209,15 @@ class _Answer:
         """Add the tokens of one step; return the new text."""
         # One by one, so that the answer ends with the token that completes a stop string.
         text = ""
+        num_known = len(self._tokens)
         for token in delta.tokens:
             self._tokens.append(token)
             text += self._stream.push((token,))
             if self._stream.stopped_by is not None:
                 break
+        self._logprobs += delta.logprobs[: len(self._tokens) - num_known]
+        if delta.prompt_logprobs:
+            self._prompt_logprobs = delta.prompt_logprobs
         if delta.finish is not None and self._stream.stopped_by is None:
             text += self._stream.finish()
         if delta.finish is not None or self._stream.stopped_by is not None:
@@ -218,4 +238,6 @@ class _Answer:
             num_drafted_tokens=self.last.num_drafted_tokens,
             num_accepted_tokens=self.last.num_accepted_tokens,
             refusal=self.last.refusal,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
         )

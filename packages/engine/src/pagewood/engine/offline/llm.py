@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from tqdm import tqdm
 
@@ -18,10 +18,11 @@ from pagewood.engine.offline.arguments import (
     Prompt,
     Prompts,
     engine_config,
+    num_answers,
     stop_expressions,
     stop_strings,
 )
-from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.text import Tokenizer
 
@@ -78,28 +79,56 @@ class LLM:
         """Return the engine's counters: what it has done, and what it holds now."""
         return self._engine.counters()
 
+    @overload
     def generate(
         self,
         prompts: Prompts,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        n: None = None,
         stop: str | Sequence[str] = (),
         stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
-    ) -> list[Completion]:
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[list[Completion]]: ...
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[Completion] | list[list[Completion]]:
         """Complete prompts. A progress bar appears if it takes longer than two seconds.
 
         Args:
             prompts: one prompt or several, each text or token ids.
             sampling: for all prompts, or one for each; None: what the model's folder recommends.
+            n: answers to each prompt, which is computed once. If `sampling` has a seed, the first answer has that seed,
+                and the others have seeds derived from it (`fan_out.answer_seed`). None: one answer.
             stop: string or strings at which a text ends.
             stop_regex: regular expression or expressions of RE2 at whose first match a text ends. A match must be
                 limited to 256 characters; as many as the longest match may have are held back in a stream.
             priority: for all prompts, or one for each; if not all can run at once, higher priorities go first.
 
         Returns:
-            One completion for each prompt, in the order of the prompts. If the engine refuses one of several prompts,
-            for example because it is too long, its `Completion.refusal` says why and the others are answered.
+            One completion for each prompt, in the order of the prompts. If `n` is given, also if it is 1, a list of n
+            completions for each prompt instead. If the engine refuses one of several prompts, for example because it is
+            too long, its `Completion.refusal` says why and the others are answered.
 
         Raises:
             TypeError: an argument has the wrong type. Nothing was computed.
@@ -109,28 +138,54 @@ class LLM:
             EngineFailedError: the engine has failed.
         """
         self._engine.check()
-        return self._complete(self._arguments.prompts(prompts), sampling, stop, stop_regex, priority)
+        return self._complete(self._arguments.prompts(prompts), sampling, n, stop, stop_regex, priority)
+
+    @overload
+    def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: None = None,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[Completion]: ...
+
+    @overload
+    def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int,
+        stop: str | Sequence[str] = (),
+        stop_regex: str | Sequence[str] = (),
+        priority: int | Sequence[int] = 0,
+    ) -> list[list[Completion]]: ...
 
     def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        n: int | None = None,
         stop: str | Sequence[str] = (),
         stop_regex: str | Sequence[str] = (),
         priority: int | Sequence[int] = 0,
-    ) -> list[Completion]:
+    ) -> list[Completion] | list[list[Completion]]:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`.
 
         Args:
             conversations: lists of `{"role": ..., "content": ...}`.
             sampling: see `generate`.
+            n: see `generate`.
             stop: see `generate`.
             stop_regex: see `generate`.
             priority: see `generate`.
         """
         self._engine.check()
-        return self._complete(self._arguments.conversations(conversations), sampling, stop, stop_regex, priority)
+        return self._complete(self._arguments.conversations(conversations), sampling, n, stop, stop_regex, priority)
 
     def stream(
         self,
@@ -177,24 +232,32 @@ class LLM:
         self.close()
 
     def _complete(
-        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
-    ) -> list[Completion]:
-        call = self._call(prompts, sampling, stop, stop_regex, priority)
-        with tqdm(total=len(prompts), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
+        self,
+        prompts: Sequence[bytes],
+        sampling: object,
+        n: int | None,
+        stop: object,
+        stop_regex: object,
+        priority: object,
+    ) -> list[Completion] | list[list[Completion]]:
+        num_each = num_answers(n)
+        submits = self._arguments.submits(prompts, sampling, priority, num_answers=num_each)
+        call = Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop), stop_regex=stop_expressions(stop_regex))
+        with tqdm(
+            total=len(submits),
+            unit="prompt" if n is None else "answer",
+            disable=None,
+            delay=_PROGRESS_AFTER_S,
+            leave=False,
+        ) as bar:
             self._engine.complete(call, bar.update)
-        return call.completions()
+        return call.completions() if n is None else by_prompt(call.completions(), num_each)
 
     def _stream(self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object) -> Stream:
-        return Stream(self._engine, self._call([prompt], sampling, stop, stop_regex, priority))
-
-    def _call(
-        self, prompts: Sequence[bytes], sampling: object, stop: object, stop_regex: object, priority: object
-    ) -> Call:
-        return Call(
-            self._arguments.submits(prompts, sampling, priority),
-            tokenizer=self.tokenizer,
-            stop=stop_strings(stop),
-            stop_regex=stop_expressions(stop_regex),
+        submits = self._arguments.submits([prompt], sampling, priority)
+        return Stream(
+            self._engine,
+            Call(submits, tokenizer=self.tokenizer, stop=stop_strings(stop), stop_regex=stop_expressions(stop_regex)),
         )
 
 

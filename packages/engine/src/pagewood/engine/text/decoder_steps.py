@@ -69,6 +69,22 @@ def step_makers(decoder: Any) -> list[Callable[[], Step]] | None:
     return makers
 
 
+def step_types(decoder: Any) -> set[str]:
+    """Return the types of the steps of `decoder`, such as "ByteLevel"; none if it has no description."""
+    if decoder is None:
+        return set()
+    try:
+        return {step["type"] for step in _flat(json.loads(decoder.__getstate__()))}
+    except Exception:  # a decoder written in Python has no description
+        return set()
+
+
+def byte_of_piece(piece: str) -> int | None:
+    """Return the byte that a piece such as `<0xE2>` stands for; None for other pieces."""
+    byte = _BYTE_PIECE.fullmatch(piece) if piece.startswith("<0x") else None
+    return None if byte is None else int(byte[1], 16)
+
+
 def _flat(spec: dict[str, Any]) -> list[dict[str, Any]]:
     if spec["type"] != "Sequence":
         return [spec]
@@ -229,9 +245,9 @@ class _ByteRuns:
     def push(self, pieces: list[str]) -> list[str]:
         ready: list[str] = []
         for piece in pieces:
-            byte = _BYTE_PIECE.fullmatch(piece) if piece.startswith("<0x") else None
+            byte = byte_of_piece(piece)
             if byte is not None:
-                self._run.append(int(byte[1], 16))
+                self._run.append(byte)
             else:
                 if self._run:
                     ready += self.end()

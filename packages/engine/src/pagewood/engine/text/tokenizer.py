@@ -17,6 +17,7 @@ from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTe
 from pagewood.engine.text.incremental import IncrementalDecoder, incremental_decoder
 from pagewood.engine.text.length_bound import LengthBound, length_bound
 from pagewood.engine.text.panics import panics_as_errors
+from pagewood.engine.text.token_bytes import TokenBytes
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -24,7 +25,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 class Tokenizer:
     """Turns text into ids and back. Invariant: holds no state of any text, so one serves every request and thread."""
 
-    __slots__ = ("_bound", "_chat_template", "_decoders", "_tokenizer")
+    __slots__ = ("_bound", "_chat_template", "_decoders", "_token_bytes", "_tokenizer")
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
         tokenizer.no_truncation()
@@ -35,6 +36,7 @@ class Tokenizer:
         self._decoders: dict[bool, Callable[[], IncrementalDecoder]] = {
             skip: incremental_decoder(tokenizer, skip_special_tokens=skip) for skip in (False, True)
         }
+        self._token_bytes: dict[bool, TokenBytes] = {}  # written by: token_bytes
 
     @staticmethod
     def from_folder(path: str | Path) -> Tokenizer:
@@ -101,6 +103,20 @@ class Tokenizer:
         ids = [int(token) for token in tokens]
         with panics_as_errors():
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int, *, skip_special_tokens: bool = False) -> bytes:
+        """Return the bytes that `token` adds in the middle of a text: UTF-8, perhaps of a part of a character.
+
+        Special tokens have the bytes of their content, or none if they are skipped. Unknown tokens have none.
+
+        Raises:
+            TokenizerPanic: the tokenizers library failed on this token.
+        """
+        known = self._token_bytes.get(skip_special_tokens)
+        if known is None:
+            known = TokenBytes(self._tokenizer, skip_special_tokens=skip_special_tokens)
+            self._token_bytes[skip_special_tokens] = known
+        return known.of(token)
 
     def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt text of a conversation.

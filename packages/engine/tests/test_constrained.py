@@ -1,0 +1,119 @@
+"""Requests with a grammar on real models: a draw waits for its mask, and forced tokens are computed together.
+
+The grammars are those of the echo model, which know any vocabulary. Engines must give the text of plain decoding, one
+request at a time, under overlap, chunks, preemption, cache hits, aborts and drafts for other requests.
+"""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine.api import Grammar, SamplingParams
+from pagewood.engine.core import batch, loop, retire
+from pagewood.engine.runner.cpu import adjustments
+from pagewood.engine.runner.cuda.adjust import forbid
+from pagewood.engine.testing.echo_grammar import allowed_tokens, random_grammar, read_mask, write_mask
+from seeded_faults import Edit, seed_fault
+from speculating import arrival, make, plain_answer, random_drafting, random_traffic, run, traffic
+from tiny_models import model_folder
+
+VOCAB_SIZE = 60
+
+
+def constrained(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
+    """Return the parameters with a random grammar, sometimes with reports and penalties."""
+    return replace(
+        sampling,
+        grammar=random_grammar(rng) if rng.random() < 0.6 else None,
+        logprobs=rng.choice((None, None, 2)),
+        repetition_penalty=rng.choice((1.0, 1.0, 1.5)),
+        logit_bias=rng.choice(((), (), ((3, 2.0), (7, -100.0)))),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(["off", "off", "ngram", "unrelated", "eagle"]))
+def test_engines_constrain_as_plain_decoding_does(rng: random.Random, kind: str) -> None:
+    scenario = random_traffic(rng, overlap=rng.random() < 0.7)
+    arrivals = tuple(replace(one, sampling=constrained(rng, one.sampling)) for one in scenario.arrivals)
+    model, drafter = make("suffix" if kind == "off" else kind, "llama")
+    options: dict[str, Any] = {"num_tokens": rng.choice((2, 4, 8)), "make_drafting": random_drafting(rng)}
+    if kind in ("unrelated", "eagle") and rng.random() < 0.5:
+        options |= {"speculative_topk": 2, "make_drafting": None}
+    run(replace(scenario, arrivals=arrivals), model=model, drafter=None if kind == "off" else drafter, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_plain_answer_is_in_its_grammar(temperature: float) -> None:
+    """The oracle of the other tests, one token after the other."""
+    num_tokens = 0
+    for seed in range(12):
+        grammar = Grammar(kind="regex", text=f"{seed} 20 999 0")
+        sampling = SamplingParams(max_tokens=40, temperature=temperature, seed=seed, ignore_eos=True, grammar=grammar)
+        tokens = plain_answer(model_folder("llama"), False, (seed + 1, 5, 9), sampling).tokens
+        for num, token in enumerate(tokens):
+            assert token in allowed_tokens(grammar, tokens[:num], frozenset(), VOCAB_SIZE)
+        assert len(tokens) == 20
+        num_tokens += len(set(tokens))
+    assert num_tokens > 100
+
+
+def test_the_neighbours_of_a_constrained_request_get_the_same_tokens() -> None:
+    others = [arrival([i, 8, 9], max_tokens=30, temperature=0.8, seed=i) for i in range(3)]
+    alone = [plain_answer(model_folder("llama"), False, one.prompt, one.sampling).tokens for one in others]
+    assert len({len(tokens) for tokens in alone}) == 1
+    grammar = Grammar(kind="regex", text="3 40 999 0")
+    scenario = traffic([*others, arrival([4, 4], max_tokens=30, grammar=grammar)], num_pages=80, page_size=4)
+    run(scenario, model=model_folder("llama"), drafter=None)
+
+
+def test_a_mask_on_a_cuda_device_leaves_the_allowed_tokens() -> None:
+    rng = np.random.default_rng(0)
+    logits = torch.randn(5, 70)
+    allowed = [sorted(rng.choice(70, 9, replace=False).tolist()), [69], list(range(70))]
+    masks = np.zeros((3, 3), np.int32)
+    for row, tokens in zip(masks, allowed, strict=True):
+        write_mask(tokens, row)
+        assert read_mask(row) == tokens
+    changed = forbid(logits, np.array([3, 0, 2]), masks)
+    for row, tokens in zip((3, 0, 2), allowed, strict=True):
+        assert torch.isfinite(changed[row]).nonzero().flatten().tolist() == tokens
+        assert torch.equal(changed[row, tokens], logits[row, tokens])
+    assert torch.equal(changed[[1, 4]], logits[[1, 4]])
+
+
+FAULTS: dict[str, list[Edit]] = {
+    "masks of another row": [(adjustments.RowAdjustments, "constrain", "self._table[rows,", "self._table[rows[::-1],")],
+    "former request's mask": [(adjustments.RowAdjustments, "begin", "self._table[row] = 0", "pass")],
+    "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
+    "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
+    "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
+    "forced token lost": [(retire, "_follow", "tokens += forced", "pass")],
+}
+
+
+def check_all() -> None:
+    """Run tests that must find every fault."""
+    grammars = [Grammar(kind="regex", text=f"{seed} 30 999 0") for seed in (3, 4, 5)]
+    some = [arrival([i, 8], max_tokens=30, grammar=grammar, temperature=0.0) for i, grammar in enumerate(grammars)]
+    later = [arrival([9, 8, i], at_step=60, max_tokens=12, temperature=0.0, logit_bias=((3, 0.1),)) for i in range(3)]
+    run(traffic([*some, *later], num_pages=80, page_size=4, max_running=3), model=model_folder("llama"), drafter=None)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all()
+    seed_fault(FAULTS[fault], monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any error counts
+        check_all()
