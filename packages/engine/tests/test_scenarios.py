@@ -360,7 +360,9 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     ],
     "forced tokens without their log probabilities": [(retire, "_follow", "request.sampling.logprobs is None and", "")],
     "not ended with its grammar": [(retire, "_follow", "reason is None and matcher.is_finished", "False")],
-    "failure of a matcher not seen": [(Engine, "_constrain", "reason is not None", "False")],
+    "failure of a matcher not seen": [
+        (loop, "retire", "if failure is not None:", "if False:")
+    ],
     "draws not constrained": [(loop, "fill_masks", "matcher.fill(mask)", "mask.fill(-1)")],
     "given as drafts": [(speculation.Speculation, "extend", "and grant.request.matcher is None", "")],
 }

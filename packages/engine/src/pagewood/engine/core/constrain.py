@@ -67,8 +67,10 @@ class Constrained(Protocol):
 def fill_masks(requests: Iterable[Constrained], masks: Int32) -> None:
     """Write the tokens that may be drawn next; all, for a request that has ended or whose matcher fails.
 
+    A matcher that has failed does not go on either, so its request ends when the step is retired.
+
     Args:
-        requests: whose draws wait; the errors of their matchers are to be read afterwards.
+        requests: whose draws wait.
         masks: `[requests, words of a mask]`, written.
     """
     for request, mask in zip(requests, masks, strict=True):

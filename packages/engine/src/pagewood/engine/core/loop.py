@@ -17,7 +17,7 @@ from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant, Planner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
-from pagewood.engine.core.retire import broken_grammar, end, release_drained, retire
+from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
 
@@ -282,11 +282,6 @@ class Engine:
             fill_masks(requests, masks)
         finally:
             pending.handle.constrain(masks)
-        for request in requests:
-            reason = None if request.matcher is None else request.matcher.error
-            if reason is not None and not request.has_ended:
-                refusal = broken_grammar(reason)
-                self._send([end(self._state, self._kv, request, FinishReason.ERROR, refusal=refusal)])
 
     def _finish(self, pending: Pending | None) -> None:
         """Wait for a step and retire it."""

@@ -61,10 +61,10 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         request.num_computed = request.num_known - 1
         if start < request.num_prompt:
             kv.publish(request)
-        if request.matcher is not None and reason is not FinishReason.STOP:
+        if request.matcher is not None:
             failure = None if request.matcher.advance(tokens) else request.matcher.error
             if failure is not None:
-                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=broken_grammar(failure)))
+                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure)))
                 continue
             reason, tokens = _follow(request, request.matcher, reason, tokens)
         entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
@@ -135,7 +135,7 @@ def _follow(
     return FinishReason.STOP if reason is None and matcher.is_finished else reason, tokens
 
 
-def broken_grammar(reason: str) -> Refusal:
+def _broken_grammar(reason: str) -> Refusal:
     """Return why a request ends whose matcher has failed."""
     return Refusal(
         message=f"the grammar of this request cannot be followed any further: {reason}", code="grammar_failed"

@@ -6,7 +6,8 @@ the first grammar does. Nothing here knows the engine's core, torch or a model.
 """
 
 from pagewood.engine.grammar.compiler import GrammarCompiler, Pending
-from pagewood.engine.grammar.matcher import Backend, Mask, Matcher, Prototype, mask_words
+from pagewood.engine.grammar.mask import Mask, mask_words
+from pagewood.engine.grammar.matcher import Backend, Matcher, Prototype
 from pagewood.engine.grammar.open_backend import BackendName, open_backend
 
 __all__ = [

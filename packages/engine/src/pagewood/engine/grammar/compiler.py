@@ -15,6 +15,8 @@ from pagewood.engine.grammar.matcher import Backend, Matcher, Prototype
 _STACK_BYTES = 256 << 20
 """Stack of a thread that compiles. llguidance compiles references by recursion, and a few hundred of them
 need more than the usual 8 MiB. The system provides the memory as it is used."""
+_MAX_CHARACTERS = 4_000_000
+"""Characters of all grammars that are remembered: a bound on their memory, which is 100 to 1,000 bytes for each."""
 _MAX_MESSAGE = 1_000
 _TOO_LATE = "the grammar was not compiled in time"
 _stack_size_lock = threading.Lock()
@@ -121,7 +123,9 @@ class GrammarCompiler:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._max_queued = max_queued
         self._current: dict[bytes, _Job] = {}
-        self._remembered: OrderedDict[bytes, Prototype | Refusal] = OrderedDict()
+        self._remembered: OrderedDict[bytes, _Job] = OrderedDict()
+        self._num_characters = 0
+        """Of the texts of all that is remembered."""
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
@@ -139,7 +143,7 @@ class GrammarCompiler:
         key = sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass")).digest()
         deadline = self._clock() + self._deadline_s
         with self._lock:
-            job = self._known(key, grammar)
+            job = self._known(key)
             if job is None:
                 job = self._start(key, grammar, deadline)
             job.deadline = max(job.deadline, deadline)
@@ -155,15 +159,17 @@ class GrammarCompiler:
             for _ in self._threads:
                 self._jobs.put(None)
             self._remembered.clear()
+            self._num_characters = 0
 
-    def _known(self, key: bytes, grammar: Grammar) -> _Job | None:
+    def _known(self, key: bytes) -> _Job | None:
         """Return a job for a grammar that is remembered or being compiled."""
-        outcome = self._remembered.get(key)
-        if outcome is not None:
-            if isinstance(outcome, Refusal) or not outcome.is_spoiled:
-                self._remembered.move_to_end(key)
-                return _Job.ended(key, grammar, outcome)
-            del self._remembered[key]
+        job = self._remembered.get(key)
+        if job is None:
+            return self._current.get(key)
+        if isinstance(job.outcome, Refusal) or (job.outcome is not None and not job.outcome.is_spoiled):
+            self._remembered.move_to_end(key)
+            return job
+        self._forget(key)
         return self._current.get(key)
 
     def _start(self, key: bytes, grammar: Grammar, deadline: float) -> _Job:
@@ -213,26 +219,30 @@ class GrammarCompiler:
 
     def _end(self, job: _Job, outcome: Prototype | Refusal, *, remembers: bool) -> None:
         self._current.pop(job.key, None)
-        if remembers and not self._is_closed:
-            self._remembered[job.key] = outcome
-            if len(self._remembered) > self._max_remembered:
-                self._remembered.popitem(last=False)
         job.outcome = outcome
         job.finished.set()
+        if remembers and not self._is_closed:
+            self._remembered[job.key] = job
+            self._num_characters += job.num_characters
+            while len(self._remembered) > self._max_remembered or self._num_characters > _MAX_CHARACTERS:
+                self._forget(next(iter(self._remembered)))
+
+    def _forget(self, key: bytes) -> None:
+        self._num_characters -= self._remembered.pop(key).num_characters
 
 
 class _Job:
     """One grammar to compile, for all requests that ask for it meanwhile."""
 
-    __slots__ = ("deadline", "finished", "grammar", "key", "outcome")
+    __slots__ = ("deadline", "finished", "grammar", "key", "num_characters", "outcome")
 
     def __init__(self, key: bytes, grammar: Grammar) -> None:
         self.key = key
         self.grammar = grammar
-        self.deadline = 0.0
-        """The latest of its requests; written by: GrammarCompiler."""
-        self.outcome: Prototype | Refusal | None = None
-        """written by: GrammarCompiler."""
+        self.num_characters = len(grammar.text)
+        self.deadline = 0.0  # written by: GrammarCompiler
+        """The latest of its requests."""
+        self.outcome: Prototype | Refusal | None = None  # written by: GrammarCompiler, _Job.ended
         self.finished = threading.Event()
 
     @staticmethod

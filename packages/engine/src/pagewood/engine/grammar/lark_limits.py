@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from pagewood.engine.grammar.limits import MAX_EXPRESSION, MAX_EXPRESSIONS, MAX_LARK, check_size
+from pagewood.engine.grammar.limits import MAX_EXPRESSION, MAX_EXPRESSIONS, MAX_LARK, MAX_LITERAL, check_size
 from pagewood.engine.grammar.schema_limits import check_schema
 
 MAX_PARENTHESES = 5_000
 """Conditions of rules (`%if`) are parsed by recursion."""
+MAX_DEPTH = 200
+"""Levels of references. They are compiled by recursion, and an error at the end of a chain is passed up with the whole
+call stack if RUST_BACKTRACE is set: 2,000 levels took a minute."""
 
 _LEXEME = re.compile(
     r"""
@@ -33,9 +36,11 @@ _decoder = json.JSONDecoder()
 
 @dataclass(slots=True)
 class _Definition:
-    """A rule or a terminal: the characters of its own expressions, and the terminals that it refers to."""
+    """A rule or a terminal: the characters of its own expressions, and the names that it refers to."""
 
     is_terminal: bool
+    is_expression: bool
+    """Whether it becomes one expression: a terminal, or a rule with attributes, such as lazy."""
     size: int = 0  # written by: _definitions
     references: list[str] = field(default_factory=list[str])  # written by: _definitions
 
@@ -46,26 +51,26 @@ def check_lark(text: str) -> None:
     Wrong syntax is left to the library.
     """
     check_size("lark grammar", text, MAX_LARK)
-    if text.count("(") > MAX_PARENTHESES:
-        raise ValueError(f"lark grammar must have at most {MAX_PARENTHESES} parentheses, got {text.count('(')}")
+    if (number := text.count("(")) > MAX_PARENTHESES:
+        raise ValueError(f"lark grammar must have at most {MAX_PARENTHESES} parentheses, got {number}")
     definitions = _definitions(text)
-    sizes: dict[str, int] = {}
+    sizes = _expanded_sizes(definitions)
     for name, definition in definitions.items():
-        size = _expanded(name, definitions, sizes)
-        if definition.is_terminal and size > MAX_EXPRESSION:
+        if definition.is_expression and sizes[name] > MAX_EXPRESSION:
             raise ValueError(
-                f"lark terminal {name} must have at most {MAX_EXPRESSION} characters with all that it refers to, "
-                f"got {size}"
+                f"lark {name} must have at most {MAX_EXPRESSION} characters with all terminals that it refers to, "
+                f"got {sizes[name]}"
             )
-    total = sum(sizes[name] for name in definitions)
-    if total > MAX_EXPRESSIONS:
-        raise ValueError(f"lark grammar must have at most {MAX_EXPRESSIONS} characters, all references expanded")
+    if (total := sum(sizes.values())) > MAX_EXPRESSIONS:
+        raise ValueError(
+            f"lark grammar must have at most {MAX_EXPRESSIONS} characters with its terminals expanded, got {total}"
+        )
 
 
 def _definitions(text: str) -> dict[str, _Definition]:
     """Return all rules and terminals by name; one that is defined twice has both bodies."""
     definitions: dict[str, _Definition] = {}
-    current = _Definition(is_terminal=False)
+    current = _Definition(is_terminal=False, is_expression=False)
     lexemes = list(_lexemes(text))
     depth = 0
     for index, (kind, value) in enumerate(lexemes):
@@ -74,7 +79,9 @@ def _definitions(text: str) -> dict[str, _Definition]:
             case "name" if depth == 0 and following in (":", "[", "{", "."):
                 if _begins_definition(lexemes, index):
                     name = value.lstrip("!?")
-                    current = definitions.setdefault(name, _Definition(is_terminal=name.lstrip("_")[:1].isupper()))
+                    is_terminal = name.lstrip("_")[:1].isupper()
+                    new = _Definition(is_terminal=is_terminal, is_expression=is_terminal or following == "[")
+                    current = definitions.setdefault(name, new)
                 else:
                     current.references.append(value)
             case "name" if depth and value in _UNSUPPORTED and following == "=":
@@ -82,6 +89,7 @@ def _definitions(text: str) -> dict[str, _Definition]:
             case "name":
                 current.references.append(value)
             case "string" | "regex" | "json":
+                check_size(f"lark {kind}", value, MAX_EXPRESSION if kind == "regex" else MAX_LITERAL)
                 current.size += len(value)
             case "other" if value in "[]":
                 depth = max(0, depth + (1 if value == "[" else -1))
@@ -126,30 +134,38 @@ def _lexemes(text: str) -> Iterator[tuple[str, str]]:
 def _after_json(keyword: str, text: str, start: int) -> int:
     try:
         value, end = _decoder.raw_decode(text, start)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"lark grammar must have JSON after {keyword} that is not nested too deeply") from None
+    except ValueError as error:
         raise ValueError(f"lark grammar must have JSON after {keyword}: {error}") from None
     if keyword == "%json":
         check_schema(value, allows_options=True)
     return end
 
 
-def _expanded(name: str, definitions: dict[str, _Definition], sizes: dict[str, int]) -> int:
-    """Return the size of a definition with all terminals that it refers to, without recursion; cycles count once."""
-    waiting = [name]
-    open_: set[str] = set()
-    while waiting:
-        top = waiting[-1]
-        if top in sizes:
-            waiting.pop()
-            continue
-        definition = definitions[top]
-        terminals = [name for name in definition.references if name in definitions and definitions[name].is_terminal]
-        missing = [name for name in dict.fromkeys(terminals) if name not in sizes and name not in open_]
-        if missing and top not in open_:
-            open_.add(top)
-            waiting += missing
-            continue
-        sizes[top] = definition.size + sum(sizes.get(name, 0) for name in terminals)
-        open_.discard(top)
-        waiting.pop()
-    return sizes[name]
+def _expanded_sizes(definitions: dict[str, _Definition]) -> dict[str, int]:
+    """Return the size of each definition with all terminals that it refers to; in a circle, each counts once.
+
+    Raises:
+        ValueError: a definition refers to another, that one to a third, and so on for too many levels.
+    """
+    sizes: dict[str, int] = {}
+    open_: dict[str, Iterator[str]] = {}  # the path from a definition to the one that is being looked at
+    for first in definitions:
+        if first not in sizes:
+            open_[first] = iter(definitions[first].references)
+        while open_:
+            name, references = next(reversed(open_.items()))
+            inner = next((inner for inner in references if inner in definitions and inner not in sizes), None)
+            if inner is None:
+                del open_[name]
+                definition = definitions[name]
+                terminals = (inner for inner in definition.references if inner in sizes)
+                sizes[name] = definition.size + sum(
+                    sizes[inner] for inner in terminals if definitions[inner].is_terminal
+                )
+            elif inner not in open_:
+                open_[inner] = iter(definitions[inner].references)
+                if len(open_) > MAX_DEPTH:
+                    raise ValueError(f"lark grammar must refer at most {MAX_DEPTH} levels deep, from {first}")
+    return sizes

@@ -20,6 +20,8 @@ MAX_EXPRESSION = 4_096
 this size takes up to 0.1 s in the worst case, and four times that for twice the size."""
 MAX_EXPRESSIONS = 65_536
 """Characters of all regular expressions of a grammar together."""
+MAX_LITERAL = 16_384
+"""Characters of one string that is matched as it is; each takes about a kilobyte."""
 MAX_NESTING = 100
 """Levels of brackets in JSON."""
 MAX_CHOICES = 10_000
@@ -82,7 +84,7 @@ def read_choices(text: str) -> list[str]:
             raise ValueError(f"choice[{index}] must be a string that is not empty, got {json.dumps(choice)[:100]}")
         if choice in seen:
             raise ValueError(f"choice must have distinct strings, got {json.dumps(choice)[:100]} twice")
-        check_size(f"choice[{index}]", choice, MAX_TEXT)
+        check_size(f"choice[{index}]", choice, MAX_LITERAL)
         seen.add(choice)
     return cast("list[str]", choices)
 

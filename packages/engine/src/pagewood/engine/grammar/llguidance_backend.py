@@ -8,6 +8,7 @@ Source: https://github.com/guidance-ai/llguidance
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -18,12 +19,13 @@ import numpy as np
 from pagewood.engine.api import Grammar
 from pagewood.engine.grammar.lark_limits import check_lark
 from pagewood.engine.grammar.limits import check_expression, read_choices, read_json
-from pagewood.engine.grammar.matcher import Mask, mask_words
+from pagewood.engine.grammar.mask import EndTokens, Mask, mask_words
+from pagewood.engine.grammar.request_matcher import RequestMatcher
 from pagewood.engine.grammar.schema_limits import check_schema
 from pagewood.engine.grammar.structural_tag import lark_of_tag
 
 _MAX_MESSAGE = 500
-_LIMITS = {
+_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -33,13 +35,15 @@ _LIMITS = {
 }
 """Limits of a grammar and of one mask, in the library's units; it fails with a message when one is reached. Its own
 defaults, but fewer states: one takes 1 to 2 kB, and they are kept as long as the grammar is cached."""
-_NOT_ALLOWED = "doesn't satisfy the grammar"
+_SHARED_FAILURES = ("lexer error", "panic", "Poison")
+"""What messages say of failures that all matchers of a prototype share; others are a matcher's own."""
 
 
 class LLGuidanceBackend:
     """llguidance with the vocabulary of a model. Safe to use from all threads.
 
-    Compiling and filling release the interpreter's lock; advancing keeps it, but takes microseconds.
+    Compiling and filling release the interpreter's lock: another thread kept 70 to 95% of its speed. Advancing keeps
+    it, mostly for microseconds.
     """
 
     __slots__ = ("_eos_token_ids", "_limits", "_max_whitespace", "_tokenizer", "_vocab_size")
@@ -54,19 +58,18 @@ class LLGuidanceBackend:
             max_whitespace: most characters of white space in one place of a JSON text.
 
         Raises:
-            ValueError: the library cannot read the tokenizer.
+            ValueError: the library cannot read the tokenizer, or it has more tokens than there are logits.
         """
+        for token in eos_token_ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"eos_token_ids must be in [0, {vocab_size}), got {token}")
         # The library needs an id for the end; a model that has none lends one that is not text either.
         eos_token_ids = tuple(eos_token_ids) or _first_special(tokenizer)
         try:
             with _panics_as_errors():
                 self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
-            raise ValueError(f"tokenizer must be one that llguidance can read: {_short(str(error))}") from None
-        if self._tokenizer.vocab_size != vocab_size:
-            raise ValueError(
-                f"vocab_size must be that of the tokenizer, {self._tokenizer.vocab_size}, got {vocab_size}"
-            )
+            raise ValueError(f"tokenizer must be one that llguidance takes: {_short(str(error))}") from None
         self._eos_token_ids = frozenset(eos_token_ids)
         self._limits = llguidance.LLParserLimits(verbose_errors=False, **_LIMITS)
         self._max_whitespace = max_whitespace
@@ -139,196 +142,77 @@ class LLGuidancePrototype:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
-        self.is_spoiled = False
-        """Whether a limit of the lexer has been reached; written by: LLGuidanceMatcher."""
+        self.is_spoiled = False  # written by: _LLGuidanceState
+        """Whether a limit of the lexer has been reached."""
 
-    def matcher(self, end_tokens: frozenset[int]) -> LLGuidanceMatcher:
+    def matcher(self, end_tokens: frozenset[int]) -> RequestMatcher:
         """Return a matcher at the start of the grammar.
 
         Raises:
             ValueError: an end token is not in the vocabulary.
         """
-        for token in end_tokens:
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(f"end_tokens must be in [0, {self._vocab_size}), got {token}")
-        ends = _Ends(end_tokens, self.eos_token_ids | end_tokens)
-        return LLGuidanceMatcher(self, self._matcher.deep_copy(), ends=ends, vocab_size=self._vocab_size)
+        ends = EndTokens(end_tokens, others=self.eos_token_ids, vocab_size=self._vocab_size)
+        state = _LLGuidanceState(self, self._matcher.deep_copy(), 4 * mask_words(self._vocab_size))
+        return RequestMatcher(state, ends=ends, vocab_size=self._vocab_size)
 
 
-class _Ends:
-    """The end tokens of a request as bits of a mask. Immutable."""
+class _LLGuidanceState:
+    """A matcher of the library as a `LibraryState`."""
 
-    __slots__ = ("_allowed", "_cleared", "_words", "tokens")
+    __slots__ = ("_matcher", "_num_bytes", "_prototype", "failure")
 
-    def __init__(self, tokens: frozenset[int], cleared: frozenset[int]) -> None:
-        """Prepare the bits of `tokens`, and of those that the library sets or may set for another reason."""
-        self.tokens = tokens
-        self._words = np.array(sorted({token // 32 for token in cleared}), dtype=np.intp)
-        place = {int(word): index for index, word in enumerate(self._words)}
-        keep = np.full(len(place), 0xFFFFFFFF, dtype=np.uint32)
-        allowed = np.zeros(len(place), dtype=np.uint32)
-        for token in cleared:
-            keep[place[token // 32]] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
-        for token in tokens:
-            allowed[place[token // 32]] |= np.uint32(1 << token % 32)
-        self._cleared = keep.view(np.int32)
-        self._allowed = allowed.view(np.int32)
-
-    def write(self, row: Mask, *, can_end: bool) -> None:
-        """Set the end tokens in `row` if `can_end`, and clear the others."""
-        words = row[self._words] & self._cleared
-        row[self._words] = words | self._allowed if can_end else words
-
-
-class LLGuidanceMatcher:
-    """The state of one request in a grammar of llguidance; see `Matcher`."""
-
-    __slots__ = ("_ends", "_error", "_has_ended", "_matcher", "_num_bytes", "_prototype", "_vocab_size")
-
-    def __init__(self, prototype: LLGuidancePrototype, matcher: Any, *, ends: _Ends, vocab_size: int) -> None:
+    def __init__(self, prototype: LLGuidancePrototype, matcher: Any, num_bytes: int) -> None:
         self._prototype = prototype
         self._matcher = matcher
-        self._ends = ends
-        self._vocab_size = vocab_size
-        self._num_bytes = 4 * mask_words(vocab_size)
-        self._error: str | None = None
-        self._has_ended = False
+        self._num_bytes = num_bytes
+        self.failure: str | None = None  # written by: _LLGuidanceState
 
     def fill(self, row: Mask) -> None:
-        """Write the tokens that may come next into `row`.
-
-        Args:
-            row: [mask_words(vocab_size)] int32, contiguous.
-
-        Raises:
-            ValueError: `row` has another shape.
-        """
-        if row.dtype != np.int32 or row.shape != (self._num_bytes // 4,) or not row.flags.c_contiguous:
-            raise ValueError(
-                f"row must be contiguous int32 of shape ({self._num_bytes // 4},), got {row.dtype} of shape {row.shape}"
-            )
-        if self._error is not None or self._has_ended:
-            row[:] = 0
-            if self._error is None:
-                self._ends.write(row, can_end=True)
-            return
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_bytes)
-        if self._matcher.is_error():
-            self._fail(self._matcher.get_error())
-            row[:] = 0
-            return
-        self._ends.write(row, can_end=self._matcher.is_accepting())
-        if not row.any() and not self.is_finished:
-            if self._matcher.is_accepting():
-                self._has_ended = True
-            else:
-                self._fail("every token that may come next is an end token")
+        self._look_for_failure()
 
-    def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
-        """Write the masks along a chain of drafts, and return how many; see `Matcher`.
+    def consume(self, tokens: list[int]) -> bool:
+        eos = self._prototype.eos_token_ids
+        if any(token in eos for token in tokens):  # the library takes it where the text is complete
+            self.failure = f"token {next(token for token in tokens if token in eos)} doesn't satisfy the grammar"
+        elif not self._matcher.consume_tokens(tokens):
+            self._look_for_failure()
+        return self.failure is None
 
-        Args:
-            drafts: token ids.
-            rows: [at least 1 + len(drafts), mask_words(vocab_size)] int32, contiguous.
+    def num_allowed(self, tokens: list[int]) -> int:
+        eos = self._prototype.eos_token_ids
+        tokens = list(itertools.takewhile(lambda token: token not in eos, tokens))
+        number = int(self._matcher.validate_tokens(tokens)) if tokens else 0
+        self._look_for_failure()
+        return number
 
-        Raises:
-            ValueError: `rows` has another shape.
-        """
-        if len(rows) <= len(drafts):
-            raise ValueError(f"rows must be more than the {len(drafts)} drafts, got {len(rows)}")
-        num_consumed = 0
-        self.fill(rows[0])
-        for draft in drafts:
-            row = rows[num_consumed]
-            if self._error is not None or draft in self._ends.tokens or not 0 <= draft < self._vocab_size:
-                break
-            if not int(row[draft // 32]) >> draft % 32 & 1:
-                break
-            if not self._matcher.consume_token(draft):
-                self._fail(self._matcher.get_error())
-                break
-            num_consumed += 1
-            self.fill(rows[num_consumed])
-        self._roll_back(num_consumed)
-        return num_consumed + 1
-
-    def advance(self, tokens: Sequence[int]) -> bool:
-        """Go on by `tokens`; False if one of them is not allowed, or the library fails."""
-        tokens = [int(token) for token in tokens]
-        ends = self._ends.tokens
-        num_before = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
-        if self._error is None and self._has_ended and tokens:
-            self._error = f"token {tokens[0]} follows the end"
-        for token in tokens[:num_before]:
-            if self._error is None and not 0 <= token < self._vocab_size:
-                self._error = f"token must be in [0, {self._vocab_size}), got {token}"
-        if self._error is None and num_before and not self._matcher.consume_tokens(tokens[:num_before]):
-            self._fail(self._matcher.get_error())
-        if self._error is None and num_before < len(tokens):
-            if not self._matcher.is_accepting():
-                self._error = f"end token {tokens[num_before]} comes before the grammar can end"
-            elif num_before + 1 < len(tokens):
-                self._error = f"token {tokens[num_before + 1]} follows the end"
-            else:
-                self._has_ended = True
-        return self._error is None
-
-    def accepts(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` are allowed one after the other; the state is as before."""
-        if self._error is not None or self._has_ended:
-            return 0
-        ends = self._ends.tokens
-        before: list[int] = []
-        for token in tokens:
-            if token in ends or not 0 <= token < self._vocab_size or token in self._prototype.eos_token_ids:
-                break
-            before.append(int(token))
-        num_allowed = int(self._matcher.validate_tokens(before)) if before else 0
-        if num_allowed < len(before) or num_allowed == len(tokens) or tokens[num_allowed] not in ends:
-            return num_allowed
-        self._matcher.try_consume_tokens(before)
-        can_end = bool(self._matcher.is_accepting())
-        self._roll_back(len(before))
-        return num_allowed + can_end
+    def roll_back(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+        self._look_for_failure()
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that come next in any case, as far as they are known."""
-        if self._error is not None or self.is_finished:
-            return ()
         return tuple(self._matcher.compute_ff_tokens())
 
     @property
-    def is_finished(self) -> bool:
-        """Whether nothing but the end can follow, or the end has come."""
-        return self._error is None and (self._has_ended or bool(self._matcher.is_stopped()))
-
-    @property
     def can_end(self) -> bool:
-        """Whether the text is complete, though it may go on."""
-        return self._error is None and (self._has_ended or bool(self._matcher.is_accepting()))
+        return bool(self._matcher.is_accepting())
 
     @property
-    def error(self) -> str | None:
-        """Why the matcher has failed; None: it has not."""
-        return self._error
+    def is_stopped(self) -> bool:
+        return self.failure is None and bool(self._matcher.is_stopped())
 
-    def copy(self) -> LLGuidanceMatcher:
-        """Return a matcher in the same state, that goes on by itself."""
-        copy = LLGuidanceMatcher(
-            self._prototype, self._matcher.deep_copy(), ends=self._ends, vocab_size=self._vocab_size
-        )
-        copy._error = self._error
-        copy._has_ended = self._has_ended
+    def copy(self) -> _LLGuidanceState:
+        copy = _LLGuidanceState(self._prototype, self._matcher.deep_copy(), self._num_bytes)
+        copy.failure = self.failure
         return copy
 
-    def _roll_back(self, num_tokens: int) -> None:
-        if num_tokens and self._error is None and not self._matcher.rollback(num_tokens):
-            self._fail(self._matcher.get_error())
-
-    def _fail(self, message: str) -> None:
-        self._error = _short(message)
-        if _NOT_ALLOWED not in message:
-            self._prototype.is_spoiled = True
+    def _look_for_failure(self) -> None:
+        """The library raises nothing; its errors are states that it does not leave."""
+        if self.failure is None and self._matcher.is_error():
+            message = self._matcher.get_error()
+            self.failure = _short(message)
+            if any(sign in message for sign in _SHARED_FAILURES):
+                self._prototype.is_spoiled = True
 
 
 def _grammars(**entry: object) -> str:

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from pagewood.engine.api import Grammar
-
-Mask: TypeAlias = NDArray[np.int32]
-"""One bit for each token: bit `i % 32` of word `i // 32` is set if token i is allowed."""
-
-
-def mask_words(vocab_size: int) -> int:
-    """Return the number of int32 words of one mask."""
-    return (vocab_size + 31) // 32
+from pagewood.engine.grammar.mask import Mask
 
 
 class Matcher(Protocol):

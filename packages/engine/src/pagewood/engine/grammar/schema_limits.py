@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, TypeAlias, cast
 
-from pagewood.engine.grammar.limits import MAX_EXPRESSIONS, check_expression
+from pagewood.engine.grammar.limits import MAX_EXPRESSIONS, MAX_LITERAL, check_expression, check_size
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -47,7 +47,7 @@ def check_schema(value: object, *, allows_options: bool = False) -> Schema:
     references: set[str] = set()
     multiples: set[int] = set()
     is_combined = False
-    for node in _objects(schema):
+    for node in all_objects(schema):
         is_combined |= not _COMBINING.isdisjoint(node)
         if isinstance(reference := node.get("$ref"), str):
             references.add(reference)
@@ -58,6 +58,8 @@ def check_schema(value: object, *, allows_options: bool = False) -> Schema:
             raise ValueError(f"schema must have at most {MAX_PROPERTIES} properties in an object, got {num_properties}")
         num_patterns = _num_members(node, "patternProperties")
         num_pairs += num_patterns * (num_patterns + num_properties)
+        for literal in _literals(node):
+            check_size("schema string", literal, MAX_LITERAL)
         for pattern in _patterns(node):
             check_expression("schema pattern", pattern)
             num_characters += len(pattern)
@@ -87,9 +89,13 @@ def _check_options(schema: Schema, *, allows_options: bool) -> None:
         raise ValueError("x-guidance must be an object without lenient: keywords would be dropped without notice")
 
 
-def _objects(schema: Schema) -> Iterator[Schema]:
-    """Yield all objects in `schema`, the data of enum and const too."""
-    waiting: list[object] = [schema]
+def all_objects(value: object) -> Iterator[Schema]:
+    """Yield all objects in a JSON value, and so the data of enum and const too.
+
+    Raises:
+        ValueError: there are too many.
+    """
+    waiting: list[object] = [value]
     num_nodes = 0
     while waiting:
         node = waiting.pop()
@@ -108,6 +114,22 @@ def _objects(schema: Schema) -> Iterator[Schema]:
 def _num_members(node: Schema, key: str) -> int:
     value = node.get(key)
     return len(cast("Schema", value)) if isinstance(value, dict) else 0
+
+
+def _literals(node: Schema) -> Iterator[str]:
+    """Yield the strings of `const` and `enum`, and the names of properties."""
+    if isinstance(properties := node.get("properties"), dict):
+        yield from cast("Schema", properties)
+    waiting: list[object] = [node.get("const"), node.get("enum")]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            yield from (members := cast("Schema", value))
+            waiting += members.values()
+        elif isinstance(value, list):
+            waiting += cast("list[object]", value)
 
 
 def _patterns(node: Schema) -> Iterator[str]:

@@ -24,7 +24,7 @@ Named: TypeAlias = dict[str, "str | dict[str, Any] | bool"]
 """Grammars that the Lark grammar refers to by name: Lark texts and JSON schemas."""
 
 _IGNORED = frozenset({"type", "description", "title"})
-_NO_EFFECT = (None, False, [], "json")
+_NO_EFFECT: tuple[object, ...] = (None, False, [], "json")
 """Values of fields that are not known with which they have no effect; `style` is json by default."""
 
 
@@ -107,7 +107,7 @@ class _Translation:
                 body = self._bounded(fields, kind, where)
                 return f"{body} {_any_of(ends)}" if ends else body
 
-    def _bounded(self, fields: Format, kind: object, where: str) -> str:
+    def _bounded(self, fields: Format, kind: Any, where: str) -> str:
         """Return a body for a format whose end can be seen from itself."""
         match kind:
             case "const_string":
@@ -133,7 +133,7 @@ class _Translation:
                 return self._tag(fields, where)
             case "tags_with_separator":
                 return self._separated(fields, where)
-            case "optional" | "plus" | "star":
+            case "optional" | "plus" | "star" as kind:
                 _check_fields(fields, where, {"content"})
                 content = self.format(self._closed(fields.get("content"), where), where, ends=())
                 return self._rule(f"({content}){_REPEATS[kind]}")
@@ -272,7 +272,7 @@ def _literal(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Return a regular expression in Lark's slashes for `text` itself."""
-    return re.sub(r"[^0-9A-Za-z_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&~/-]", r"\\\g<0>", text)
 
 
 def _fields(value: object, where: str) -> Format:
@@ -297,14 +297,14 @@ def _string(fields: Format, name: str, where: str) -> str:
 def _strings(fields: Format, name: str, where: str) -> list[str]:
     value = fields.get(name, [])
     if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[object]", value)):
-        raise ValueError(f"{where} must have a list of strings as {name}, got {_shown(value)}")
+        raise ValueError(f"{where} must have a list of strings as {name}, got {_shown(cast('object', value))}")
     return cast("list[str]", value)
 
 
 def _list(fields: Format, name: str, where: str) -> Sequence[object]:
     value = fields.get(name)
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{where} must have a list as {name} that is not empty, got {_shown(value)}")
+        raise ValueError(f"{where} must have a list as {name} that is not empty, got {_shown(cast('object', value))}")
     return cast("list[object]", value)
 
 

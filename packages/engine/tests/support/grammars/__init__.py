@@ -1,0 +1,1 @@
+"""Parts of the tests of grammars: schemas with instances, vocabularies, and walks along masks."""
