@@ -13,7 +13,7 @@ nox.options.error_on_external_run = True
 
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
-TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
 PEERS = ("transformers", "openai", "jsonschema")  # what tests compare with, and the client that they use
 EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent
@@ -36,7 +36,8 @@ def serve(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests in one environment; arguments after -- go to pytest."""
     install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS)
-    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu and not slow"]))
+    in_parallel = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]  # two: most tests compute themselves
+    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu and not slow", *in_parallel]))
 
 
 @nox.session

@@ -1,15 +1,17 @@
-"""Measures what changes of logits cost: penalties, biases and tokens that must wait, against the same steps without.
+"""Measures what features of sampling cost: penalties, filters, reports and grammars, against the same steps without.
 
-python benchmarks/sampling.py               # prints the tables; about five minutes on two cores
+python benchmarks/sampling.py               # prints the tables; about ten minutes on two cores
 python benchmarks/sampling.py --quick       # few steps, only to test the script
 
-Two engines of one process take turns; each round gives one ratio of the time of their steps. All requests of one engine
-have the feature of the row, and texts of 256 to 320 tokens.
+Engines of one process take turns; each round gives one ratio of the time of their steps. All requests of one engine
+have the feature of the row; the rows of grammars say how many have one. Texts have 256 to 320 tokens. The last table
+counts the steps that forced tokens save: answers of the embedded model to requests with a JSON schema.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 from dataclasses import replace
@@ -18,19 +20,49 @@ from statistics import median
 from typing import Any
 
 from end_to_end.model import FULL, QUICK, ModelShape, write_model
-from pagewood.engine.api import EngineConfig
+from pagewood.engine.api import EngineConfig, Grammar
 from speculation.engines import System
+from vocabulary import write_tokenizer
 
 BIAS = tuple((token, 0.5) for token in range(10, 310))
 FEATURES: dict[str, dict[str, Any]] = {
     "none": {},
+    "none again": {},
     "frequency and presence": {"frequency_penalty": 0.5, "presence_penalty": 0.5},
     "repetition": {"repetition_penalty": 1.1},
     "300 biases": {"logit_bias": BIAS},
     "min_tokens": {"min_tokens": 4},
-    "all": {"frequency_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": BIAS, "min_tokens": 4},
+    "8 bad words": {"bad_words": tuple((token, token + 1) for token in range(8))},
+    "temperature": {"temperature": 0.8},
+    "temperature, typical_p": {"temperature": 0.8, "typical_p": 0.9},
+    "logprobs, 0 others": {"logprobs": 0},
+    "logprobs, 5 others": {"logprobs": 5},
+    "logprobs of the processed, 5 others": {"logprobs": 5, "logprobs_kind": "processed", "frequency_penalty": 0.5},
+    "all changes": {"frequency_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": BIAS, "min_tokens": 4},
 }
 NUM_PROMPT = 256
+FREE = Grammar(kind="regex", text="[a-z0-9 ]{1,2000}")
+"""Forces nothing, so that each request takes as many steps as without it."""
+_TEXT = {"type": "string", "maxLength": 12}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "long names": {
+        "type": "object",
+        "properties": {
+            "temperature_celsius": {"type": "integer", "minimum": -50, "maximum": 60},
+            "description_of_the_sky": {"enum": ["clear", "cloudy", "overcast"]},
+            "is_it_raining_now": {"type": "boolean"},
+        },
+        "required": ["temperature_celsius", "description_of_the_sky", "is_it_raining_now"],
+        "additionalProperties": False,
+    },
+    "short names": {
+        "type": "object",
+        "properties": {"a": _TEXT, "b": _TEXT},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "list of numbers": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 3, "maxItems": 8},
+}
 
 
 def main() -> None:
@@ -53,30 +85,66 @@ def main() -> None:
         )
         with tempfile.TemporaryDirectory() as folder:
             write_model(shape, Path(folder), seed=0)
+            write_tokenizer(Path(folder), shape.vocab_size)
             for batch in (2,) if options.quick else batches:
-                _compare(folder, batch, options)
+                systems = {
+                    name: (System(name, _config(folder, batch, options)), fields, batch)
+                    for name, fields in FEATURES.items()
+                }
+                _compare(systems, batch, options)
+            num = 2 if options.quick else 32
+            counts = {"no grammars": 0, "no grammars again": 0, "one with a grammar": 1, "all with one": num}
+            systems = {
+                name: (System(name, _config(folder, num, options)), {"grammar": FREE}, count)
+                for name, count in counts.items()
+            }
+            _compare(systems, num, options)
+    _count_steps(options)
 
 
-def _compare(folder: str, batch: int, options: argparse.Namespace) -> None:
+def _config(folder: str, batch: int, options: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(model=folder, num_threads=options.threads, max_running=batch)
+
+
+def _compare(systems: dict[str, tuple[System, dict[str, Any], int]], batch: int, options: argparse.Namespace) -> None:
+    """Print a row for each system; its first requests, as many as the number says, have its fields."""
     num_output = 4 if options.quick else 64
-    systems = {
-        name: System(name, EngineConfig(model=folder, num_threads=options.threads, max_running=batch))
-        for name in FEATURES
-    }
+    first = next(iter(systems))
     prompts = [[(7 * i + 13 * j) % 900 + 1 for j in range(NUM_PROMPT)] for i in range(batch)]
-    times: dict[str, list[float]] = {name: [] for name in FEATURES}
+    times: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(1 if options.quick else 1 + options.repeat):
-        for name, fields in FEATURES.items():
-            run = systems[name].run(prompts, concurrency=batch, max_tokens=num_output, ignore_eos=True, **fields)
+        for name, (system, fields, count) in systems.items():
+            each = [fields if index < count else {} for index in range(batch)]
+            run = system.run(prompts, concurrency=batch, max_tokens=num_output, ignore_eos=True, each=each)
             times[name].append(run.seconds / run.num_steps)
-    for name in FEATURES:
-        pairs = list(zip(times[name], times["none"], strict=True))[-options.repeat :]  # prompts are cached by then
+    for name in systems:
+        pairs = list(zip(times[name], times[first], strict=True))[-options.repeat :]  # prompts are cached by then
         ratios = sorted(mine / plain for mine, plain in pairs)
         shown = f"{median(mine for mine, _ in pairs) * 1e3:.2f} ms"
         spread = f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         print(f"| {batch} | {name} | {shown} | {spread} |", flush=True)
-    for system in systems.values():
+    for system, _, _ in systems.values():
         system.close()
+
+
+def _count_steps(options: argparse.Namespace) -> None:
+    """Print how many steps answers by a JSON schema take, one request at a time."""
+    print("\n## Forced tokens, embedded model, one request at a time\n")
+    print("| schema | answers | tokens | steps | tokens a step | time, against the same tokens without a grammar |")
+    print("|---|---:|---:|---:|---:|---:|", flush=True)
+    system = System("embedded", EngineConfig(num_threads=options.threads, max_running=1))
+    num = 2 if options.quick else 20
+    for name, schema in SCHEMAS.items():
+        grammar = Grammar(kind="json_schema", text=json.dumps(schema))
+        prompts = [[(5 * i + j) % 200 + 1 for j in range(8)] for i in range(num)]
+        options_of: dict[str, Any] = {"concurrency": 1, "temperature": 0.9}
+        system.run(prompts, max_tokens=100, grammar=grammar, **options_of)
+        run = system.run(prompts, max_tokens=100, grammar=grammar, **options_of)
+        plain = system.run(prompts, max_tokens=list(map(len, run.outputs)), ignore_eos=True, **options_of)
+        ratio = run.seconds / run.num_tokens / (plain.seconds / plain.num_tokens)
+        counts = f"{run.num_tokens} | {run.num_steps} | {run.num_tokens / run.num_steps:.2f}"
+        print(f"| {name} | {num} | {counts} | {ratio:.2f} |", flush=True)
+    system.close()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -53,11 +53,12 @@ class System:
         max_tokens: int | Sequence[int],
         temperature: float = 0.0,
         ignore_eos: bool = False,
+        each: Sequence[Mapping[str, Any]] | None = None,
         **fields: Any,
     ) -> Run:
         """Answer the prompts, `concurrency` at a time; request i has seed i, and `max_tokens` may be given for each.
 
-        `fields` are other `SamplingParams`.
+        `fields` are other `SamplingParams`, `each` those of each prompt.
         """
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
         before = self._engine.counters()
@@ -69,13 +70,8 @@ class System:
         while waiting or num_open or pending is not None:
             while waiting and num_open < concurrency:
                 index, prompt = waiting.popleft()
-                sampling = SamplingParams(
-                    max_tokens=limits[index],
-                    temperature=temperature,
-                    seed=index,
-                    ignore_eos=ignore_eos,
-                    **fields,
-                )
+                own: dict[str, Any] = {"temperature": temperature, **fields, **({} if each is None else each[index])}
+                sampling = SamplingParams(max_tokens=limits[index], seed=index, ignore_eos=ignore_eos, **own)
                 tokens = np.array(prompt, "<i4").tobytes()
                 self._inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=sampling))
                 num_open += 1

@@ -85,7 +85,7 @@ def test_a_mask_on_a_cuda_device_leaves_the_allowed_tokens() -> None:
     masks = np.zeros((3, 3), np.int32)
     for row, tokens in zip(masks, allowed, strict=True):
         write_mask(tokens, row)
-        assert read_mask(row) == tokens
+        assert read_mask(row, 70) == tokens
     changed = forbid(logits, np.array([3, 0, 2]), masks)
     for row, tokens in zip((3, 0, 2), allowed, strict=True):
         assert torch.isfinite(changed[row]).nonzero().flatten().tolist() == tokens
@@ -99,7 +99,7 @@ FAULTS: dict[str, list[Edit]] = {
     "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
     "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
-    "forced token lost": [(retire, "_follow", "tokens += forced", "pass")],
+    "forced token lost": [(retire, "_follow", "tokens + forced", "tokens")],
 }
 
 

@@ -356,21 +356,27 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
     "foreseen token forgotten": [(Engine, "_finish", "- grant.request.num_foreseen", "")],
     "forced tokens taken for computed": [
-        (retire, "_follow", "matcher.advance(forced)", "matcher.advance(forced); request.num_computed += len(forced)")
+        (
+            retire,
+            "_follow",
+            "return reason, tokens + forced",
+            "request.num_computed += len(forced); return reason, tokens + forced",
+        )
     ],
-    "forced tokens without their log probabilities": [(retire, "_follow", "request.sampling.logprobs is None and", "")],
-    "not ended with its grammar": [(retire, "_follow", "reason is None and matcher.is_finished", "False")],
-    "failure of a matcher not seen": [
-        (loop, "retire", "if failure is not None:", "if False:")
+    "forced tokens without their log probabilities": [
+        (retire, "_follow", "request.sampling.logprobs is not None or", "")
     ],
-    "draws not constrained": [(loop, "fill_masks", "matcher.fill(mask)", "mask.fill(-1)")],
-    "given as drafts": [(speculation.Speculation, "extend", "and grant.request.matcher is None", "")],
+    "not ended with its grammar": [(retire, "_append", "or matcher.is_finished", "or False")],
+    "failure of a matcher not seen": [(loop, "retire", "if failure is not None:", "if False:")],
+    "draws not constrained": [(loop, "fill_masks", "matcher.fill(rows[0])", "pass")],
+    "masks of drafts not filled": [(loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")],
+    "drafts behind forced tokens": [(retire, "_follow", "or request.num_unseen > 1", "")],
 }
 
 FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
     "cached tokens not reported": [(Request, "reusable_tokens", "if self.num_unscored:", "if False:")],
     "computed again, reported again": [(retire, "_score", "max(0, num_known - start)", "0")],
-    "reported without being asked": [(EchoRunner, "_compute", "self._num_top.pop(row, None)", "pass")],
+    "reported without being asked": [(EchoRunner, "_update", "self._num_top.pop(row, None)", "pass")],
     "those of an ended request not skipped": [
         (
             loop,

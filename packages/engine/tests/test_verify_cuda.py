@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit, TokenLogprob
+from pagewood.engine.api import Delta, EngineConfig, Grammar, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
@@ -41,6 +42,7 @@ from pagewood.engine.runner.cuda.verify import (
     simulated,
 )
 from pagewood.engine.testing.driver import RowDriver
+from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens
 from pagewood.engine.testing.scenario import RandomDrafting
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
@@ -186,6 +188,7 @@ def answers(
         ),
         make_runner=lambda _: runner,
         drafting=RandomDrafting(max_tokens=max_drafts, seed=3) if drafter else None,
+        compiler=EchoCompiler(random.Random(0), 50),
         inbox=inbox,
         outbox=outbox,
     )  # fmt: skip
@@ -308,6 +311,40 @@ def test_log_probabilities_are_those_of_transformers(
             assert [value for _, value in entry.top] == pytest.approx(row.topk(num_top or 0).values.tolist(), abs=1e-4)
             if num_top and entry.rank <= num_top:
                 assert entry.top[entry.rank - 1][1] == pytest.approx(entry.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("is_drafting", "with_graphs", "overlap"),
+    [(False, False, True), (False, True, True), (False, True, False), (True, True, True), (True, False, True)],
+)
+def test_tokens_are_the_best_that_a_grammar_allows(
+    llama: Path, is_drafting: bool, with_graphs: bool, overlap: bool
+) -> None:
+    prompts = prompts_of(5)
+    grammars = [None if i == 2 else Grammar(kind="regex", text=f"{i} 20 999 0") for i in range(5)]
+    samplings = [
+        SamplingParams(temperature=0.0, max_tokens=15 + 3 * i, ignore_eos=True, grammar=grammar)
+        for i, grammar in enumerate(grammars)
+    ]
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    expected: list[list[int]] = []
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        output: list[int] = []
+        while len(output) < (sampling.max_tokens or 0):
+            allowed = list(range(50))
+            if sampling.grammar is not None:
+                allowed = allowed_tokens(sampling.grammar, output, frozenset(), 50)
+            if not allowed:
+                break
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + output])).logits[0, -1]
+            output.append(allowed[int(logits[allowed].argmax())])
+        expected.append(output)
+    texts = [prompt + answer for prompt, answer in zip(prompts, expected, strict=True)]
+    options: dict[str, Any] = {"drafter": OracleDrafter(texts, wrong_every=5), "max_drafts": 4} if is_drafting else {}
+    found, _, _ = answers(llama, prompts, samplings, page_size=4, with_graphs=with_graphs, overlap=overlap, **options)
+    assert found == expected
+    assert len({len(one) for one in expected}) > 1
 
 
 @pytest.mark.parametrize("with_graphs", [False, True])

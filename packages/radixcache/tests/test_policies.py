@@ -55,7 +55,7 @@ def hit(cache: RadixCache, *tokens: int) -> None:
         (SLRU(), [3, 4, 1, 2]),
         (SLRU(protected_uses=3), [3, 4, 1, 2]),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_order(policy: AnyPolicy, order: list[int]) -> None:
     cache = cache_of(policy, 1, 2, 3, 4)

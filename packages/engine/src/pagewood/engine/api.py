@@ -16,6 +16,8 @@ MAX_BAD_WORD_TOKENS = 32
 """Most tokens of each."""
 MAX_LOGPROBS = 64
 """Most alternatives that are reported for a token."""
+MAX_TOKENS_BEFORE = 32
+"""Most tokens of `Grammar.after`."""
 
 
 class FinishReason(Enum):
@@ -45,7 +47,7 @@ class Grammar:
     """What the output of a request may be.
 
     Raises:
-        ValueError: `text` is empty.
+        ValueError: `text` is empty, or `after` has too many tokens or one that cannot be.
     """
 
     kind: Literal["json_schema", "regex", "lark", "choice", "structural_tag"]
@@ -53,11 +55,18 @@ class Grammar:
     lark: a grammar in llguidance's form of Lark; choice: one of the strings of a JSON array; structural_tag: free text
     with typed regions, as JSON (see `pagewood.engine.grammar`)."""
     text: str
+    after: tuple[int, ...] = ()
+    """Tokens, one after the other, behind which the grammar begins; the output before is free, such as a section of
+    reasoning. Empty: it begins at once."""
 
     def __post_init__(self) -> None:
-        """Check that there is a text."""
+        """Check that there is a text, and that the tokens may be."""
         if not self.text:
             raise ValueError("grammar.text must not be empty")
+        if len(self.after) > MAX_TOKENS_BEFORE or any(not 0 <= token < 2**31 for token in self.after):
+            raise ValueError(
+                f"grammar.after must hold at most {MAX_TOKENS_BEFORE} token ids in [0, 2**31), got {self.after[:50]}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,7 @@ def assemble(
     drafting: Drafting | None = None,
     tree: TreeShape | None = None,
     compiler: Compiler | None = None,
+    drafts_constrained: bool = False,
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
@@ -65,6 +66,7 @@ def assemble(
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
         tree: the shape of its drafts; None: they are chains.
         compiler: compiles grammars; None: requests with a grammar are refused.
+        drafts_constrained: see `Speculation`.
         inbox: source of commands.
         outbox: destination of answers.
         clock: returns monotonic seconds.
@@ -120,7 +122,9 @@ def assemble(
         state=state,
         intake=intake,
         planner=planner,
-        speculation=None if drafting is None else Speculation(drafting=drafting, kv=kv, tree=tree),
+        speculation=None
+        if drafting is None
+        else Speculation(drafting=drafting, kv=kv, tree=tree, drafts_constrained=drafts_constrained),
         kv=kv,
         builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None),
         runner=make_runner(kv),

@@ -141,6 +141,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         drafting=control,
         tree=tree,
         compiler=grammar_compiler(config, folder, info),
+        drafts_constrained=True,
         inbox=inbox,
         outbox=outbox,
     )

@@ -6,7 +6,7 @@ when the step before has been retired, their matchers know the text, and `constr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -64,28 +64,35 @@ class Constrained(Protocol):
         ...
 
 
-def fill_masks(requests: Iterable[Constrained], masks: Int32) -> None:
-    """Write the tokens that may be drawn next; all, for a request that has ended or whose matcher fails.
+def fill_masks(requests: Sequence[Constrained], drafts: Sequence[Sequence[int]], masks: Int32) -> None:
+    """Write the tokens that may be drawn next, and after each draft that may be; all, where that does not matter.
+
+    That is so for a request that has ended, one whose matcher fails, and behind a draft that is not allowed.
 
     A matcher that has failed does not go on either, so its request ends when the step is retired.
 
     Args:
         requests: whose draws wait.
-        masks: `[requests, words of a mask]`, written.
+        drafts: of each.
+        masks: `[>= requests and drafts, words of a mask]`, written: for each request one, and one for each of its
+            drafts.
     """
-    for request, mask in zip(requests, masks, strict=True):
-        matcher = request.matcher
+    first = 0
+    for request, own in zip(requests, drafts, strict=True):
+        rows = masks[first : first + 1 + len(own)]
+        first += len(rows)
+        matcher, foreseen = request.matcher, request.foreseen
         if matcher is None or request.has_ended:
-            mask.fill(-1)
             continue
-        foreseen = request.foreseen
         if foreseen is not None:  # the matcher is ahead of this draw
-            mask.fill(0)
-            mask.view(np.uint32)[foreseen // 32] = 1 << foreseen % 32
-            continue
-        matcher.fill(mask)
+            rows[0] = 0
+            rows[0].view(np.uint32)[foreseen // 32] = 1 << foreseen % 32
+        elif own:
+            matcher.fill_ahead(own, rows)
+        else:
+            matcher.fill(rows[0])
         if matcher.error is not None:
-            mask.fill(-1)
+            rows.fill(-1)
 
 
 def open_masks(num: int, vocab_size: int) -> Int32:

@@ -33,11 +33,16 @@ _RECALL_WAIT_S = 0.001
 class StepHandle(Protocol):
     """A launched step."""
 
+    def drafts(self) -> Sequence[Sequence[int]]:
+        """Wait for the drafts of the M grants of `Batch.constrained`, and return them; called before `constrain`."""
+        ...
+
     def constrain(self, masks: Int32) -> None:
         """Let the tokens of `Batch.constrained` be drawn; called once, before the next launch, if there are any.
 
         Args:
-            masks: `[M, words of a mask]`, bit `i % 32` of word `i // 32` is set if token i may be drawn.
+            masks: `[>= M and drafts, words of a mask]`, for each of the M grants one, and one for each of its drafts:
+                bit `i % 32` of word `i // 32` is set if token i may be drawn in its place. More are not read.
         """
         ...
 
@@ -74,6 +79,8 @@ class Pending:
     handle: StepHandle
     constrained: Sequence[Request] = ()
     """Requests whose draws wait for masks."""  # written by: loop
+    num_masks: int = 0
+    """How many masks they need at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,17 +277,22 @@ class Engine:
             grant.request.num_untold = 0
         promising = [grant.request for grant in grants if grant.num_promised]
         waiting: list[int] = batch.constrained.tolist()
-        return Pending(grants=grants, handle=handle, constrained=[promising[index] for index in waiting])
+        return Pending(
+            grants=grants,
+            handle=handle,
+            constrained=[promising[index] for index in waiting],
+            num_masks=int(batch.num_promised[batch.constrained].sum()),
+        )
 
     def _constrain(self, pending: Pending | None) -> None:
         """Give a step the masks that its draws wait for; the step before it has been retired."""
         if pending is None or not pending.constrained:
             return
         requests, pending.constrained = pending.constrained, ()
-        masks = open_masks(len(requests), self.info.vocab_size)
+        masks = open_masks(pending.num_masks, self.info.vocab_size)
         try:
-            fill_masks(requests, masks)
-        finally:
+            fill_masks(requests, pending.handle.drafts(), masks)
+        finally:  # otherwise the device would wait for ever
             pending.handle.constrain(masks)
 
     def _finish(self, pending: Pending | None) -> None:

@@ -62,7 +62,7 @@ class Request:
     """Positions handed to the device since it was admitted; more than will be valid, if drafts may be rejected."""
     # written by: loop, speculation
     num_unseen: int = 0
-    """Tokens promised by launched steps, the most that they may yield."""  # written by: loop
+    """Tokens promised by launched steps, the most that they may yield."""  # written by: loop, retire
     num_drafted: int = 0
     """Draft tokens that were verified for it."""  # written by: speculation
     num_accepted: int = 0

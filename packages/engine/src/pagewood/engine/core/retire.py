@@ -32,12 +32,13 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
     deltas: list[Delta] = []
     yielded = iter(result.by_grant())
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
-    num_seen, num_scored = 0, 0
+    first, num_seen, num_scored = 0, 0, 0
     for grant in grants:
         request, start = grant.request, grant.start
         tokens = next(yielded) if grant.num_promised else None
-        first = num_seen
-        num_seen += len(tokens) if tokens else 0
+        if logprobs is not None:
+            first = num_seen
+            num_seen += len(tokens) if tokens else 0
         if prompt_logprobs is not None:
             num_new = request.num_scored_in(start, grant.num_tokens)
             _score(request, start, prompt_logprobs.entries(num_scored, num_scored + num_new))
@@ -62,11 +63,12 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         if start < request.num_prompt:
             kv.publish(request)
         if request.matcher is not None:
-            failure = None if request.matcher.advance(tokens) else request.matcher.error
+            failure = request.matcher.error
             if failure is not None:
                 deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_broken_grammar(failure)))
                 continue
-            reason, tokens = _follow(request, request.matcher, reason, tokens)
+            if reason is None:
+                reason, tokens = _follow(request, request.matcher, tokens)
         entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
         deltas.append(_answer(state, kv, request, tokens, reason, None, entries))
     release_drained(state, kv)
@@ -99,8 +101,11 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
     Returns:
         Why the request ends, if it does, and the tokens of the answer.
     """
-    reason, num_answered = None, 0
+    reason, num_answered, matcher = None, 0, request.matcher
     for token in tokens:
+        if matcher is not None and matcher.is_finished:
+            reason = FinishReason.STOP
+            break
         request.tokens[request.num_known] = token
         request.num_known += 1
         if token in request.stop_ids:
@@ -110,29 +115,30 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
         if request.num_known == request.max_length:
             reason = FinishReason.LENGTH
             break
+        if matcher is not None and (not matcher.advance((token,)) or matcher.is_finished):
+            reason = FinishReason.STOP  # or an error, which the matcher tells
+            break
     return reason, tokens[:num_answered]
 
 
-def _follow(
-    request: Request, matcher: Matcher, reason: FinishReason | None, tokens: tuple[int, ...]
-) -> tuple[FinishReason | None, tuple[int, ...]]:
-    """End a request whose grammar is finished, or append the tokens that its grammar forces.
+def _follow(request: Request, matcher: Matcher, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
+    """Append the tokens that the grammar of a request forces; one grant then computes them together.
 
-    They are computed together, by one grant. If a step in flight will draw the first of them, that is no news.
+    If a step in flight will draw the first of them, that one alone is no news. A token with a report is drawn.
 
     Returns:
-        As `_append` does, for all tokens.
+        As `_append` does, for `tokens` and these.
     """
-    if reason is None and not matcher.is_finished and request.sampling.logprobs is None and request.num_unseen <= 1:
-        forced = matcher.forced()
-        if len(forced) > request.num_unseen:
-            num_before = request.num_known
-            reason, forced = _append(request, forced)
-            matcher.advance(forced)
-            tokens += forced
-            request.num_foreseen, request.num_unseen = request.num_unseen, 0
-            request.num_untold = request.num_known - num_before - request.num_foreseen
-    return FinishReason.STOP if reason is None and matcher.is_finished else reason, tokens
+    if request.sampling.logprobs is not None or request.num_unseen > 1:
+        return None, tokens
+    forced = matcher.forced()
+    if len(forced) <= request.num_unseen:
+        return None, tokens
+    num_before = request.num_known
+    reason, forced = _append(request, forced)
+    request.num_foreseen, request.num_unseen = request.num_unseen, 0
+    request.num_untold = request.num_known - num_before - request.num_foreseen
+    return reason, tokens + forced
 
 
 def _broken_grammar(reason: str) -> Refusal:

@@ -140,11 +140,14 @@ class Speculation:
         drafting: decides how many tokens are drafted.
         kv: gives pages for them.
         tree: the shape of drafts; None: they are chains.
+        drafts_constrained: whether requests with a grammar get drafts; only chains, and only if the runner can tell its
+            drafts before it verifies them.
     """
 
     __slots__ = (
-        "_accepted_by_position", "_clock", "_draft_s", "_drafted_by_position", "_drafting", "_kv", "_num_plain",
-        "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s", "_tree", "_verify_s",
+        "_accepted_by_position", "_clock", "_draft_s", "_drafted_by_position", "_drafting", "_drafts_constrained",
+        "_kv", "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s",
+        "_tree", "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +156,7 @@ class Speculation:
         drafting: Drafting,
         kv: KVSpace,
         tree: TreeShape | None = None,
+        drafts_constrained: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._drafting = drafting
@@ -160,6 +164,7 @@ class Speculation:
         self._settled_s = 0.0
         """When the latest step was retired."""  # written by: speculation
         self._tree = tree
+        self._drafts_constrained = drafts_constrained and tree is None
         self._kv = kv
         self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
@@ -182,7 +187,8 @@ class Speculation:
         decoding = [
             index
             for index, grant in enumerate(grants)
-            if grant.num_tokens == grant.num_promised == 1 and grant.request.matcher is None
+            if grant.num_tokens == grant.num_promised == 1
+            and (self._drafts_constrained or grant.request.matcher is None)
         ]
         if not decoding:
             return tuple(extended)

@@ -10,6 +10,7 @@ from hashlib import sha256
 from queue import SimpleQueue
 
 from pagewood.engine.api import Grammar, Refusal
+from pagewood.engine.grammar.later import LaterMatcher
 from pagewood.engine.grammar.matcher import Backend, Matcher, Prototype
 
 _STACK_BYTES = 256 << 20
@@ -28,10 +29,19 @@ class Pending:
     Invariant: once it is done, it stays done, with the same result.
     """
 
-    __slots__ = ("_clock", "_deadline", "_end_tokens", "_job", "_result")
+    __slots__ = ("_after", "_clock", "_deadline", "_end_tokens", "_job", "_result")
 
-    def __init__(self, job: _Job, *, end_tokens: frozenset[int], deadline: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        job: _Job,
+        *,
+        after: tuple[int, ...],
+        end_tokens: frozenset[int],
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._job = job
+        self._after = after
         self._end_tokens = end_tokens
         self._deadline = deadline
         self._clock = clock
@@ -45,7 +55,8 @@ class Pending:
                 self._result = outcome
             elif outcome is not None:
                 try:
-                    self._result = outcome.matcher(self._end_tokens)
+                    matcher = outcome.matcher(self._end_tokens)
+                    self._result = LaterMatcher(matcher, self._after) if self._after else matcher
                 except ValueError as error:
                     self._result = _refusal(str(error), "invalid_grammar")
             elif self._clock() >= self._deadline:
@@ -147,7 +158,7 @@ class GrammarCompiler:
             if job is None:
                 job = self._start(key, grammar, deadline)
             job.deadline = max(job.deadline, deadline)
-        return Pending(job, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
+        return Pending(job, after=grammar.after, end_tokens=end_tokens, deadline=deadline, clock=self._clock)
 
     def close(self) -> None:
         """Refuse all that waits, and let the threads end after their present grammar; does not wait for them."""

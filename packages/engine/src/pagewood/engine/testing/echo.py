@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from pagewood.engine.api import SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.splitmix import mix
 from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
@@ -74,6 +75,7 @@ class EchoRunner:
         guess_quality: probability that a draft token is the right one.
         guess_seed: makes the guesses, and how many of the granted drafts there are.
         leaves_out: whether grants of rows that have ended are left out.
+        requests: returns the requests that hold a row, whose grammars the guesser may look at.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class EchoRunner:
         guess_quality: float = 0.5,
         guess_seed: int = 0,
         leaves_out: bool = False,
+        requests: Callable[[], Iterable[Request]] | None = None,
     ) -> None:
+        self._requests = requests
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._held_pages = held_pages
@@ -105,8 +109,8 @@ class EchoRunner:
         """By row: tokens at its admission, tokens that end it, and its stop tokens."""
         self._num_top: dict[int, int] = {}
         """By row: alternatives of its tokens, if they are reported."""
-        self._allowed: dict[int, list[int]] = {}
-        """By sampled grant of the step that is computed: the tokens of its mask."""
+        self._allowed: dict[tuple[int, int], list[int]] = {}
+        """By sampled grant of the step that is computed and position: the tokens of a mask."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -152,22 +156,13 @@ class EchoRunner:
     def _compute(self, step: EchoStep) -> StepResult:
         batch = step.batch
         assert step.masks is not None, "the step has not been given its masks"
-        self._allowed = dict(zip(batch.constrained.tolist(), map(read_mask, step.masks), strict=True))
-        self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
-        self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
-        self._lengths[batch.token_rows] = 0
-        np.maximum.at(self._lengths, batch.token_rows, batch.token_positions + 1)
-        for row, limit, stop_ids in zip(
-            batch.admitted_rows(), batch.limits.tolist(), batch.stop_ids.tolist(), strict=True
-        ):
-            self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
-            self._num_top.pop(row, None)
-        if batch.reports is not None:
-            self._num_top.update(zip(batch.reports.rows.tolist(), batch.reports.num_top.tolist(), strict=True))
+        self._allowed = {}
+        self._update(step)
         prompt_logprobs = self._prompt_logprobs(batch)
         broken = set[int]() if self._broken is None else set(self._broken(batch))
         rows: list[int] = batch.rows.tolist()
         starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
+        self._read_masks(step, step.masks, rows, starts)
         earlier = [_sum(self._kv[self._slots(row, 0, start)]) for row, start in zip(rows, starts, strict=True)]
         promised = dict(zip(batch.sampled.tolist(), batch.num_promised.tolist(), strict=True))
         indices = {grant: index for index, grant in enumerate(promised)}
@@ -187,7 +182,8 @@ class EchoRunner:
                 drafted.append(depth)
                 continue
             if promised.get(grant, 0) > 1:
-                count = self._guess(batch, indices[grant], row, start, count, total)
+                guessed = step.guessed.get(indices[grant])
+                count = self._guess(batch, indices[grant], row, start, count, total) if guessed is None else guessed
             tokens = self._tokens[row, start : start + count]
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
             kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
@@ -254,8 +250,70 @@ class EchoRunner:
         """Return the token at a position, after KV that adds up to `total`."""
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
-        allowed = self._allowed.get(index)
+        allowed = self._allowed.get((index, position))
         return _next_token(total % 2**64, position, temperature, seed, allowed or self._vocab_size)
+
+    def _update(self, step: EchoStep) -> None:
+        """Apply what the batch says about rows; a second call does nothing."""
+        if step.is_applied:
+            return
+        step.is_applied, batch = True, step.batch
+        self._pages[batch.page_rows, batch.page_columns] = batch.page_ids
+        self._tokens[batch.token_rows, batch.token_positions] = batch.token_ids
+        self._lengths[batch.token_rows] = 0
+        np.maximum.at(self._lengths, batch.token_rows, batch.token_positions + 1)
+        for row, limit, stop_ids in zip(
+            batch.admitted_rows(), batch.limits.tolist(), batch.stop_ids.tolist(), strict=True
+        ):
+            self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
+            self._num_top.pop(row, None)
+        if batch.reports is not None:
+            self._num_top.update(zip(batch.reports.rows.tolist(), batch.reports.num_top.tolist(), strict=True))
+
+    def _read_masks(self, step: EchoStep, masks: Int32, rows: Sequence[int], starts: Sequence[int]) -> None:
+        """Note which tokens the masks of a step allow at which positions."""
+        batch, at = step.batch, 0
+        for index in batch.constrained.tolist():
+            grant = int(batch.sampled[index])
+            num = step.guessed.get(index, 1)
+            first = starts[grant] + (1 if index in step.guessed else int(batch.counts[grant]))
+            for offset in range(num):
+                self._allowed[index, first + offset] = read_mask(masks[at + offset], self._vocab_size)
+            at += num
+        assert at <= len(masks), f"{len(masks)} masks for {at} draws"
+
+    def guess_constrained(self, step: EchoStep) -> list[tuple[int, ...]]:
+        """Return the drafts of the constrained grants of a step; all steps before have been computed."""
+        assert self._queue[0] is step, "a step before has not been waited for"
+        by_row = {request.row: request for request in self._requests()} if self._requests is not None else {}
+        batch, drafts = step.batch, list[tuple[int, ...]]()
+        self._update(step)
+        for index in batch.constrained.tolist():
+            grant = int(batch.sampled[index])
+            row, count = int(batch.rows[grant]), int(batch.counts[grant])
+            if batch.num_promised[index] == 1:
+                drafts.append(())
+                continue
+            start = min(int(batch.starts[grant]), int(self._lengths[row]) - 1)
+            matcher = by_row[row].matcher
+            matcher = None if matcher is None or by_row[row].finish is not None else matcher.copy()
+            total = _sum(self._kv[self._slots(row, 0, start)])
+            count = self._guesses.choice((1, count, count))
+            for position in range(start, start + count - 1):
+                total += _sum(_kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32)))
+                mask = np.full(-(-self._vocab_size // 32), -1, np.int32)
+                if matcher is not None:
+                    matcher.fill(mask)
+                self._allowed[index, position + 1] = read_mask(mask, self._vocab_size)
+                token = self._draw(batch, index, total, position + 1)
+                if self._guesses.random() >= self._guess_quality:
+                    token = self._guesses.randrange(self._vocab_size)
+                if matcher is not None:
+                    matcher.advance((token,))
+                self._tokens[row, position + 1] = token
+            step.guessed[index] = count
+            drafts.append(tuple(self._tokens[row, start + 1 : start + count].tolist()))
+        return drafts
 
     def _guess(self, batch: Batch, index: int, row: int, start: int, count: int, total: int) -> int:
         """Write up to `count` - 1 drafts after position `start`; return their number plus one."""
@@ -321,7 +379,14 @@ class EchoStep:
         self.result: StepResult | None = None  # written by: echo
         self.masks: Int32 | None = None if len(batch.constrained) else np.empty((0, 0), np.int32)
         """None: they are still to come."""  # written by: constrain
+        self.is_applied = False  # written by: echo
+        self.guessed: dict[int, int] = {}
+        """By constrained grant with drafts: their number plus one."""  # contents written by: echo
         self.waited = False
+
+    def drafts(self) -> list[tuple[int, ...]]:
+        """Return the drafts of the constrained grants."""
+        return self._runner.guess_constrained(self)
 
     def constrain(self, masks: Int32) -> None:
         """Keep the masks."""

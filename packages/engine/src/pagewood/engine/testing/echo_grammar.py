@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pagewood.engine.api import Grammar, Refusal
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.grammar.later import LaterMatcher
+from pagewood.engine.grammar.matcher import Matcher
 
 _KINDS = (1, 1, 2, 3, 5)
 """How many tokens may follow a text, one of these."""
@@ -18,11 +21,18 @@ def random_grammar(rng: random.Random) -> Grammar:
     """Draw a grammar: a seed, the longest text, after how many tokens its matcher fails, and whether it is wrong."""
     length = rng.choice((1, 5, 12, 40))
     fails_after = rng.randrange(20) if rng.random() < 0.1 else 999
-    return Grammar(kind="regex", text=f"{rng.randrange(100)} {length} {fails_after} {int(rng.random() < 0.1)}")
+    text = f"{rng.randrange(100)} {length} {fails_after} {int(rng.random() < 0.1)}"
+    return Grammar(kind="regex", text=text, after=rng.choice(((), (), (), (5,), (9, 9))))
 
 
 def allowed_tokens(grammar: Grammar, text: Sequence[int], end_tokens: frozenset[int], vocab_size: int) -> list[int]:
     """Return the tokens that may follow a text, ascending; none if it is complete and no token ends it."""
+    if grammar.after:
+        after, size = list(grammar.after), len(grammar.after)
+        begins = [end for end in range(size, len(text) + 1) if list(text[end - size : end]) == after]
+        if not begins:
+            return list(range(vocab_size))
+        grammar, text = replace(grammar, after=()), text[begins[0] :]
     seed, length, _, _ = map(int, grammar.text.split())
     if len(text) >= length:
         return sorted(end_tokens)
@@ -36,7 +46,7 @@ class EchoMatcher:
     """The state of a request in a grammar; satisfies `grammar.matcher.Matcher`."""
 
     def __init__(self, grammar: Grammar, end_tokens: frozenset[int], vocab_size: int) -> None:
-        self._grammar = grammar
+        self._grammar = replace(grammar, after=())
         self._end_tokens = end_tokens
         self._vocab_size = vocab_size
         self._text: list[int] = []  # written by: advance
@@ -112,7 +122,9 @@ class EchoCompiler:
         """Return a grammar that is done later."""
         if grammar.text.endswith("1"):
             return EchoCompiling(self._rng.randrange(9), Refusal(message="wrong", code="invalid_grammar"))
-        return EchoCompiling(self._rng.randrange(9), EchoMatcher(grammar, end_tokens, self._vocab_size))
+        matcher = EchoMatcher(grammar, end_tokens, self._vocab_size)
+        later = LaterMatcher(matcher, grammar.after) if grammar.after else matcher
+        return EchoCompiling(self._rng.randrange(9), later)
 
     def close(self) -> None:
         """Do nothing."""
@@ -121,7 +133,7 @@ class EchoCompiler:
 class EchoCompiling:
     """A grammar that is done after some polls."""
 
-    def __init__(self, num_polls: int, result: EchoMatcher | Refusal) -> None:
+    def __init__(self, num_polls: int, result: Matcher | Refusal) -> None:
         self._num_polls = num_polls  # written by: done
         self._result = result
 
@@ -130,7 +142,7 @@ class EchoCompiling:
         self._num_polls -= 1
         return self._num_polls < 0
 
-    def result(self) -> EchoMatcher | Refusal:
+    def result(self) -> Matcher | Refusal:
         """Return the matcher or the refusal."""
         return self._result
 
@@ -142,6 +154,6 @@ def write_mask(tokens: Sequence[int], row: Int32) -> None:
         words[token // 32] |= np.uint32(1 << token % 32)
 
 
-def read_mask(row: Int32) -> list[int]:
+def read_mask(row: Int32, vocab_size: int) -> list[int]:
     """Return the tokens that a mask allows, ascending."""
-    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), count=vocab_size, bitorder="little")).tolist()

@@ -110,6 +110,10 @@ class _FaultyStep:
         self._end = end
         self._is_raised = False  # written by: faulty
 
+    def drafts(self) -> Sequence[Sequence[int]]:
+        """Return the drafts of the step."""
+        return self._step.drafts()
+
     def constrain(self, masks: Int32) -> None:
         """Pass on the masks."""
         self._step.constrain(masks)

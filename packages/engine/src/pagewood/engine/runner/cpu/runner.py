@@ -55,26 +55,38 @@ _MAX_PREPARED = 256
 class CPUStepHandle(Generic[Result]):
     """A launched step."""
 
-    __slots__ = ("_masks", "_result", "_runs")
+    __slots__ = ("_constraint", "_result", "_runs")
 
-    def __init__(self, runs: Sequence[Later[Run | None]], masks: Later[Int32] | None, result: Later[Result]) -> None:
-        """Make `wait` compute `runs` one after the other, and then return `result`; `masks` waits for `constrain`."""
+    def __init__(
+        self, runs: Sequence[Later[Run | None]], constraint: _Constraint | None, result: Later[Result]
+    ) -> None:
+        """Make `wait` compute `runs` one after the other, and then return `result`."""
         self._runs = runs
-        self._masks = masks
+        self._constraint = constraint
         self._result = result
+
+    def drafts(self) -> Sequence[Sequence[int]]:
+        """Help to compute the drafts of the grants of `Batch.constrained`, and return them."""
+        if self._constraint is None:
+            return ()
+        if self._constraint.is_drafting and self._runs:
+            run = self._runs[0].take()
+            if run is not None:
+                run.work()
+        return self._constraint.drafts.take()
 
     def constrain(self, masks: Int32) -> None:
         """Let the tokens of `Batch.constrained` be drawn.
 
         Args:
-            masks: `[M, words of a mask]`; they are not copied.
+            masks: `[>= M and drafts, words of a mask]`; they are not copied.
 
         Raises:
             RuntimeError: the step has no such tokens.
         """
-        if self._masks is None:
+        if self._constraint is None:
             raise RuntimeError("no token of this step is constrained")
-        self._masks.give(masks)
+        self._constraint.masks.give(masks)
 
     def wait(self) -> Result:
         """Help to compute the step until it is done, and return its result.
@@ -87,6 +99,35 @@ class CPUStepHandle(Generic[Result]):
             if run is not None:
                 run.work()
         return self._result.take()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Constraint:
+    """What the worker and the engine tell each other about the constrained grants of a step."""
+
+    num: int
+    """M"""
+    is_drafting: bool
+    """Whether any of them may have drafts."""
+    drafting: Later[Run | None] = field(default_factory=Later)
+    """The instructions that draft, if `is_drafting`; None: there are none."""
+    drafts: Later[Sequence[Sequence[int]]] = field(default_factory=Later)
+    """Of each of them."""
+    masks: Later[Int32] = field(default_factory=Later)
+    """What their draws wait for."""
+    rest: Later[Run | None] = field(default_factory=Later)
+    """The instructions that draw, and those behind them."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Constraint | None:
+        """Return that of a batch; None: nothing is constrained."""
+        if len(batch.constrained) == 0:
+            return None
+        num, is_drafting = len(batch.constrained), int(batch.num_promised[batch.constrained].max()) > 1
+        constraint = cls(num=num, is_drafting=is_drafting)
+        if not is_drafting:
+            constraint.drafts.give([()] * num)
+        return constraint
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,10 +143,18 @@ class _Step:
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
     run: Later[Run | None] = field(default_factory=Later)
     """The instructions to compute, once their inputs are in place; None: there are none."""
-    masks: Later[Int32] | None = None
-    """What the draws wait for; None: for nothing."""
-    rest: Later[Run | None] = field(default_factory=Later)
-    """If there are masks: the instructions that draw, and those behind them."""
+    constraint: _Constraint | None = None
+    """What some draws wait for; None: none waits."""
+
+    def give_up(self) -> None:
+        """Let nobody wait for instructions: nothing is computed."""
+        self.run.give(None)
+        if self.constraint is None:
+            return
+        if self.constraint.is_drafting:
+            self.constraint.drafting.give(None)
+            self.constraint.drafts.give([()] * self.constraint.num)
+        self.constraint.rest.give(None)
 
 
 class CPURunner:
@@ -213,8 +262,7 @@ class CPURunner:
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
         )
-        masks: Later[Int32] | None = Later() if len(batch.constrained) > 0 else None
-        step = _Step(batch=batch, grants=grants, samples=True, masks=masks)
+        step = _Step(batch=batch, grants=grants, samples=True, constraint=_Constraint.of(batch))
         return self._handle(step, self._worker.submit(partial(self._step, step)))
 
     def forward(self, batch: Batch) -> Float32:
@@ -240,8 +288,10 @@ class CPURunner:
         self._helpers.shutdown()
 
     def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
-        runs = () if self._num_threads == 1 else (step.run,) if step.masks is None else (step.run, step.rest)
-        return CPUStepHandle(runs, step.masks, result)
+        constraint, runs = step.constraint, (step.run,)
+        if constraint is not None:
+            runs = (*((constraint.drafting,) if constraint.is_drafting else ()), step.run, constraint.rest)
+        return CPUStepHandle(runs if self._num_threads > 1 else (), constraint, result)
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)
@@ -304,8 +354,7 @@ class CPURunner:
             if step.samples:
                 self._leave_out(step)
                 if len(step.grants.rows) == 0:
-                    step.run.give(None)
-                    step.rest.give(None)
+                    step.give_up()
                     return None
             began = perf_counter()
             if self._lookup is not None and step.samples:
@@ -318,17 +367,13 @@ class CPURunner:
             if self._drafter is not None:  # without what the step does not need
                 first = 0 if step.grants.is_drafting else self._target_lines.start
                 last = None if self._drafter.has_rest else self._target_lines.stop
-            before = last if step.masks is None else self._first_draw
-            run = self._program.start(counts, scopes, first=first, last=before)
         except Exception:
-            step.run.give(None)
-            step.rest.give(None)
+            step.give_up()
             raise
-        self._work(run, step.run)
-        if step.masks is not None:
-            batch, masks = step.batch, step.masks.take()
-            self._adjustments.constrain(batch.rows[batch.sampled[batch.constrained]], masks)
-            self._work(self._program.start(counts, scopes, first=self._first_draw, last=last), step.rest)
+        if step.constraint is None:
+            self._work(self._program.start(counts, scopes, first=first, last=last), step.run)
+        else:
+            self._work_constrained(step, step.constraint, scopes, counts, first, last)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
@@ -338,6 +383,42 @@ class CPURunner:
             draft_s += draft_ended - draft_began if step.grants.is_drafting else 0.0
             draft_s += rest_ended - rest_began if self._drafter.has_rest else 0.0
         return scopes, counts, draft_s, ended - began - draft_s
+
+    def _work_constrained(
+        self, step: _Step, constraint: _Constraint, scopes: Int64, counts: Int64, first: int, last: int | None
+    ) -> None:
+        """Compute instructions [first, last): those that draft, those before the draws, and, given masks, the rest."""
+
+        def run(first: int, last: int | None) -> Run:
+            return self._program.start(counts, scopes, first=first, last=last)
+
+        drafts: Sequence[Sequence[int]] = [()] * constraint.num
+        if constraint.is_drafting:
+            self._work(run(first, max(first, self._target_lines.start)), constraint.drafting)
+            first = max(first, self._target_lines.start)
+            drafts = self._drafts(step)
+            constraint.drafts.give(drafts)
+        self._work(run(first, self._first_draw), step.run)
+        masks, batch = constraint.masks.take(), step.batch
+        nums = np.array([1 + len(own) for own in drafts])
+        self._adjustments.constrain(batch.rows[batch.sampled[batch.constrained]], np.cumsum(nums) - nums, masks)
+        self._work(run(self._first_draw, last), constraint.rest)
+
+    def _drafts(self, step: _Step) -> list[tuple[int, ...]]:
+        """Return the drafts of the constrained grants; none for one that is left out."""
+        grants, tokens = step.grants, self._program.inputs[0].view(np.int32)[:, 0]
+        firsts = np.cumsum(grants.counts) - grants.counts + 1
+        kept = range(len(grants.sampled)) if step.kept is None else step.kept.tolist()
+        places = {index: place for place, index in enumerate(kept)}
+        drafts: list[tuple[int, ...]] = []
+        for index in step.batch.constrained.tolist():
+            place = places.get(index)
+            if place is None or grants.promised[place] == 1:
+                drafts.append(())
+                continue
+            grant = grants.sampled[place]
+            drafts.append(tuple(tokens[firsts[grant] : firsts[grant] + grants.counts[grant] - 1].tolist()))
+        return drafts
 
     def _work(self, run: Run, later: Later[Run | None]) -> None:
         """Compute a run, together with the threads that help."""

@@ -100,7 +100,7 @@ class Expected:
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_draw", "_drawn", "_error", "_pool", "_result", "_settle", "_slot")
+    __slots__ = ("_draw", "_drawn", "_error", "_num_constrained", "_pool", "_result", "_settle", "_slot")
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class CUDAStepHandle:
         slot: StagingSlot,
         draw: Callable[[Int32 | None], tuple[Event, Expected]],
         settle: Callable[[StepResult], None],
+        num_constrained: int,
     ) -> None:
         """Expect a result in `slot`.
 
@@ -117,7 +118,9 @@ class CUDAStepHandle:
             draw: called with the masks, or None: queues the draws, and returns when the result has come, and what it
                 says.
             settle: called with the result.
+            num_constrained: M, grants that wait for masks, none of which has drafts.
         """
+        self._num_constrained = num_constrained
         self._pool = pool
         self._slot = slot
         self._draw = draw
@@ -125,6 +128,10 @@ class CUDAStepHandle:
         self._drawn: tuple[Event, Expected] | None = None  # written by: draw
         self._error: Exception | None = None  # written by: constrain
         self._result: StepResult | None = None  # written by: wait
+
+    def drafts(self) -> Sequence[Sequence[int]]:
+        """Return that there are none."""
+        return [()] * self._num_constrained
 
     def draw(self, masks: Int32 | None) -> None:
         """Queue the draws; called once."""
@@ -322,7 +329,11 @@ class CUDARunner:
             draw = self._queue(batch, slot)
             launch = self._inexact.mark(batch)
             handle = CUDAStepHandle(
-                self._staging, slot, partial(self._finish, draw, slot), partial(self._settle, launch, batch)
+                self._staging,
+                slot,
+                partial(self._finish, draw, slot),
+                partial(self._settle, launch, batch),
+                len(batch.constrained),
             )
             if not len(batch.constrained):
                 handle.draw(None)
