@@ -1,9 +1,10 @@
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.api import EngineConfig, Grammar, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -146,3 +147,33 @@ def test_a_resolved_configuration_has_the_defaults_of_its_device() -> None:
     assert resolved(device="cuda") == ("cuda", "bfloat16", "bfloat16", 256, 2048)
     chosen = resolved(device="cuda", dtype="float16", max_running=3, chunked_prefill_size=7)
     assert chosen == ("cuda", "float16", "float16", 3, 7)
+
+
+def test_constructors_of_grammars() -> None:
+    schema = {"type": "object", "properties": {"b": {"const": "é"}, "a": {}}}
+    text = '{"type":"object","properties":{"b":{"const":"é"},"a":{}}}'
+    assert Grammar.json_schema(schema) == Grammar.json_schema(text) == Grammar(kind="json_schema", text=text)
+    assert Grammar.regex("[0-9]+") == Grammar(kind="regex", text="[0-9]+")
+    assert Grammar.choice(("yes", "no")) == Grammar(kind="choice", text='["yes","no"]')
+    assert Grammar.lark('start: "x"') == Grammar(kind="lark", text='start: "x"')
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    assert Grammar.structural_tag(tag) == Grammar(
+        kind="structural_tag", text='{"type":"structural_tag","format":{"type":"any_text"}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "error", "rule"),
+    [
+        (Grammar.json_schema, {"enum": {1, 2}}, TypeError, "schema must be a JSON value or its text"),
+        (Grammar.json_schema, {"const": float("nan")}, ValueError, "schema must be a JSON value or its text"),
+        (Grammar.json_schema, "", ValueError, "grammar.text must not be empty"),
+        (Grammar.choice, "yes", TypeError, "choices must be a sequence of strings, got 'yes'"),
+        (Grammar.choice, ["yes", 1], TypeError, "choices must be a sequence of strings"),
+        (Grammar.structural_tag, {"type": {1}}, TypeError, "tag must be a JSON value or its text"),
+        (Grammar.regex, "", ValueError, "grammar.text must not be empty"),
+    ],
+)
+def test_a_wrong_grammar_names_the_argument(make: Any, value: Any, error: type[Exception], rule: str) -> None:
+    with pytest.raises(error, match=rule):
+        make(value)

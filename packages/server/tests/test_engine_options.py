@@ -73,6 +73,13 @@ def test_options_of_speculation() -> None:
         parse("--speculative", "ngram", "--speculative-model", "head")
 
 
+def test_options_of_structured_output() -> None:
+    options = ["--grammar-backend", "xgrammar", "--grammar-timeout", "2.5"]
+    assert parse(*options) == EngineConfig(grammar_backend="xgrammar", grammar_timeout_s=2.5)
+    with pytest.raises(ValueError, match=r"grammar_timeout_s must be > 0, got 0\.0"):
+        parse("--grammar-timeout", "0")
+
+
 @pytest.mark.parametrize("command", ["serve", "generate"])
 def test_a_wrong_option_of_speculation_is_a_usage_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [command] if command == "serve" else [command, "Hello"]

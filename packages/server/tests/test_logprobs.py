@@ -243,6 +243,8 @@ def test_streamed_entries_are_those_of_the_whole_answer(
     entries = [echo_logprob(token, i, num_top) for i, token in enumerate(ids)]
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(ids))), max_size=6)))
     steps = [(start, end) for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    if finish in (FinishReason.ABORT, FinishReason.ERROR):  # such an answer of the engine has no tokens
+        steps.append((len(ids), len(ids)))
     carry = wire.encode(wire.TextOptions(stop=tuple(stop)))
 
     def run(steps: list[tuple[int, int]]) -> tuple[str, list[wire.TokenEntry], FinishReason, int]:
@@ -270,7 +272,8 @@ def test_streamed_entries_are_those_of_the_whole_answer(
         assert ended is not None
         return text, found, ended, num_output
 
-    ending_alone = [(len(ids), len(ids))] if finish is FinishReason.STOP else []  # the end of a sequence is a token
+    # The end of a sequence is a token.
+    ending_alone = [] if finish is FinishReason.LENGTH else [(len(ids), len(ids))]
     whole = run([(i, i + 1) for i in range(len(ids))] + ending_alone or [(0, 0)])
     assert run(steps) == whole
     _, found, ended, num_output = whole

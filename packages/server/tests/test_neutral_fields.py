@@ -13,6 +13,7 @@ from pagewood.server.errors import ApiError
 from pagewood.server.openai_chat import parse_chat
 from pagewood.server.openai_completions import parse_completion
 from pagewood.server.openai_fields import sampling
+from pagewood.server.structured import constraint
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
@@ -47,9 +48,14 @@ BOTH: dict[str, Any] = {
     "rid": None,
     "guided_json": None,
     "guided_regex": None,
-    "guided_choice": None,
+    "guided_choice": [],
     "guided_grammar": None,
-    "structured_outputs": None,
+    "guided_decoding_backend": None,
+    "structured_outputs": {"json_object": False, "disable_fallback": True, "whitespace_pattern": None},
+    "structural_tag": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
     "response_format": {"type": "text"},
     "seed": 5,
     "stream": False,
@@ -92,6 +98,7 @@ def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> 
     fields = parse(json.dumps(body).encode())
     meant = sampling(fields, SamplingParams(), max_tokens=None, vocab_size=10)
     assert meant == SamplingParams(max_tokens=None, seed=body.get("seed"))
+    assert constraint(fields) is None
 
 
 @pytest.mark.parametrize(
@@ -102,8 +109,8 @@ def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> 
         ("include_stop_str_in_output", True),
         ("detokenize", False),
         ("allowed_token_ids", [1]),
-        ("guided_regex", "a+"),
-        ("response_format", {"type": "json_object"}),
+        ("guided_decoding_backend", "xgrammar"),
+        ("guided_whitespace_pattern", "[ ]?"),
         ("length_penalty", True),
     ],
 )

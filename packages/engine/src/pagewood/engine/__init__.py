@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams, TokenLogprob
+from pagewood.engine.api import EngineConfig, FinishReason, Grammar, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from pagewood.engine.offline.async_llm import AsyncLLM
@@ -21,6 +21,7 @@ __all__ = [
     "EngineConfig",
     "EngineFailedError",
     "FinishReason",
+    "Grammar",
     "LLMBusyError",
     "LLMClosedError",
     "SamplingParams",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
@@ -44,7 +45,9 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What the output of a request may be.
+    """What the output of a request may be. `Grammar.regex("[0-9]+")` and the like make one of each kind.
+
+    The engine compiles the text, and refuses the request if it is wrong.
 
     Raises:
         ValueError: `text` is empty, or `after` has too many tokens or one that cannot be.
@@ -67,6 +70,71 @@ class Grammar:
             raise ValueError(
                 f"grammar.after must hold at most {MAX_TOKENS_BEFORE} token ids in [0, 2**31), got {self.after[:50]}"
             )
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """Return the grammar of one JSON value that a schema describes.
+
+        Properties come in the order of the schema.
+
+        Args:
+            schema: an object, or its JSON text.
+
+        Raises:
+            TypeError: it holds something that JSON does not have.
+            ValueError: it holds a number that is not finite.
+        """
+        return cls(kind="json_schema", text=_json_text("schema", schema))
+
+    @classmethod
+    def regex(cls, expression: str) -> Grammar:
+        """Return the grammar of the texts that an expression in Rust's syntax matches from their start to their end."""
+        return cls(kind="regex", text=expression)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> Grammar:
+        """Return the grammar of one of several texts.
+
+        Raises:
+            TypeError: `choices` is a string, or does not hold strings.
+        """
+        items: list[object] = list(choices)
+        if isinstance(choices, str) or not all(isinstance(item, str) for item in items):
+            raise TypeError(f"choices must be a sequence of strings, got {choices!r:.100}")
+        return cls(kind="choice", text=_json_text("choices", items))
+
+    @classmethod
+    def lark(cls, grammar: str) -> Grammar:
+        """Return the grammar that a text in llguidance's form of Lark describes.
+
+        `pagewood.engine.ebnf.lark_of_ebnf` translates EBNF, as llama.cpp has it.
+        """
+        return cls(kind="lark", text=grammar)
+
+    @classmethod
+    def structural_tag(cls, tag: Mapping[str, Any] | str) -> Grammar:
+        """Return the grammar of free text with typed regions.
+
+        Args:
+            tag: an object with the type structural_tag, or its JSON text.
+
+        Raises:
+            TypeError: it holds something that JSON does not have.
+            ValueError: it holds a number that is not finite.
+        """
+        return cls(kind="structural_tag", text=_json_text("tag", tag))
+
+
+def _json_text(name: str, value: object) -> str:
+    """Return the compact JSON of a value; a string is such a text already."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except TypeError as error:
+        raise TypeError(f"{name} must be a JSON value or its text: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{name} must be a JSON value or its text: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from pagewood.server.openai_fields import Extent, GenerationFields
 from pagewood.server.priority import parse_priority
 from pagewood.server.respond import GroupResponse, error_response, json_response
 from pagewood.server.status import EngineState, EngineStatus
+from pagewood.server.structured import constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,7 @@ class Frontend:
         prompt_param: str,
         format: Format,
     ) -> GroupResponse:
+        structured = constraint(fields)
         sampling = openai_fields.sampling(
             fields,
             self.defaults,
@@ -180,6 +182,7 @@ class Frontend:
             vocab_size=model.vocab_size,
             logprobs=extent.logprobs,
             prompt_logprobs=extent.prompt_logprobs,
+            grammar=None if structured is None else structured.grammar,
         )
         options = openai_fields.stream_options(fields)
         stop_regex = openai_fields.stop_expressions(fields)
@@ -201,6 +204,7 @@ class Frontend:
                 for prompt in prompts
             ],
             prompt_param=prompt_param,
+            grammar_param=None if structured is None else structured.param,
             names=names,
         )
         return GroupResponse(

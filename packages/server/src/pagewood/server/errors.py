@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from pagewood.engine.api import FinishReason, Refusal
@@ -44,13 +46,7 @@ class ApiError(Exception):
 
 def overloaded(limit: int) -> ApiError:
     """Return the error of a request that would exceed the limit of requests in the server."""
-    return ApiError(
-        f"The server already holds {limit} requests; try again later.",
-        status=429,
-        type="rate_limit_error",
-        code="overloaded",
-        headers={"Retry-After": "1"},
-    )
+    return _try_again(f"The server already holds {limit} requests; try again later.", code="overloaded")
 
 
 def too_many_at_once(num_requests: int, limit: int, *, param: str, what: str) -> ApiError:
@@ -68,20 +64,35 @@ def unavailable(message: str, *, code: str) -> ApiError:
     return ApiError(message, status=503, type="server_error", code=code, headers={"Retry-After": "2"})
 
 
-def failed(finish: FinishReason, refusal: Refusal | None, *, prompt_param: str) -> ApiError | None:
+def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str, str | None]) -> ApiError | None:
     """Return the error that a finish reason means, or None for a normal end.
 
-    The tokenizer and the engine call the prompt `prompt`; the client calls it `prompt_param`.
+    Args:
+        finish: why the request ended.
+        refusal: why it was refused or failed, if that is known.
+        names: the client's names of what the tokenizer and the engine call `prompt` and `grammar`.
     """
     match finish:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.REFUSED:
             why = refusal or Refusal(message="The engine refused the request.")
-            param = prompt_param if why.param == "prompt" else why.param
-            return ApiError(why.message, param=param, code=why.code)
+            param = None if why.param is None else names.get(why.param, why.param)
+            if why.code == "grammar_queue_full":
+                return _try_again(why.message, code=why.code, param=param)
+            # An engine that was assembled without a compiler of grammars gives no code.
+            code = "grammar_unavailable" if why.code is None and why.param == "grammar" else why.code
+            message = f"Invalid value for '{param}': {why.message}" if code == "invalid_grammar" else why.message
+            return ApiError(message, param=param, code=code)
         case FinishReason.ABORT:
             return unavailable("The request was aborted before it was complete.", code="aborted")
+        case FinishReason.ERROR if refusal is not None and refusal.code == "grammar_failed":
+            # A limit on the cost of masks: the grammar is the client's, and to repeat the request would not help.
+            return ApiError(refusal.message, param=names["grammar"], code=refusal.code)
         case FinishReason.ERROR:
             message = "The engine failed on this request." if refusal is None else refusal.message
             return ApiError(message, status=500, type="server_error", code="engine_error")
+
+
+def _try_again(message: str, *, code: str, param: str | None = None) -> ApiError:
+    return ApiError(message, status=429, type="rate_limit_error", param=param, code=code, headers={"Retry-After": "1"})

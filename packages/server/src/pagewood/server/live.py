@@ -23,6 +23,8 @@ class LiveGroup:
 
     prompt_param: str
     """The client's name of the prompt field."""
+    grammar_param: str | None = None
+    """The client's name of the field with the grammar; None: it sent none."""
     names: frozenset[str] = frozenset()
     """Names by which a client may refer to the HTTP request."""
     queue: asyncio.Queue[tuple[int, wire.Answer] | ApiError] = field(
@@ -41,9 +43,11 @@ class LiveGroup:
         if isinstance(item, ApiError):
             raise item
         index, answer = item
-        error = None if answer.finish is None else failed(answer.finish, answer.refusal, prompt_param=self.prompt_param)
-        if error is not None:
-            raise error
+        if answer.finish is not None:
+            names = {"prompt": self.prompt_param, "grammar": self.grammar_param}
+            error = failed(answer.finish, answer.refusal, names=names)
+            if error is not None:
+                raise error
         return index, answer
 
 
@@ -89,13 +93,19 @@ class LiveRequests:
         return len(self._ending)
 
     def submit(
-        self, prompts: Sequence[wire.Generate], *, prompt_param: str, names: frozenset[str] = frozenset()
+        self,
+        prompts: Sequence[wire.Generate],
+        *,
+        prompt_param: str,
+        grammar_param: str | None = None,
+        names: frozenset[str] = frozenset(),
     ) -> LiveGroup:
         """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
 
         Args:
             prompts: one message for each; the engine gets a request for each of its answers.
             prompt_param: the client's name of the prompt field.
+            grammar_param: the client's name of the field with the grammar; None: it sent none.
             names: names by which a client may refer to the HTTP request.
 
         Raises:
@@ -108,7 +118,7 @@ class LiveRequests:
             raise too_many_at_once(num_requests, self._limit, param=param, what=what)
         if len(self._live) + len(self._ending) + num_requests > self._limit:
             raise overloaded(self._limit)
-        group = LiveGroup(prompt_param=prompt_param, names=names)
+        group = LiveGroup(prompt_param=prompt_param, grammar_param=grammar_param, names=names)
         indices = itertools.count()
         for prompt in prompts:
             frame = wire.encode(prompt)

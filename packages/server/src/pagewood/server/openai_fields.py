@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pagewood.engine.api import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+from pagewood.engine.api import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, Grammar, SamplingParams
 from pagewood.server.errors import ApiError
+from pagewood.server.structured import StructuredFields
 from pagewood.server.validation import kind
 
 INT32_MAX = 2**31 - 1
@@ -45,18 +46,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "custom_logit_processor": (None,),
     "thinking_token_budget": (None,),
     # grammars
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None, []),
-    "guided_grammar": (None,),
     "guided_decoding_backend": (None,),
     "guided_whitespace_pattern": (None,),
-    "structured_outputs": (None, {}),
-    "structural_tag": (None,),
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "response_format": (None, {"type": "text"}),
     # text of prompt and answer
     "detokenize": (None, True),
     "skip_special_tokens": (None, True),
@@ -143,10 +134,8 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(StructuredFields):
     """Fields that choose tokens, end the answer, and say how it is sent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
     stream: bool | None = None
@@ -155,10 +144,12 @@ class GenerationFields(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list[str])
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = []
+    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = Field(
+        default_factory=list[tuple[int, float]]
+    )
     """From an object whose keys are token ids."""
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
 
@@ -167,8 +158,8 @@ class GenerationFields(BaseModel):
     """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    bad_words: Annotated[list[str], BeforeValidator(_words)] = []
-    stop_regex: Annotated[list[str], BeforeValidator(_expressions)] = []
+    bad_words: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list[str])
+    stop_regex: Annotated[list[str], BeforeValidator(_expressions)] = Field(default_factory=list[str])
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
@@ -272,6 +263,7 @@ def sampling(
     vocab_size: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Return how the engine chooses tokens.
 
@@ -282,6 +274,7 @@ def sampling(
         vocab_size: number of token ids of the model.
         logprobs: alternatives for each output token; None: no log probabilities.
         prompt_logprobs: alternatives for each prompt token; None: no log probabilities.
+        grammar: what the answer may be; None: anything.
 
     Raises:
         ApiError: a token is not in the vocabulary, or the answer could not be as long as it must be.
@@ -318,6 +311,7 @@ def sampling(
         logprobs=logprobs,
         logprobs_kind=fields.logprobs_kind or "raw",
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

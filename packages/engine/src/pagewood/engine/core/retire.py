@@ -112,11 +112,11 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
             reason = FinishReason.STOP
             break
         num_answered += 1
-        if request.num_known == request.max_length:
-            reason = FinishReason.LENGTH
-            break
         if matcher is not None and (not matcher.advance((token,)) or matcher.is_finished):
             reason = FinishReason.STOP  # or an error, which the matcher tells
+            break
+        if request.num_known == request.max_length:
+            reason = FinishReason.LENGTH
             break
     return reason, tokens[:num_answered]
 

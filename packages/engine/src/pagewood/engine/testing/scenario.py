@@ -28,7 +28,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import EchoRunner, echo_logprob, oracle_tokens
-from pagewood.engine.testing.echo_grammar import EchoCompiler, random_grammar
+from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, random_grammar
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
@@ -455,7 +455,8 @@ class _Run:
             assert output == expected, f"request {name}: {output} is not {expected}"
             limit = arrival.sampling.max_tokens or self._scenario.max_length - len(arrival.prompt)
             stopped = len(expected) < limit
-            assert last.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            is_complete = grammar is not None and not allowed_tokens(grammar, expected, frozenset(), VOCAB_SIZE)
+            assert last.finish is (FinishReason.STOP if stopped or is_complete else FinishReason.LENGTH)
             assert 0 <= len(expected) + stopped - last.num_output_tokens <= (grammar is not None)
             assert last.num_prompt_tokens == len(arrival.prompt)
             assert last.num_output_tokens >= last.num_accepted_tokens or stopped

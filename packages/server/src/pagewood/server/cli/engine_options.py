@@ -11,7 +11,7 @@ ON_CUDA = EngineConfig(device="cuda")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the groups `model`, `memory`, `CUDA graphs`, `scheduling` and `speculative decoding`."""
+    """Add the groups `model`, `memory`, `CUDA graphs`, `scheduling`, `structured output` and `speculative decoding`."""
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -155,6 +155,21 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     scheduling.add_argument(
         "--disable-overlap", action="store_true", help="plan a step only after the previous step has been computed"
     )
+    structured = parser.add_argument_group("structured output")
+    structured.add_argument(
+        "--grammar-backend",
+        choices=("llguidance", "xgrammar"),
+        default=DEFAULTS.grammar_backend,
+        help="library that compiles JSON schemas, expressions and grammars; xgrammar needs pagewood-engine[xgrammar] "
+        "(default: %(default)s)",
+    )
+    structured.add_argument(
+        "--grammar-timeout",
+        type=float,
+        default=DEFAULTS.grammar_timeout_s,
+        metavar="SECONDS",
+        help="a request whose grammar is not compiled by then is refused (default: %(default)s)",
+    )
     speculation = parser.add_argument_group(
         "speculative decoding",
         "A drafter proposes the next tokens, and the model verifies all of them in one step. Drafts change the speed, "
@@ -247,5 +262,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         speculative_control=options.speculative_control,
         speculative_verify=options.speculative_verify,
         speculative_acceptance=options.speculative_acceptance,
+        grammar_backend=options.grammar_backend,
+        grammar_timeout_s=options.grammar_timeout,
         seed=options.random_seed,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="leave out tokens below P times the highest probability (default: that of the model)",
     )
     answers.add_argument("--seed", type=int, metavar="N", help="seed of all answers (default: --random-seed)")
+    form = answers.add_mutually_exclusive_group()
+    form.add_argument("--json-schema", metavar="FILE", help="file with a JSON schema; answers are JSON that follows it")
+    form.add_argument("--regex", metavar="EXPR", help="expression that the whole answer matches, in Rust's syntax")
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
@@ -52,10 +56,11 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print one answer per prompt; exits with 1 if any prompt got no answer."""
     config = asdict(engine_config(options))
+    grammar = _grammar(options)
     from pagewood.engine.offline.llm import LLM  # imported after the options are checked: it takes seconds
 
     with LLM(config.pop("model"), **config) as llm:
-        sampling = _sampling(options, llm.default_sampling)
+        sampling = replace(_sampling(options, llm.default_sampling), grammar=grammar)
         if options.raw or not llm.tokenizer.has_chat_template:
             completions = llm.generate(options.prompts, sampling, stop=options.stop)
         else:
@@ -74,3 +79,15 @@ def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> Sampling
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(defaults, max_tokens=options.max_tokens, **given)
+
+
+def _grammar(options: argparse.Namespace) -> Grammar | None:
+    """Return what the answers may be; None: anything.
+
+    Raises:
+        ValueError: the text is empty, or the file is not text.
+        FileNotFoundError: there is no such file.
+    """
+    if options.json_schema is not None:
+        return Grammar.json_schema(Path(options.json_schema).read_text(encoding="utf-8"))
+    return None if options.regex is None else Grammar.regex(options.regex)

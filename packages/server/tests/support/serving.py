@@ -1,0 +1,105 @@
+"""`pagewood serve` as a process, with the real OpenAI client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+MODEL = "pagewood-demo"
+LIMIT_S = 150.0
+
+
+def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
+    """Wait until `holds`."""
+    deadline_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> dict[str, int]:
+    """Return module -> process id of the children of a process."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (entry / "cmdline").read_text().split("\0")
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == pid and "-m" in words:
+            found[words[words.index("-m") + 1].rpartition(".")[2]] = int(entry.name)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Server:
+    """A server process, its URL and its folder of sockets."""
+
+    def __init__(self, folder: Path, *arguments: str, preexec_fn: Callable[[], None] | None = None) -> None:
+        self.folder = folder
+        self._stderr = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pagewood.server", "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+            preexec_fn=preexec_fn,
+        )
+        assert self.process.stdout is not None
+        line = next((line for line in self.process.stdout if line.startswith("Pagewood serves")), None)
+        assert line is not None, self.stderr()
+        self.url = line.split(" at ")[1].split()[0]
+        self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S)
+        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def children(self) -> dict[str, int]:
+        return children(self.process.pid)
+
+    def sockets(self) -> list[Path]:
+        """Folders of sockets that exist."""
+        return list(self.folder.glob("pagewood-*"))
+
+    def ready(self) -> dict[str, Any]:
+        return self.http.get("/ready").json()
+
+    def until_idle(self) -> dict[str, int]:
+        """Wait until no process holds a request, and return the counters."""
+
+        def idle() -> bool:
+            ready = self.ready()
+            engine = ready["engine"]
+            names = ("num_waiting", "num_running", "num_draining")
+            return ready["status"] == "ready" and not any([*ready["requests"].values(), *(engine[n] for n in names)])
+
+        until(idle)
+        return self.ready()["engine"]
+
+    def close(self) -> None:
+        """End the server, by SIGTERM if it still runs."""
+        self.openai.close()
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(LIMIT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._stderr.close()
