@@ -196,3 +196,50 @@ def test_errors_come_out_of_next() -> None:
         assert error.value.status == 400
 
     asyncio.run(scenario())
+
+
+def done(request_id: str) -> wire.Answers:
+    return answer(request_id, finish=FinishReason.LENGTH, ended=True)
+
+
+def test_a_group_with_room_keeps_it_until_it_is_closed() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=5)
+    group = live.submit([generate("a")], prompt_param="prompt", room=3)
+    other = live.submit([generate("b"), generate("c")], prompt_param="prompt")
+    with pytest.raises(ApiError, match="already holds"):
+        live.submit([generate("d")], prompt_param="prompt")
+    live.take(done("a"))
+    with pytest.raises(ApiError, match="already holds"):
+        live.submit([generate("d")], prompt_param="prompt")
+    live.extend(group, [generate("e"), generate("f"), generate("g")])
+    assert live.num_live == 5
+    live.take(done("e"))
+    live.close(group)
+    assert sender.take()[:5] == ["+a", "+b", "+c", "+e", "+f"]
+    live.take(done("f"))
+    live.take(done("g"))
+    third = live.submit([generate("d"), generate("h"), generate("i")], prompt_param="prompt")
+    assert other.open_ids | third.open_ids == {"b", "c", "d", "h", "i"}
+    with pytest.raises(ApiError, match="expected at most 5 answers"):
+        live.submit([generate("j")], prompt_param="prompt", room=6)
+
+
+def test_a_group_between_two_steps_fails_with_the_engine_and_can_be_prioritized() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9)
+    group = live.submit([generate("a")], prompt_param="prompt", names=frozenset({"x"}), room=2)
+    live.take(done("a"))
+    assert live.prioritize("x", 7)
+    live.extend(group, [generate("b")])
+    (last,) = [message for message in sender.messages if message.request_id == "b"]
+    assert isinstance(last, wire.Generate)
+    assert last.priority == 7
+    live.take(done("b"))
+    heard(group)
+    live.fail_all(LOST)
+    assert heard(group) == [str(LOST)]
+    live.close(group)
+    assert not live.prioritize("x", 7)
+    live.fail_all(LOST)
+    assert heard(group) == []

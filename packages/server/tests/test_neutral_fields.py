@@ -33,6 +33,7 @@ BOTH: dict[str, Any] = {
     "logprobs": None,
     "echo": False,
     "use_beam_search": False,
+    "early_stopping": False,
     "ignore_eos": False,
     "stop": None,
     "stop_token_ids": [],
@@ -104,14 +105,12 @@ def test_what_asks_for_nothing_is_accepted(parse: Any, body: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("use_beam_search", True),
         ("skip_special_tokens", False),
         ("include_stop_str_in_output", True),
         ("detokenize", False),
         ("allowed_token_ids", [1]),
         ("guided_decoding_backend", "xgrammar"),
         ("guided_whitespace_pattern", "[ ]?"),
-        ("length_penalty", True),
     ],
 )
 def test_what_asks_for_something_unsupported_is_refused_by_name(name: str, value: Any) -> None:

@@ -21,6 +21,7 @@ import pytest
 import zmq
 from openai import APIStatusError, AsyncOpenAI
 
+from pagewood.engine import LLM, BeamSearchParams
 from pagewood.engine.folder import model_folder
 from pagewood.engine.text import Tokenizer
 from pagewood.server.links import address
@@ -114,6 +115,18 @@ def test_several_answers_are_those_of_a_process(server: Server) -> None:
     prompt = text + "and more " * 10  # not cached
     answers = ask(server, prompt, n=8, max_tokens=1)
     assert server.until_idle()["num_tokens"] - before < answers.usage.prompt_tokens + 8 * 16 + 8
+
+
+def test_beam_search_finds_what_it_finds_offline(server: Server) -> None:
+    for question, length_penalty in ((QUESTION, 1.0), ("What is 12 + 7?", -1.0)):
+        body = {"use_beam_search": True, "length_penalty": length_penalty, "early_stopping": True}
+        answer = ask(server, question, n=4, max_tokens=30, extra_body=body)
+        with LLM() as llm:
+            prompt = llm.tokenizer.encode_chat([{"role": "user", "content": question}])
+            params = BeamSearchParams(beam_width=4, max_tokens=30, length_penalty=length_penalty, early_stopping=True)
+            (result,) = llm.beam_search(prompt, params)
+        found = [(choice.message.content, choice.finish_reason) for choice in answer.choices]
+        assert found == [(one.text, one.finish.value) for one in result.sequences]
 
 
 def test_a_text_is_scored_as_by_transformers(server: Server) -> None:

@@ -112,7 +112,7 @@ def test_steps(deltas: list[Delta]) -> None:
     ),
 )
 def test_pulses(counters: dict[str, int], speculation: wire.Speculation | None) -> None:
-    model = wire.Model(max_length=10, vocab_size=5)
+    model = wire.Model(max_length=10, vocab_size=5, eos_token_ids=(1, 4))
     pulse = wire.Pulse(incarnation=1, model=model, counters=counters, speculation=speculation)
     for decoder in (wire.from_engine, wire.to_http):
         assert decoder.decode(wire.encode(pulse)) == pulse
@@ -122,7 +122,7 @@ SCORED = st.builds(wire.ScoredToken, TOKEN, st.binary(max_size=4), LOGPROB)
 ENTRIES = st.lists(st.builds(wire.TokenEntry, SCORED, COUNT, COUNT, st.lists(SCORED).map(tuple)), max_size=3).map(tuple)
 
 
-@given(logprobs=st.none() | st.builds(wire.Logprobs, ENTRIES, st.none() | ENTRIES))
+@given(logprobs=st.none() | st.builds(wire.Logprobs, ENTRIES, st.none() | ENTRIES, st.binary()))
 def test_answers(logprobs: wire.Logprobs | None) -> None:
     answers = wire.Answers((wire.Answer("a", "t", None, False, None, 1, 0, 1, logprobs=logprobs),))
     assert list(wire.read(wire.to_http, [wire.encode(answers)])) == [answers]
@@ -131,8 +131,9 @@ def test_answers(logprobs: wire.Logprobs | None) -> None:
 @given(prompt=PROMPT, sampling=SAMPLING, stop=st.lists(TEXT).map(tuple), echo=st.booleans())
 def test_requests(prompt: wire.Prompt, sampling: SamplingParams, stop: tuple[str, ...], echo: bool) -> None:
     generate = wire.Generate(
-        request_id="a", prompt=prompt, sampling=sampling, sibling_ids=stop, stop=stop, echo=echo, is_scoring=echo
-    )
+        request_id="a", prompt=prompt, sampling=sampling, sibling_ids=stop, stop=stop, echo=echo, is_scoring=echo,
+        prefix_tokens=b"\x01\x00\x00\x00", reports_prompt=echo,
+    )  # fmt: skip
     cancel = wire.Cancel(request_id="a")
     prioritize = wire.Prioritize(request_id="a", priority=-3)
     frames = [wire.encode(generate), wire.encode(prioritize), wire.encode(cancel)]

@@ -7,9 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pagewood.engine.api import EngineConfig, FinishReason, Grammar, SamplingParams, TokenLogprob
+from pagewood.engine.beam_search import BeamSearchParams
 
 if TYPE_CHECKING:
     from pagewood.engine.offline.async_llm import AsyncLLM
+    from pagewood.engine.offline.beam_search import BeamSearchResult, BeamSequence
     from pagewood.engine.offline.calls import Completion, EngineFailedError, LLMBusyError, LLMClosedError
     from pagewood.engine.offline.llm import LLM
 
@@ -17,6 +19,9 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
+    "BeamSearchResult",
+    "BeamSequence",
     "Completion",
     "EngineConfig",
     "EngineFailedError",
@@ -32,6 +37,8 @@ __all__ = [
 _MODULES = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
+    "BeamSearchResult": "beam_search",
+    "BeamSequence": "beam_search",
     "Completion": "calls",
     "EngineFailedError": "calls",
     "LLMBusyError": "calls",

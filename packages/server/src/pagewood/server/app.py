@@ -15,8 +15,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.engine.api import SamplingParams
-from pagewood.server import openai_chat, openai_completions, openai_fields, wire
+from pagewood.server import openai_beams, openai_chat, openai_completions, openai_fields, wire
 from pagewood.server.access import AccessRules
+from pagewood.server.beams import BeamResponse
 from pagewood.server.bodies import Bodies
 from pagewood.server.connections import Connections
 from pagewood.server.errors import ApiError, unavailable
@@ -173,7 +174,20 @@ class Frontend:
         extent: Extent,
         prompt_param: str,
         format: Format,
-    ) -> GroupResponse:
+    ) -> ASGIApp:
+        if fields.use_beam_search:
+            return BeamResponse(
+                live=self.live,
+                params=openai_beams.params(fields, extent, model),
+                model=model,
+                prompts=prompts,
+                prompt_param=prompt_param,
+                names=names,
+                priority=fields.priority or 0,
+                num_choices=extent.num_choices,
+                format=format,
+                is_speculating=self.status.speculation is not None,
+            )
         structured = constraint(fields)
         sampling = openai_fields.sampling(
             fields,

@@ -131,12 +131,12 @@ class TextStreams:
 
     def _read(self, delta: Delta) -> tuple[_Open, _News]:
         """Return the state of a request, and what `delta` adds to its answer."""
-        prefix, prompt = "", None
+        prefix, prompt, prompt_tokens = "", None, b""
         open_ = self._streams.get(delta.request_id)
         if delta.first or open_ is None:
             options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
             stream = TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
-            prefix = options.prefix
+            prefix, prompt_tokens = options.prefix, options.prompt_tokens
             entries = TokenEntries(self._tokenizer, start=len(prefix))
             open_ = _Open(stream=stream, entries=entries, is_scoring=options.is_scoring)
             if options.first_token is not None:
@@ -147,8 +147,8 @@ class TextStreams:
         if delta.finish is not None:
             text += open_.stream.finish()
         logprobs = None
-        if delta.logprobs or prompt is not None:
-            logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt)
+        if delta.logprobs or prompt is not None or prompt_tokens:
+            logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
         return open_, _News(prefix + text, num_unused, logprobs)
 
     def _prompt(self, first_token: int, delta: Delta) -> tuple[wire.TokenEntry, ...]:

@@ -30,7 +30,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
     counts = counters.speculation
     return wire.Pulse(
         incarnation=incarnation,
-        model=wire.Model(max_length=info.max_length, vocab_size=info.vocab_size),
+        model=wire.Model(max_length=info.max_length, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids),
         counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name != "speculation"},
         speculation=None if counts is None else msgspec.convert(counts, wire.Speculation, from_attributes=True),
     )

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pagewood.server import wire
 from pagewood.server.errors import ApiError, failed, overloaded, too_many_at_once, unavailable
 from pagewood.server.links import Sender
@@ -32,6 +34,10 @@ class LiveGroup:
     )
     open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
     """Requests of this group that still wait for their last answer."""
+    room: int = 0
+    """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
+    priority: int | None = None  # written by: LiveRequests
+    """Of further requests, if it was changed."""
 
     async def next(self) -> tuple[int, wire.Answer]:
         """Wait for the next answer.
@@ -70,7 +76,7 @@ class LiveRequests:
         limit: largest number of requests.
     """
 
-    __slots__ = ("_ending", "_limit", "_live", "_loads", "_tokenizers")
+    __slots__ = ("_ending", "_growing", "_limit", "_live", "_loads", "_tokenizers")
 
     def __init__(self, tokenizers: Sequence[Sender], *, limit: int) -> None:
         if not tokenizers:
@@ -80,6 +86,8 @@ class LiveRequests:
         self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
         # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
         self._ending: dict[str, int] = {}  # written by: _answer, close, fail_all
+        self._growing: set[LiveGroup] = set()
+        """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
         self._loads = TokenizerLoads(len(tokenizers))
 
     @property
@@ -99,6 +107,7 @@ class LiveRequests:
         prompt_param: str,
         grammar_param: str | None = None,
         names: frozenset[str] = frozenset(),
+        room: int = 0,
     ) -> LiveGroup:
         """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
 
@@ -107,30 +116,36 @@ class LiveRequests:
             prompt_param: the client's name of the prompt field.
             grammar_param: the client's name of the field with the grammar; None: it sent none.
             names: names by which a client may refer to the HTTP request.
+            room: most requests at a time, if `extend` will add some to the group: that many stay reserved for it.
 
         Raises:
             ApiError: the server holds too many requests, or could never hold this many; no prompt was sent.
         """
-        num_requests = sum(len(prompt.request_ids) for prompt in prompts)
+        num_requests = max(room, sum(len(prompt.request_ids) for prompt in prompts))
         if num_requests > self._limit:
             is_several = num_requests > len(prompts)
             param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
             raise too_many_at_once(num_requests, self._limit, param=param, what=what)
-        if len(self._live) + len(self._ending) + num_requests > self._limit:
+        num_reserved = sum(group.room - len(group.open_ids) for group in self._growing)
+        if len(self._live) + len(self._ending) + num_reserved + num_requests > self._limit:
             raise overloaded(self._limit)
-        group = LiveGroup(prompt_param=prompt_param, grammar_param=grammar_param, names=names)
-        indices = itertools.count()
-        for prompt in prompts:
-            frame = wire.encode(prompt)
-            tokenizer = self._loads.add(prompt.request_id, len(frame))
-            for request_id in prompt.request_ids:
-                self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
-                group.open_ids.add(request_id)
-            self._tokenizers[tokenizer].send(frame)
+        group = LiveGroup(prompt_param=prompt_param, grammar_param=grammar_param, names=names, room=room)
+        if room:
+            self._growing.add(group)
+        self._send(group, prompts)
         return group
+
+    def extend(self, group: LiveGroup, prompts: Sequence[wire.Generate]) -> None:
+        """Send further prompts of a group that has room for them; all its earlier requests are answered."""
+        assert not group.open_ids
+        assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
+        if group.priority is not None:
+            prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
+        self._send(group, prompts)
 
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
+        self._growing.discard(group)
         for request_id in tuple(group.open_ids):
             self._cancel(request_id, self._forget(request_id))
 
@@ -140,7 +155,10 @@ class LiveRequests:
         for request_id, request in named:
             message = wire.Prioritize(request_id=request_id, priority=priority)
             self._tokenizers[request.tokenizer].send(wire.encode(message))
-        return bool(named)
+        growing = [group for group in self._growing if name in group.names]
+        for group in growing:
+            group.priority = priority
+        return bool(named or growing)
 
     def take(self, answers: wire.Answers) -> None:
         """Pass the answers of one step to their groups."""
@@ -162,6 +180,8 @@ class LiveRequests:
         """Fail all requests: the engine or the detokenizer died, so no later end of a request can be trusted."""
         for request_id in tuple(self._live):
             self._fail(request_id, error)
+        for group in self._growing:  # between two steps it has no request that could fail
+            group.queue.put_nowait(error)
         self._ending.clear()
         for tokenizer in range(len(self._tokenizers)):
             self._loads.clear(tokenizer)
@@ -174,6 +194,16 @@ class LiveRequests:
                 self._ending.pop(answer.request_id, None)
             if answer.request_id in self._live:
                 self._fail(answer.request_id, error)
+
+    def _send(self, group: LiveGroup, prompts: Sequence[wire.Generate]) -> None:
+        indices = itertools.count()
+        for prompt in prompts:
+            frame = wire.encode(prompt)
+            tokenizer = self._loads.add(prompt.request_id, len(frame))
+            for request_id in prompt.request_ids:
+                self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
+                group.open_ids.add(request_id)
+            self._tokenizers[tokenizer].send(frame)
 
     def _answer(self, answer: wire.Answer) -> None:
         self._loads.remove(answer.request_id)

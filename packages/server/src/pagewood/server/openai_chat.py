@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pagewood.server import openai_fields, wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import Choice, ChunkUsage, Usage
+from pagewood.server.openai_beams import check_beams
 from pagewood.server.openai_fields import INT32_MAX, Extent, GenerationFields
 from pagewood.server.openai_logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from pagewood.server.validation import kind, parse
@@ -105,6 +106,7 @@ def parse_chat(body: bytes) -> ChatRequest:
             param="top_logprobs",
             code="invalid_value",
         )
+    check_beams(request)
     return request
 
 

@@ -14,6 +14,7 @@ from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.server import openai_fields, wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import Choice, ChunkUsage, Usage
+from pagewood.server.openai_beams import check_beams
 from pagewood.server.openai_fields import INT32_MAX, MAX_ANSWERS, Extent, GenerationFields, check_tokens, false_as_null
 from pagewood.server.openai_logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.validation import kind, parse
@@ -96,6 +97,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
             param="best_of",
             code="invalid_value",
         )
+    check_beams(request)
     return request
 
 

@@ -38,9 +38,6 @@ IGNORED = frozenset(
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # vLLM, SGLang and other servers: sampling
-    "length_penalty": (None, 1),
-    "use_beam_search": (None, False),
-    "early_stopping": (None, False),
     "allowed_token_ids": (None,),
     "logits_processors": (None, []),
     "custom_logit_processor": (None,),
@@ -119,6 +116,12 @@ def _biases(value: Any) -> list[tuple[int, float]]:
     return list(found.items())
 
 
+def _early_stopping(value: Any) -> Any:
+    if not (value is None or isinstance(value, bool) or value == "never"):
+        raise ValueError("expected true, false or 'never'")
+    return value
+
+
 def false_as_null(value: Any) -> Any:
     """Return None for false: some clients switch log probabilities off with it where a number is expected."""
     return None if value is False else value
@@ -169,6 +172,9 @@ class GenerationFields(StructuredFields):
         None
     )
     logprobs_kind: Literal["raw", "processed"] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    early_stopping: Annotated[Any, BeforeValidator(_early_stopping)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class GroupResponse:
         tallies = [Tally() for _ in range(self.num_prompts * self.num_answers)]
         work = self._stream(scope, send, tallies) if self.stream else self._whole(scope, receive, send, tallies)
         try:
-            await _until_disconnect(receive, work)
+            await until_disconnect(receive, work)
         finally:
             exchange_of(scope).usage = self._usage(tallies)
             self.live.close(self.group)
@@ -143,7 +143,7 @@ async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`, and cancel it when the client closes its connection."""
     working = asyncio.create_task(work)
     listening = asyncio.create_task(_disconnect(receive))

@@ -224,6 +224,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         stop_regex=message.stop_regex,
         prefix="" if is_too_long else _echo(tokenizer, message, tokens),
         is_scoring=message.is_scoring,
+        prompt_tokens=tokens.astype("<i4", copy=False).tobytes() if message.reports_prompt else b"",
     )
     # The engine reports the log probabilities of a prompt with its first answer only.
     shows_prompt = message.sampling.prompt_logprobs is not None
@@ -291,7 +292,9 @@ def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingPar
 
 
 def _echo(tokenizer: Tokenizer, message: wire.Generate, tokens: NDArray[np.int32]) -> str:
-    """Return the text that goes before the answer: the text of the prompt, or the text of its ids."""
+    """Return the text that goes before the answer: that of the ids that it begins with, or that of the prompt."""
+    if message.prefix_tokens:
+        return tokenizer.decode(np.frombuffer(message.prefix_tokens, dtype="<i4"))
     match message:
         case wire.Generate(echo=False):
             return ""

@@ -66,6 +66,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Whether the answer begins with the text of the prompt."""
     is_scoring: bool = False
     """Whether nothing of the answer is shown but the prompt."""
+    prefix_tokens: bytes = b""
+    """Ids whose text the answer begins with, int32, little-endian; the engine does not get them."""
+    reports_prompt: bool = False
+    """Whether the answer has the ids of the prompt, in its log probabilities."""
     priority: int = 0
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
@@ -101,6 +105,8 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Text to show before the answer."""
     first_token: int | None = None
     """The first token of the prompt, if the prompt's log probabilities are shown: the engine has none for it."""
+    prompt_tokens: bytes = b""
+    """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
     is_scoring: bool = False
     """Whether the tokens of the answer are not shown, nor counted."""
 
@@ -170,6 +176,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int
     """Longest prompt plus output."""
     vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end a text."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +240,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[TokenEntry, ...]
     prompt: tuple[TokenEntry, ...] | None = None
     """Of all tokens of the prompt, once for a request; None: not in this message."""
+    prompt_tokens: bytes = b""
+    """Ids of the prompt, int32, little-endian, once for a request that asks for them; empty: not in this message."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

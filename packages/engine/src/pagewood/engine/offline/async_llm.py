@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, overload
 
 from pagewood.engine.api import Abort, SamplingParams
+from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.offline.arguments import (
     Conversation,
@@ -19,6 +20,7 @@ from pagewood.engine.offline.arguments import (
     stop_expressions,
     stop_strings,
 )
+from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.text import Tokenizer
@@ -205,6 +207,23 @@ class AsyncLLM:
             self._engine.arguments.conversation("messages", messages), sampling, stop, stop_regex, priority
         )
 
+    async def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, *, priority: int | Sequence[int] = 0
+    ) -> list[BeamSearchResult]:
+        """Search the most probable answers to prompts; arguments and result are those of `LLM.beam_search`.
+
+        Raises what `generate` raises.
+        """
+        arguments = self._engine.arguments
+        tokens = await asyncio.to_thread(arguments.prompts, prompts)
+        searches = BeamSearches(tokens, params, priority, arguments=arguments, info=self.info)
+        while submits := searches.submits():
+            news = asyncio.Event()
+            call = Call(submits, tokenizer=self.tokenizer, stop=(), notify=news.set)
+            await self._answer(call, news)
+            searches.take(call.completions())
+        return searches.results(self.tokenizer)
+
     def _call(
         self,
         prompts: Sequence[bytes],
@@ -237,6 +256,11 @@ class AsyncLLM:
     ) -> list[Completion] | list[list[Completion]]:
         num_each = num_answers(n)
         call, news = self._call(prompts, sampling, stop, stop_regex, priority, num_answers=num_each)
+        await self._answer(call, news)
+        return call.completions() if n is None else by_prompt(call.completions(), num_each)
+
+    async def _answer(self, call: Call, news: asyncio.Event) -> None:
+        """Run the requests of a call until they are answered; an exception or a cancellation aborts them."""
         self._engine.submit(call)
         try:
             while call.num_open:
@@ -246,7 +270,6 @@ class AsyncLLM:
                 self._engine.leave(call.read().ended)
         finally:
             self._engine.leave(call.request_ids)
-        return call.completions() if n is None else by_prompt(call.completions(), num_each)
 
     def _stream(
         self, prompt: bytes, sampling: object, stop: object, stop_regex: object, priority: object

@@ -10,6 +10,7 @@ from typing import Any, overload
 from tqdm import tqdm
 
 from pagewood.engine.api import Abort, SamplingParams
+from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
 from pagewood.engine.offline.arguments import (
@@ -22,6 +23,7 @@ from pagewood.engine.offline.arguments import (
     stop_expressions,
     stop_strings,
 )
+from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.text import Tokenizer
@@ -216,6 +218,38 @@ class LLM:
         """Return an iterator over the text of the answer to a conversation; otherwise like `stream`."""
         self._engine.check()
         return self._stream(self._arguments.conversation("messages", messages), sampling, stop, stop_regex, priority)
+
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, *, priority: int | Sequence[int] = 0
+    ) -> list[BeamSearchResult]:
+        """Search the most probable answers to prompts, with a beam for each. The beams of all prompts run together.
+
+        The prompt of a conversation is `tokenizer.encode_chat(messages)`.
+
+        Args:
+            prompts: one prompt or several, each text or token ids.
+            params: how to search.
+            priority: for all prompts, or one for each.
+
+        Returns:
+            One result for each prompt, in the order of the prompts. If a prompt is too long, its `refusal` says so and
+            the others are answered.
+
+        Raises:
+            TypeError: an argument has the wrong type. Nothing was computed.
+            ValueError: an argument has a wrong value. Nothing was computed.
+            LLMClosedError: the LLM is closed.
+            LLMBusyError: another thread is using it.
+            EngineFailedError: the engine has failed.
+        """
+        self._engine.check()
+        tokens = self._arguments.prompts(prompts)
+        searches = BeamSearches(tokens, params, priority, arguments=self._arguments, info=self.info)
+        while submits := searches.submits():
+            call = Call(submits, tokenizer=self.tokenizer, stop=())
+            self._engine.complete(call, lambda _: None)
+            searches.take(call.completions())
+        return searches.results(self.tokenizer)
 
     def close(self) -> None:
         """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""

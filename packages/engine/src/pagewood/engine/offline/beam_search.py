@@ -1,0 +1,157 @@
+"""The beam searches of one call: the requests of each step, for all prompts together, and the results."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewood.engine.api import FinishReason, Refusal, Submit
+from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
+from pagewood.engine.core.loop import EngineInfo
+from pagewood.engine.offline.arguments import Arguments
+from pagewood.engine.offline.calls import Completion
+from pagewood.engine.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BeamSequence:
+    """One answer that a beam search has found. `tokens` do not hold the stop token that ended it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: FinishReason
+    cumulative_logprob: float
+    """Sum of the log probabilities of its tokens and of its stop token."""
+    score: float
+    """By it, answers are ranked; see `BeamSearchParams`."""
+
+    def __repr__(self) -> str:
+        """Return the beginning of the text, the number of tokens, how it ended, and the score."""
+        return (
+            f"BeamSequence({reprlib.repr(self.text)}, {len(self.tokens)} tokens, finish={self.finish.value}"
+            f", score={self.score:.4f})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchResult:
+    """What a beam search has found after one prompt.
+
+    `sequences` are the answers, the best first: `beam_width`, unless the vocabulary is too small for that many.
+    `refusal` says why there are none. `num_cached_tokens` counts the prompt tokens that were cached before the search.
+    """
+
+    sequences: tuple[BeamSequence, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    refusal: Refusal | None = None
+
+
+class BeamSearches:
+    """The searches after the prompts of one call.
+
+    A caller runs the requests of `submits` and passes their completions to `take`, until there are no requests.
+
+    Args:
+        prompts: token ids of each, int32 little-endian.
+        params: of all searches.
+        priority: for all prompts, or one for each.
+        arguments: makes the requests.
+        info: of the engine.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has a wrong value.
+    """
+
+    __slots__ = ("_arguments", "_first", "_sampling", "_searches")
+
+    def __init__(
+        self, prompts: Sequence[bytes], params: object, priority: object, *, arguments: Arguments, info: EngineInfo
+    ) -> None:
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"params must be BeamSearchParams, got {reprlib.repr(params)}")
+        stop_ids = params.stop_ids(info.eos_token_ids)
+        self._arguments = arguments
+        self._sampling = params.step_sampling(stop_ids)
+        self._first: list[Submit] | None = arguments.submits(prompts, self._sampling, priority)
+        """The requests of the first step, until they are asked for."""  # written by: submits
+        self._searches = [
+            _Search(submit.tokens, submit.priority, params, stop_ids, info.max_length) for submit in self._first
+        ]
+
+    def submits(self) -> list[Submit]:
+        """Return the requests of the next step; none if all searches are over."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return [submit for submit, one in zip(first, self._searches, strict=True) if one.refusal is None]
+        asked = [(one, tokens) for one in self._searches for tokens in one.sequences]
+        prompts = [one.prompt + np.array(tokens, "<i4").tobytes() for one, tokens in asked]
+        return self._arguments.submits(prompts, self._sampling, [one.priority for one, _ in asked])
+
+    def take(self, completions: Sequence[Completion]) -> None:
+        """Do a step of every search with the answers to `submits`, which are in the same order."""
+        answers = iter(completions)
+        for one in self._searches:
+            one.take([next(answers) for _ in one.sequences])
+
+    def results(self, tokenizer: Tokenizer) -> list[BeamSearchResult]:
+        """Return what was found, in the order of the prompts."""
+        return [one.result(tokenizer) for one in self._searches]
+
+
+class _Search:
+    """The search after one prompt, as far as the engine accepts its requests."""
+
+    __slots__ = ("_num_cached_tokens", "_search", "priority", "prompt", "refusal")
+
+    def __init__(
+        self, prompt: bytes, priority: int, params: BeamSearchParams, stop_ids: frozenset[int], max_length: int
+    ) -> None:
+        longest = params.longest(num_prompt=len(prompt) // 4, max_length=max_length)
+        self.prompt = prompt
+        self.priority = priority
+        self.refusal: Refusal | None = longest if isinstance(longest, Refusal) else None  # written by: take
+        self._search: BeamSearch | None = None
+        """None: it cannot begin."""
+        if not isinstance(longest, Refusal):
+            self._search = BeamSearch(params, stop_ids=stop_ids, max_tokens=longest)
+        self._num_cached_tokens: int | None = None  # written by: take
+
+    @property
+    def sequences(self) -> list[tuple[int, ...]]:
+        """The sequences to ask about in the next step."""
+        return [] if self._search is None or self.refusal is not None else self._search.sequences
+
+    def take(self, answers: Sequence[Completion]) -> None:
+        """Do a step, if the search is not over."""
+        if self._search is None or not answers:
+            return
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = answers[0].num_cached_tokens
+        self.refusal = next((answer.refusal for answer in answers if answer.refusal is not None), None)
+        if self.refusal is None:
+            self._search.take([answer.logprobs[0].top for answer in answers])
+
+    def result(self, tokenizer: Tokenizer) -> BeamSearchResult:
+        """Return what was found."""
+        found = () if self._search is None or self.refusal is not None else self._search.best
+        return BeamSearchResult(
+            sequences=tuple(_sequence(beam, tokenizer) for beam in found),
+            num_prompt_tokens=len(self.prompt) // 4,
+            num_cached_tokens=self._num_cached_tokens or 0,
+            refusal=self.refusal,
+        )
+
+
+def _sequence(beam: Beam, tokenizer: Tokenizer) -> BeamSequence:
+    return BeamSequence(
+        text=tokenizer.decode(beam.tokens),
+        tokens=beam.tokens,
+        finish=beam.finish,
+        cumulative_logprob=beam.cumulative_logprob,
+        score=beam.score,
+    )
