@@ -40,6 +40,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs of the processed, 5 others": {"logprobs": 5, "logprobs_kind": "processed", "frequency_penalty": 0.5},
     "all changes": {"frequency_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": BIAS, "min_tokens": 4},
 }
+LARGE = (
+    "none",
+    "none again",
+    "temperature",
+    "logprobs, 5 others",
+    "logprobs of the processed, 5 others",
+    "all changes",
+)
+"""The features of the 110M model: an engine for each takes memory."""
 NUM_PROMPT = 256
 FREE = Grammar(kind="regex", text="[a-z0-9 ]{1,2000}")
 """Forces nothing, so that each request takes as many steps as without it."""
@@ -86,10 +95,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_model(shape, Path(folder), seed=0)
             write_tokenizer(Path(folder), shape.vocab_size)
+            features = LARGE if shape is FULL else tuple(FEATURES)
             for batch in (2,) if options.quick else batches:
                 systems = {
-                    name: (System(name, _config(folder, batch, options)), fields, batch)
-                    for name, fields in FEATURES.items()
+                    feature: (System(feature, _config(folder, batch, options)), FEATURES[feature], batch)
+                    for feature in features
                 }
                 _compare(systems, batch, options)
             num = 2 if options.quick else 32

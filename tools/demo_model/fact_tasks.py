@@ -3,6 +3,7 @@
 import random
 
 from tasks import Turn, phrase, task
+
 from vocabulary import CAPITALS, DAYS, MONTH_DAYS, MONTHS
 
 CAPITAL = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tasks import Turn, phrase
 from text_tasks import word
+
 from vocabulary import CITIES, COLOURS, NAMES
 
 

@@ -5,6 +5,7 @@
 import random
 
 from tasks import Turn, phrase, task
+
 from vocabulary import NUMBER_WORDS
 
 ADD = (

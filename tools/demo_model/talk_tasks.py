@@ -5,6 +5,7 @@ from string import ascii_lowercase
 
 from tasks import Turn, phrase, task
 from text_tasks import foreign, sentence, word
+
 from vocabulary import CAPITALS, CITIES, NAMES, SCRIPTS, TOPICS, UNKNOWN_REQUESTS
 
 ABLE = (

@@ -4,6 +4,7 @@ import json
 import random
 
 from tasks import Turn, phrase, task
+
 from vocabulary import ACCENTED, CITIES, EMOJI, GOODS, NAMES, NUMBER_WORDS, SCRIPTS, WORDS
 
 CONSONANTS, VOWELS, LETTERS = "bcdfghjklmnprstvwz", "aeiou", "abcdefghijklmnopqrstuvwxyz"

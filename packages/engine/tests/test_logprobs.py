@@ -60,7 +60,7 @@ def answers(requests: list[tuple[list[int], dict[str, Any]]], **config: Any) -> 
 
 def reference_logits(tokens: list[int]) -> torch.Tensor:
     """Return the logits after each token, `[tokens, V] float32`."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"))
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].float()
 
@@ -118,7 +118,7 @@ def test_processed_log_probabilities_are_those_of_the_processors_of_transformers
     asked = {**options, "logprobs": 8, "logprobs_kind": "processed", "seed": 9}
     (answer,) = answers([(PROMPT, asked)])
     tokens = [*PROMPT, *answer.tokens]
-    processors = transformers.LogitsProcessorList()
+    processors: Any = transformers.LogitsProcessorList()
     if "repetition_penalty" in options:
         processors.append(transformers.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
     processors.append(transformers.TemperatureLogitsWarper(options["temperature"]))

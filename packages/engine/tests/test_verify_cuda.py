@@ -255,9 +255,8 @@ def distribution(sampling: SamplingParams, tokens: list[int], logits: torch.Tens
     """Return log probabilities of the next token by the processors of `transformers`."""
     logits = logits[None].clone()
     if sampling.repetition_penalty != 1.0:
-        logits = transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(
-            torch.tensor([tokens]), logits
-        )
+        penalise: Any = transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+        logits = penalise(torch.tensor([tokens]), logits)
     if sampling.temperature == 0.0:
         best = torch.full_like(logits, -torch.inf)
         return best.scatter(1, logits.argmax(-1, keepdim=True), 0.0)[0]
@@ -292,7 +291,7 @@ def test_log_probabilities_are_those_of_transformers(
     deltas: list[Delta] = []
     options: dict[str, Any] = {"drafter": OracleDrafter(texts, wrong_every=5), "max_drafts": 4} if is_drafting else {}
     answers(llama, prompts, samplings, page_size=4, chunk=chunk, with_graphs=with_graphs, deltas=deltas, **options)
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(llama)
     for i, (prompt, text, sampling) in enumerate(zip(prompts, texts, samplings, strict=True)):
         of_prompt, of_output = reports_of(deltas, str(i))
         if sampling.logprobs is None:
@@ -326,7 +325,7 @@ def test_tokens_are_the_best_that_a_grammar_allows(
         SamplingParams(temperature=0.0, max_tokens=15 + 3 * i, ignore_eos=True, grammar=grammar)
         for i, grammar in enumerate(grammars)
     ]
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(llama)
     expected: list[list[int]] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         output: list[int] = []

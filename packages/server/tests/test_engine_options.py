@@ -92,6 +92,16 @@ def test_a_wrong_option_of_speculation_is_a_usage_error(command: str, capsys: py
     assert "invalid choice: 'magic'" in capsys.readouterr().err
 
 
+def test_logits_processors(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--logits-processor", "ban=mine.processors:ban", "--logits-processor", "x=y:z"]
+    assert parse(*options) == EngineConfig(logits_processors=(("ban", "mine.processors:ban"), ("x", "y:z")))
+    with pytest.raises(ValueError, match=r"places like package.module:function, got 'os.system' for 'x'"):
+        parse("--logits-processor", "x=os.system")
+    with pytest.raises(SystemExit, match="2"):
+        parse("--logits-processor", "mine.processors:ban")
+    assert "expected NAME=PACKAGE.MODULE:FUNCTION, got 'mine.processors:ban'" in capsys.readouterr().err
+
+
 def test_an_option_out_of_range_names_itself() -> None:
     with pytest.raises(ValueError, match="mem_fraction must be in"):
         parse("--mem-fraction", "1.5")

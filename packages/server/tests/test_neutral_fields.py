@@ -39,6 +39,7 @@ BOTH: dict[str, Any] = {
     "stop_token_ids": [],
     "stop_regex": [],
     "bad_words": [],
+    "logits_processors": [],
     "allowed_token_ids": None,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,

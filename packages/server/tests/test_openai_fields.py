@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pagewood.engine.api import SamplingParams
+import json
+from typing import Any
+
+import pytest
+
+from pagewood.engine.api import LogitsProcessor, SamplingParams
+from pagewood.server.errors import ApiError
 from pagewood.server.openai_chat import ChatRequest, parse_chat
 from pagewood.server.openai_fields import sampling, stop_expressions
 
@@ -38,6 +44,35 @@ def test_texts_that_stop_or_are_forbidden() -> None:
     assert stop_expressions(chat(b', "stop_regex": ["a", "[bc]d"]')) == ("a", "[bc]d")
     none = chat(b', "bad_words": null, "stop_regex": null')
     assert (none.bad_words, stop_expressions(none)) == ([], ())
+
+
+def test_logits_processors() -> None:
+    said = ["ban", {"name": "bias", "arguments": {"biases": [[5, 1.5]], "ä": None}}, {"name": "x"}]
+    fields = chat(b', "logits_processors": %b' % json.dumps(said).encode())
+    assert sampling(fields, DEFAULTS, max_tokens=7, vocab_size=100).logits_processors == (
+        LogitsProcessor("ban"), LogitsProcessor("bias", '{"biases":[[5,1.5]],"ä":null}'), LogitsProcessor("x"),
+    )  # fmt: skip
+    assert meant(b', "logits_processors": null').logits_processors == ()
+    assert meant(b', "logits_processors": []').logits_processors == ()
+
+
+WRONG_PROCESSORS: list[tuple[Any, str]] = [
+    ("ban", "expected an array of names and objects, but got a string instead"),
+    ([3], "expected a name or an object with a name and arguments, but got an integer instead"),
+    ([""], "name must have 1 to 128 characters, got 0"),
+    (["x"] * 9, "expected at most 8 logits processors, but got 9"),
+    ([{"arguments": {}}], "expected a string as 'name' of a logits processor, but got null instead"),
+    ([{"name": "x", "arguments": "{}"}], "expected an object as 'arguments' of 'x', but got a string instead"),
+    ([{"name": "x", "qualname": "os.system"}], "expected 'name' and 'arguments' only, but got 'qualname'"),
+    ([{"name": "x", "arguments": {"y": "z" * 4090}}], "arguments must have at most 4096 bytes, got 4098"),
+]
+
+
+@pytest.mark.parametrize(("said", "message"), WRONG_PROCESSORS)
+def test_wrong_logits_processors(said: Any, message: str) -> None:
+    with pytest.raises(ApiError, match="logits_processors") as error:
+        chat(b', "logits_processors": %b' % json.dumps(said).encode())
+    assert message in str(error.value)
 
 
 def test_defaults_of_the_folder() -> None:

@@ -326,8 +326,9 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
 
 
-def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path: Path) -> None:
+def test_a_conversation_is_resumed_after_a_restart(server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
     """With write-back, nothing is on the disk before the server stops."""
+    tmp_path = tmp_path_factory.mktemp("kv")  # short, because paths of sockets must be
     first, second = tmp_path / "first", tmp_path / "second"
     options = [
         "--tokenizer-workers", "1", "--host-cache-gb", "0.2", "--cache-write-policy", "write_back",
@@ -399,6 +400,45 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=LIMIT_S,
     )
+
+
+PROCESSORS = """
+def ban(tokens, logits, *, ids):
+    logits[ids] = float("-inf")
+
+def fail(tokens, logits):
+    raise ZeroDivisionError("by the operator's code")
+"""
+
+
+def test_logits_processors_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the operator's module, for one request beside others; their failures end one request."""
+    (tmp_path / "my_processors.py").write_text(PROCESSORS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    places = [f"{name}=my_processors:{name}" for name in ("ban", "fail")]
+    own = Server(tmp_path, *[word for place in places for word in ("--logits-processor", place)])
+    try:
+        plain = ask(server, QUESTION, temperature=0, max_tokens=8)
+        banned = Tokenizer.from_folder(model_folder(None)).encode(plain.choices[0].message.content).tolist()
+        both = {"temperature": 0, "max_tokens": 8}
+        bias = ask(server, QUESTION, logit_bias={str(token): -100 for token in banned}, **both)
+        named = [{"name": "ban", "arguments": {"ids": banned}}]
+        found = ask(own, QUESTION, extra_body={"logits_processors": named}, **both)
+        assert found.choices[0].message.content == bias.choices[0].message.content
+        assert found.choices[0].message.content != plain.choices[0].message.content
+        with pytest.raises(APIStatusError, match="logits of this request are not numbers") as failed:
+            ask(own, QUESTION, extra_body={"logits_processors": ["fail"]})
+        assert failed.value.status_code == 500
+        for name, code in (("eval", "unknown_logits_processor"), ("ban", "invalid_value")):
+            with pytest.raises(APIStatusError, match="logits_processors") as refused:
+                ask(own, QUESTION, extra_body={"logits_processors": [name]})
+            assert (refused.value.status_code, refused.value.code) == (400, code)
+        assert ask(own, QUESTION, **both).choices[0].message.content == plain.choices[0].message.content
+        assert "logits processor 'fail' failed; its request ends" in own.stderr()
+        assert "ZeroDivisionError: by the operator's code" in own.stderr()
+    finally:
+        own.until_idle()
+        own.close()
 
 
 def test_a_server_that_cannot_start_says_why(server: Server, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ from pagewood.engine.testing.scenario import RandomDrafting
 from tiny_models import cyclic_folders, head_folder, model_folder, num_right
 
 ORACLE_LENGTH = 160
+PROCESSORS = tuple([(name, f"logits_functions:{name}") for name in ("add_biases", "follow_text", "fail_at")])
+"""Of all engines here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +238,7 @@ def run(
         speculative_model=None if drafter is None or drafter.folder is None else str(drafter.folder),
         speculative_num_tokens=num_tokens,
         speculative_control=control if make_drafting is None else "fixed",
+        logits_processors=PROCESSORS,
         **options,
     )
     watched: list[Watched] = []
@@ -379,7 +382,7 @@ class PlainEngine:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         config = EngineConfig(
             model=str(model), max_running=1, max_total_tokens=ORACLE_LENGTH, max_length=ORACLE_LENGTH, num_threads=1,
-            prefix_cache=False, overlap=False, kv_cache_dtype="int8" if int8 else "auto",
+            prefix_cache=False, overlap=False, kv_cache_dtype="int8" if int8 else "auto", logits_processors=PROCESSORS,
         )  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build_cpu, "grammar_compiler", echo_compiler)

@@ -15,6 +15,12 @@ MAX_BAD_WORDS = 256
 """Most sequences of a `bad_words`."""
 MAX_BAD_WORD_TOKENS = 32
 """Most tokens of each."""
+MAX_LOGITS_PROCESSORS = 8
+"""Most `logits_processors` of a request."""
+MAX_PROCESSOR_NAME = 128
+"""Longest name of a logits processor, in characters."""
+MAX_PROCESSOR_ARGUMENTS_BYTES = 4096
+"""Longest arguments of a logits processor, in bytes of UTF-8."""
 MAX_LOGPROBS = 64
 """Most alternatives that are reported for a token."""
 MAX_TOKENS_BEFORE = 32
@@ -137,6 +143,28 @@ def _json_text(name: str, value: object) -> str:
         raise ValueError(f"{name} must be a JSON value or its text: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class LogitsProcessor:
+    """A call of one of the functions of `EngineConfig.logits_processors`, for every token of a request.
+
+    Raises:
+        ValueError: a field is too long, or there is no name.
+    """
+
+    name: str
+    """Which function."""
+    arguments: str = "{}"
+    """Its keyword arguments, a JSON object."""
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        if not 1 <= len(self.name) <= MAX_PROCESSOR_NAME:
+            raise ValueError(f"name must have 1 to {MAX_PROCESSOR_NAME} characters, got {len(self.name)}")
+        size = len(self.arguments.encode(errors="surrogatepass"))
+        if size > MAX_PROCESSOR_ARGUMENTS_BYTES:
+            raise ValueError(f"arguments must have at most {MAX_PROCESSOR_ARGUMENTS_BYTES} bytes, got {size}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen, and when generation ends.
@@ -154,6 +182,8 @@ class SamplingParams:
     - Until there are `min_tokens` output tokens, those that would end the request get no probability.
     - A token that would complete one of the `bad_words` gets no probability. The tokens before it may lie in the
       prompt, as in `transformers`.
+    - Tokens that the `grammar` does not allow get no probability.
+    - The `logits_processors` run in their order.
 
     Raises:
         ValueError: a field is out of its range.
@@ -188,12 +218,14 @@ class SamplingParams:
     64; 0: none but its own, None: nothing is reported."""
     logprobs_kind: Literal["raw", "processed"] = "raw"
     """raw: of the model's distribution, before anything is changed; processed: of the distribution that the token was
-    drawn from, after penalties, biases, grammar, temperature and filters."""
+    drawn from, after penalties, biases, grammar, processors, temperature and filters."""
     prompt_logprobs: int | None = None
     """Like `logprobs`, for each prompt token but the first, always raw. The whole prompt is then computed, also the
     part that is cached."""
     grammar: Grammar | None = None
     """What the output may be; None: anything."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    """Functions of `EngineConfig.logits_processors` that change the logits, at most 8."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -236,13 +268,17 @@ class SamplingParams:
                 raise ValueError(f"{name} must be None or in [0, {MAX_LOGPROBS}], got {value}")
         if self.logprobs_kind not in ("raw", "processed"):
             raise ValueError(f"logprobs_kind must be 'raw' or 'processed', got {self.logprobs_kind!r}")
+        if len(self.logits_processors) > MAX_LOGITS_PROCESSORS:
+            raise ValueError(
+                f"logits_processors must hold at most {MAX_LOGITS_PROCESSORS}, got {len(self.logits_processors)}"
+            )
 
     @property
     def changes_logits(self) -> bool:
         """Whether logits are changed before the filters."""
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         changes = self.logit_bias or self.bad_words or self.min_tokens > 0 or self.grammar is not None
-        return penalties != (1.0, 0.0, 0.0) or bool(changes)
+        return penalties != (1.0, 0.0, 0.0) or bool(changes) or bool(self.logits_processors)
 
     def _check_bad_words(self) -> None:
         if len(self.bad_words) > MAX_BAD_WORDS:
@@ -470,6 +506,18 @@ class EngineConfig:
     """The library that grammars are compiled with; xgrammar must be installed (`pagewood-engine[xgrammar]`)."""
     grammar_timeout_s: float = 10.0
     """Seconds after which a request whose grammar has not been compiled is refused."""
+    logits_processors: tuple[tuple[str, str], ...] = ()
+    """Functions that requests may name to change their logits: the name and the place of each, such as ("ban",
+    "my_package.processors:ban"). They are imported when the engine is built, and run in its process. A function is
+    called as `process(tokens, logits, **arguments)` before each token is drawn; see `SamplingParams.logits_processors`
+    for the arguments and the order of changes.
+
+    tokens: `[n] int32`, a copy of the tokens of prompt and output before the drawn one, on the engine's device.
+    logits: `[vocab_size] float32`, to be changed in place. A token with minus infinity must keep it: it is forbidden.
+
+    It must be a pure function of its arguments, because drafts, preemption and the like decide how often and in which
+    order it is called. A request ends with an error if the function raises an exception, writes NaN, or leaves no token
+    a probability."""
     seed: int = 0
     """Makes the seeds of requests without one."""
 
@@ -484,6 +532,7 @@ class EngineConfig:
             raise ValueError(f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}")
         if not self.grammar_timeout_s > 0:  # true of NaN
             raise ValueError(f"grammar_timeout_s must be > 0, got {self.grammar_timeout_s}")
+        self._check_processors()
         if not self.schedule_conservativeness > 0:  # true of NaN
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
         for name in ("page_size", "max_prefills", "speculative_num_tokens", "speculative_topk", *_OPTIONAL_COUNTS):
@@ -575,6 +624,23 @@ class EngineConfig:
         acceptance = self.speculative_acceptance
         if acceptance is not None and not 0.0 <= acceptance <= 1.0:
             raise ValueError(f"speculative_acceptance must be in [0, 1], got {acceptance}")
+
+    def _check_processors(self) -> None:
+        names: set[str] = set()
+        for name, place in self.logits_processors:
+            if not 1 <= len(name) <= MAX_PROCESSOR_NAME:
+                raise ValueError(
+                    f"logits_processors must have names of 1 to {MAX_PROCESSOR_NAME} characters, got {name!r}"
+                )
+            if name in names:
+                raise ValueError(f"logits_processors must have each name once, got {name!r} again")
+            names.add(name)
+            module, _, function = place.partition(":")
+            if not all(map(str.isidentifier, (*module.split("."), function))):
+                raise ValueError(
+                    "logits_processors must be found at places like package.module:function, "
+                    f"got {place!r} for {name!r}"
+                )
 
     def _check_tiers(self) -> None:
         for name in ("host_cache_gb", "disk_cache_gb"):

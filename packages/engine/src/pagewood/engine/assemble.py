@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 
@@ -52,6 +52,7 @@ def assemble(
     tree: TreeShape | None = None,
     compiler: Compiler | None = None,
     drafts_constrained: bool = False,
+    processors: Mapping[str, Callable[..., None]] | None = None,
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
@@ -67,6 +68,7 @@ def assemble(
         tree: the shape of its drafts; None: they are chains.
         compiler: compiles grammars; None: requests with a grammar are refused.
         drafts_constrained: see `Speculation`.
+        processors: the functions that the runner calls for requests that name them; None: there are none.
         inbox: source of commands.
         outbox: destination of answers.
         clock: returns monotonic seconds.
@@ -116,6 +118,7 @@ def assemble(
         eos_token_ids=frozenset(info.eos_token_ids),
         seed=config.seed,
         compiler=compiler,
+        processors=processors,
     )
     return Engine(
         info=info,

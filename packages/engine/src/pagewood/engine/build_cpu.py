@@ -17,6 +17,7 @@ from pagewood.engine.folder import FoundDrafter, find_drafter, model_folder, mod
 from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.load import check_draft, check_weights, load_model
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.processors import load_processors
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.ngram import NgramLookup
@@ -44,6 +45,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     each of `num_rows` rows, and for at least one request of the longest length. It is at most a quarter of the free
     memory. The system provides it as it is used, a little ahead.
     """
+    processors = load_processors(config)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
     weights_bytes = 4 * check_weights(folder, model_config)
@@ -124,6 +126,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             make_drafter=make_drafter,
             simulated_acceptance=config.speculative_acceptance,
             max_drafts=0 if found is None else config.speculative_num_tokens,
+            processors=processors,
         )
         populating = PopulatingRunner(runner, populator)
         if control is not None:
@@ -142,6 +145,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         tree=tree,
         compiler=grammar_compiler(config, folder, info),
         drafts_constrained=True,
+        processors=processors,
         inbox=inbox,
         outbox=outbox,
     )

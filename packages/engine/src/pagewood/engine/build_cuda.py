@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.processors import load_processors
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.flashinfer_api import HEAD_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
@@ -37,6 +38,7 @@ from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.invariance import linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps, Multiply
 from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.processors import Process
 from pagewood.engine.tiers import tiered_cache
 from pagewood.kvpool import JointLayout, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, allocate_joint
@@ -94,8 +96,9 @@ def build_on(
 ) -> Engine:
     """Build an engine on a device that FlashInfer supports; other arguments and errors as in `build_engine`."""
     config = config.resolved()
+    processors = load_processors(config)
     folder = model_folder(config.model)
-    built = build_cuda_runner(device, flashinfer, config, folder, progress=progress)
+    built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, progress=progress)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,
@@ -116,6 +119,7 @@ def build_on(
         make_cache=make_cache,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
+        processors=processors,
         inbox=inbox,
         outbox=outbox,
     )
@@ -178,7 +182,13 @@ def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> KernelNeeds:
 
 
 def build_cuda_runner(
-    device: Device, flashinfer: FlashInfer, config: EngineConfig, folder: Path, *, progress: Progress | None
+    device: Device,
+    flashinfer: FlashInfer,
+    config: EngineConfig,
+    folder: Path,
+    *,
+    processors: Mapping[str, Process] | None = None,
+    progress: Progress | None,
 ) -> BuiltRunner:
     """Load the model of `folder` to `device`, use the memory that is left as KV memory, and capture the graphs.
 
@@ -243,7 +253,9 @@ def build_cuda_runner(
         config.max_chunk_tokens,
         budget,
     )
-    runner, memory = parts.runner(num_pages, max_length=max_length, graph_sizes=sizes, progress=progress)
+    runner, memory = parts.runner(
+        num_pages, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
+    )
     return BuiltRunner(runner=runner, model=model.config, memory=memory, num_pages=num_pages, max_length=max_length)
 
 
@@ -270,7 +282,13 @@ class _Parts:
         return sum(layout.bytes_per_page for layout in self.layouts)
 
     def runner(
-        self, num_pages: int, *, max_length: int, graph_sizes: Sequence[int] = (), progress: Progress | None = None
+        self,
+        num_pages: int,
+        *,
+        max_length: int,
+        graph_sizes: Sequence[int] = (),
+        processors: Mapping[str, Process] | None = None,
+        progress: Progress | None = None,
     ) -> tuple[CUDARunner, PageMemory]:
         """Allocate `num_pages` pages and one for the runner; return the runner and the memory of whole pages."""
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
@@ -305,6 +323,7 @@ class _Parts:
             drafter=drafter,
             max_drafts=0 if drafter is None else config.speculative_num_tokens,
             acceptance=config.speculative_acceptance,
+            processors=processors,
             progress=progress,
         )
         return runner, memory

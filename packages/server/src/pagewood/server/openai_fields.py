@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from pagewood.engine.api import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, Grammar, SamplingParams
+from pagewood.engine.api import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGITS_PROCESSORS,
+    MAX_LOGPROBS,
+    Grammar,
+    LogitsProcessor,
+    SamplingParams,
+)
 from pagewood.server.errors import ApiError
 from pagewood.server.structured import StructuredFields
 from pagewood.server.validation import kind
@@ -39,7 +48,6 @@ IGNORED = frozenset(
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # vLLM, SGLang and other servers: sampling
     "allowed_token_ids": (None,),
-    "logits_processors": (None, []),
     "custom_logit_processor": (None,),
     "thinking_token_budget": (None,),
     # grammars
@@ -122,6 +130,37 @@ def _early_stopping(value: Any) -> Any:
     return value
 
 
+def _processors(value: Any) -> list[LogitsProcessor]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(f"expected an array of names and objects, but got {kind(value)} instead")
+    processors = cast("list[Any]", value)
+    if len(processors) > MAX_LOGITS_PROCESSORS:
+        raise ValueError(f"expected at most {MAX_LOGITS_PROCESSORS} logits processors, but got {len(processors)}")
+    return [_processor(one) for one in processors]
+
+
+def _processor(value: Any) -> LogitsProcessor:
+    if isinstance(value, str):
+        return LogitsProcessor(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a name or an object with a name and arguments, but got {kind(value)} instead")
+    said = cast("dict[str, Any]", value)
+    name, arguments = said.get("name"), said.get("arguments", {})
+    if not isinstance(name, str):
+        raise ValueError(f"expected a string as 'name' of a logits processor, but got {kind(name)} instead")
+    if not isinstance(arguments, dict):
+        raise ValueError(f"expected an object as 'arguments' of {name[:20]!r}, but got {kind(arguments)} instead")
+    unknown = sorted(said.keys() - {"name", "arguments"})
+    if unknown:
+        raise ValueError(f"expected 'name' and 'arguments' only, but got {unknown[0][:20]!r}")
+    try:
+        return LogitsProcessor(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+    except RecursionError as error:
+        raise ValueError(f"expected fewer levels in 'arguments' of {name[:20]!r}") from error
+
+
 def false_as_null(value: Any) -> Any:
     """Return None for false: some clients switch log probabilities off with it where a number is expected."""
     return None if value is False else value
@@ -163,6 +202,10 @@ class GenerationFields(StructuredFields):
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     bad_words: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list[str])
     stop_regex: Annotated[list[str], BeforeValidator(_expressions)] = Field(default_factory=list[str])
+    logits_processors: Annotated[list[LogitsProcessor], BeforeValidator(_processors)] = Field(
+        default_factory=list[LogitsProcessor]
+    )
+    """From names, and objects with a name and arguments."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
@@ -318,6 +361,7 @@ def sampling(
         logprobs_kind=fields.logprobs_kind or "raw",
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
+        logits_processors=tuple(fields.logits_processors),
     )
 
 

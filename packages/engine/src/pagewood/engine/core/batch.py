@@ -16,6 +16,7 @@ from pagewood.engine.core.adjustments import Adjustments
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.logprobs import Reports
 from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.processors import Processors
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.sampling import SamplingArrays
 
@@ -71,6 +72,8 @@ class Batch:
     """[A] a number that stands for the namespace of each, for drafters that remember text; empty if none drafts."""
     adjustments: Adjustments | None = None
     """How the logits of admitted requests are changed before tokens are drawn; None: those of none are."""
+    processors: Processors | None = None
+    """Which functions change the logits of admitted requests; None: those of none are."""
     reports: Reports | None = None
     """Which admitted requests want log probabilities of their output; None: none does."""
     scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
@@ -176,6 +179,7 @@ class BatchBuilder:
             extras["admitted"] = np.flatnonzero([grant.is_admitted for grant in grants]).astype(np.int32)
             extras["limits"] = np.array([one.max_length for one in admitted], np.int32)
             extras["adjustments"] = Adjustments.of(admitted)
+            extras["processors"] = Processors.of(admitted)
             extras["reports"] = Reports.of(admitted)
             extras["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
             if self._is_drafting:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SetPriority, Submit
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.processors import processors_refusal
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
 from pagewood.engine.core.state import EngineState
@@ -27,10 +30,12 @@ class Intake:
         eos_token_ids: tokens that end a request unless it ignores them.
         seed: with the arrival number, gives a seed to each request without one.
         compiler: compiles grammars; None: requests with a grammar are refused.
+        processors: the functions that `logits_processors` of a request may name.
     """
 
     __slots__ = (
-        "_compiler", "_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_seed", "_state", "_vocab_size",
+        "_compiler", "_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_processors", "_seed", "_state",
+        "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -43,8 +48,10 @@ class Intake:
         eos_token_ids: frozenset[int],
         seed: int,
         compiler: Compiler | None = None,
+        processors: Mapping[str, Callable[..., None]] | None = None,
     ) -> None:
         self._compiler = compiler
+        self._processors = processors or {}
         self._state = state
         self._kv = kv
         self._max_length = max_length
@@ -163,6 +170,10 @@ class Intake:
                 )
         if submit.sampling.grammar is not None and self._compiler is None:
             return Refusal(message="grammar must be None: this engine has no grammars", param="grammar")
+        if submit.sampling.logits_processors:
+            refusal = processors_refusal(submit.sampling.logits_processors, self._processors)
+            if refusal is not None:
+                return refusal
         max_tokens = submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"

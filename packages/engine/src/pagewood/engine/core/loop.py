@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pagewood.engine.api import Delta, FinishReason, Inbox, Outbox, Refusal
 from pagewood.engine.core.arrays import Int32
@@ -33,6 +33,19 @@ _RECALL_WAIT_S = 0.001
 class StepHandle(Protocol):
     """A launched step."""
 
+    def wait(self) -> StepResult:
+        """Wait for the result and return it; a second call returns it again.
+
+        Raises:
+            Exception: the step failed; the engine ends its requests.
+        """
+        ...
+
+
+@runtime_checkable
+class ConstrainedHandle(StepHandle, Protocol):
+    """A launched step some of whose tokens are drawn later; what a runner returns that can follow grammars."""
+
     def drafts(self) -> Sequence[Sequence[int]]:
         """Wait for the drafts of the M grants of `Batch.constrained`, and return them; called before `constrain`."""
         ...
@@ -43,14 +56,6 @@ class StepHandle(Protocol):
         Args:
             masks: `[>= M and drafts, words of a mask]`, for each of the M grants one, and one for each of its drafts:
                 bit `i % 32` of word `i // 32` is set if token i may be drawn in its place. More are not read.
-        """
-        ...
-
-    def wait(self) -> StepResult:
-        """Wait for the result and return it; a second call returns it again.
-
-        Raises:
-            Exception: the step failed; the engine ends its requests.
         """
         ...
 
@@ -288,12 +293,15 @@ class Engine:
         """Give a step the masks that its draws wait for; the step before it has been retired."""
         if pending is None or not pending.constrained:
             return
+        handle = pending.handle
+        if not isinstance(handle, ConstrainedHandle):
+            raise TypeError(f"handles of steps with grammars must be ConstrainedHandles, got {type(handle).__name__}")
         requests, pending.constrained = pending.constrained, ()
         masks = open_masks(pending.num_masks, self.info.vocab_size)
         try:
-            fill_masks(requests, pending.handle.drafts(), masks)
+            fill_masks(requests, handle.drafts(), masks)
         finally:  # otherwise the device would wait for ever
-            pending.handle.constrain(masks)
+            handle.constrain(masks)
 
     def _finish(self, pending: Pending | None) -> None:
         """Wait for a step and retire it."""

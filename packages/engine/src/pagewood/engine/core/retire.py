@@ -124,12 +124,14 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
 def _follow(request: Request, matcher: Matcher, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
     """Append the tokens that the grammar of a request forces; one grant then computes them together.
 
-    If a step in flight will draw the first of them, that one alone is no news. A token with a report is drawn.
+    If a step in flight will draw the first of them, that one alone is no news. A token with a report is drawn, and
+    so is one that a logits processor may forbid.
 
     Returns:
         As `_append` does, for `tokens` and these.
     """
-    if request.sampling.logprobs is not None or request.num_unseen > 1:
+    sampling = request.sampling
+    if sampling.logprobs is not None or sampling.logits_processors or request.num_unseen > 1:
         return None, tokens
     forced = matcher.forced()
     if len(forced) <= request.num_unseen:

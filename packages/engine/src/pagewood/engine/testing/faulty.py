@@ -111,7 +111,7 @@ class _FaultyStep:
         self._is_raised = False  # written by: faulty
 
     def drafts(self) -> Sequence[Sequence[int]]:
-        """Return the drafts of the step."""
+        """Return the drafts of the constrained grants."""
         return self._step.drafts()
 
     def constrain(self, masks: Int32) -> None:

@@ -42,6 +42,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of requests without a seed (default: %(default)s)",
     )
+    model.add_argument(
+        "--logits-processor",
+        type=_named_place,
+        action="append",
+        default=[],
+        metavar="NAME=PACKAGE.MODULE:FUNCTION",
+        help="function that requests may name in logits_processors to change their logits; it is imported and runs in "
+        "the engine's process, so use trusted code only; repeatable (default: none)",
+    )
     memory = parser.add_argument_group("memory")
     memory.add_argument(
         "--max-total-tokens",
@@ -264,5 +273,13 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         speculative_acceptance=options.speculative_acceptance,
         grammar_backend=options.grammar_backend,
         grammar_timeout_s=options.grammar_timeout,
+        logits_processors=tuple(options.logits_processor),
         seed=options.random_seed,
     )
+
+
+def _named_place(text: str) -> tuple[str, str]:
+    name, sign, place = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"expected NAME=PACKAGE.MODULE:FUNCTION, got {text!r}")
+    return name, place

@@ -11,7 +11,7 @@ Legend: G grants, S sampled grants, W wanted tokens, V vocab_size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,9 +37,11 @@ from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcom
 from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.processing import Processing
 from pagewood.engine.runner.cpu.sampling import draw
 from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
 from pagewood.engine.runner.cpu.worker import Later, Worker
+from pagewood.engine.runner.processors import Process, RowProcessors
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
@@ -116,7 +118,7 @@ class _Constraint:
     masks: Later[Int32] = field(default_factory=Later)
     """What their draws wait for."""
     rest: Later[Run | None] = field(default_factory=Later)
-    """The instructions that draw, and those behind them."""
+    """The instructions that change logits, and those behind them, up to the calls of processors."""
 
     @classmethod
     def of(cls, batch: Batch) -> _Constraint | None:
@@ -145,16 +147,28 @@ class _Step:
     """The instructions to compute, once their inputs are in place; None: there are none."""
     constraint: _Constraint | None = None
     """What some draws wait for; None: none waits."""
+    processing: Processing | None = None
+    """Functions that change logits before tokens are drawn; None: there are none."""
 
     def give_up(self) -> None:
         """Let nobody wait for instructions: nothing is computed."""
         self.run.give(None)
+        if self.processing is not None:
+            self.processing.rest.give(None)
         if self.constraint is None:
             return
         if self.constraint.is_drafting:
             self.constraint.drafting.give(None)
             self.constraint.drafts.give([()] * self.constraint.num)
         self.constraint.rest.give(None)
+
+    def runs(self) -> tuple[Later[Run | None], ...]:
+        """Return the runs of its instructions, in their order."""
+        runs = (self.run,)
+        if self.constraint is not None:
+            drafting = (self.constraint.drafting,) if self.constraint.is_drafting else ()
+            runs = (*drafting, self.run, self.constraint.rest)
+        return runs if self.processing is None else (*runs, self.processing.rest)
 
 
 class CPURunner:
@@ -167,9 +181,10 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_draw", "_found", "_helpers", "_kernel",
-        "_lookup", "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_program", "_reported", "_reports",
-        "_rotations", "_rows", "_sampled_rows", "_selected", "_target_lines", "_worker",
+        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_change", "_first_draw", "_found",
+        "_helpers", "_kernel", "_lookup", "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_processors",
+        "_program", "_reported", "_reports", "_rotations", "_rows", "_sampled_rows", "_selected", "_target_lines",
+        "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -185,6 +200,7 @@ class CPURunner:
         make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
         simulated_acceptance: float | None = None,
         max_drafts: int = 0,
+        processors: Mapping[str, Process] | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -202,6 +218,7 @@ class CPURunner:
             simulated_acceptance: probability with which a draft is accepted, whatever its token, for measurements;
                 the text is then meaningless.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
+            processors: functions that requests name to change their logits; None: there are none.
 
         Raises:
             ValueError: `simulated_acceptance` is given, and the drafter's drafts are verified by rejection sampling.
@@ -215,6 +232,7 @@ class CPURunner:
             num_rows=max_rows, num_tokens=max_length + 1, num_pages=num_pages
         )
         self._adjustments = RowAdjustments(self._rows.adjustments)
+        self._processors = RowProcessors(processors, max_rows=max_rows)
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
         self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
@@ -231,8 +249,10 @@ class CPURunner:
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         self._pass: Pass  # written by: _write_down
         self._program: Program  # written by: _write_down
+        self._first_change: int  # written by: _write_down
+        """The first instruction that changes logits."""
         self._first_draw: int  # written by: _write_down
-        """The first instruction that changes logits or draws."""
+        """The first instruction behind those."""
         self._target_lines: slice  # written by: _write_down
         """Instructions of the target, with those that accept drafts."""
         self._found: Int32  # written by: _write_down
@@ -262,7 +282,15 @@ class CPURunner:
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
         )
-        step = _Step(batch=batch, grants=grants, samples=True, constraint=_Constraint.of(batch))
+        self._processors.admit(batch)
+        calls = self._processors.of_batch(batch)
+        step = _Step(
+            batch=batch,
+            grants=grants,
+            samples=True,
+            constraint=_Constraint.of(batch),
+            processing=Processing(calls=calls) if calls else None,
+        )
         return self._handle(step, self._worker.submit(partial(self._step, step)))
 
     def forward(self, batch: Batch) -> Float32:
@@ -288,10 +316,7 @@ class CPURunner:
         self._helpers.shutdown()
 
     def _handle(self, step: _Step, result: Later[Result]) -> CPUStepHandle[Result]:
-        constraint, runs = step.constraint, (step.run,)
-        if constraint is not None:
-            runs = (*((constraint.drafting,) if constraint.is_drafting else ()), step.run, constraint.rest)
-        return CPUStepHandle(runs if self._num_threads > 1 else (), constraint, result)
+        return CPUStepHandle(step.runs() if self._num_threads > 1 else (), step.constraint, result)
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)
@@ -370,10 +395,10 @@ class CPURunner:
         except Exception:
             step.give_up()
             raise
-        if step.constraint is None:
+        if step.constraint is None and step.processing is None:
             self._work(self._program.start(counts, scopes, first=first, last=last), step.run)
         else:
-            self._work_constrained(step, step.constraint, scopes, counts, first, last)
+            self._work_in_parts(step, scopes, counts, first, last)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
@@ -384,25 +409,41 @@ class CPURunner:
             draft_s += rest_ended - rest_began if self._drafter.has_rest else 0.0
         return scopes, counts, draft_s, ended - began - draft_s
 
-    def _work_constrained(
-        self, step: _Step, constraint: _Constraint, scopes: Int64, counts: Int64, first: int, last: int | None
-    ) -> None:
-        """Compute instructions [first, last): those that draft, those before the draws, and, given masks, the rest."""
+    def _work_in_parts(self, step: _Step, scopes: Int64, counts: Int64, first: int, last: int | None) -> None:
+        """Compute instructions [first, last), interrupted by the wait for masks and by calls of processors."""
 
         def run(first: int, last: int | None) -> Run:
             return self._program.start(counts, scopes, first=first, last=last)
 
+        later, processing = step.run, step.processing
+        if step.constraint is not None:
+            self._work_until_masks(step, step.constraint, run, first)
+            first, later = self._first_change, step.constraint.rest
+        if processing is not None:
+            self._work(run(first, self._first_draw), later)
+            first, later = self._first_draw, processing.rest
+            try:
+                scope = scopes[self._pass.scope.index]
+                processing.change(self._program.outputs[0], scope, step.grants, step.kept, self._rows.tokens)
+            except BaseException:
+                later.give(None)
+                raise
+        self._work(run(first, last), later)
+
+    def _work_until_masks(
+        self, step: _Step, constraint: _Constraint, run: Callable[[int, int | None], Run], first: int
+    ) -> None:
+        """Compute the instructions that draft and those before logits are changed, and wait for the masks."""
         drafts: Sequence[Sequence[int]] = [()] * constraint.num
         if constraint.is_drafting:
             self._work(run(first, max(first, self._target_lines.start)), constraint.drafting)
             first = max(first, self._target_lines.start)
             drafts = self._drafts(step)
             constraint.drafts.give(drafts)
-        self._work(run(first, self._first_draw), step.run)
+        self._work(run(first, self._first_change), step.run)
         masks, batch = constraint.masks.take(), step.batch
         nums = np.array([1 + len(own) for own in drafts])
         self._adjustments.constrain(batch.rows[batch.sampled[batch.constrained]], np.cumsum(nums) - nums, masks)
-        self._work(run(self._first_draw, last), constraint.rest)
 
     def _drafts(self, step: _Step) -> list[tuple[int, ...]]:
         """Return the drafts of the constrained grants; none for one that is left out."""
@@ -510,8 +551,9 @@ class CPURunner:
             logits = drafter.record_target(tape, one, self._attention)
         else:
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
-        self._first_draw = tape.num_lines
+        self._first_change = tape.num_lines
         raw = one.adjust(logits)
+        self._first_draw = tape.num_lines
         if held is None:
             accepted = one.accept(draw(logits, one.choices), chance=self._chance)
         elif self._chance is None:

@@ -31,7 +31,7 @@ def forbid(logits: Tensor, rows: NDArray[np.int64], masks: Int32) -> Tensor:
     Args:
         logits: `[N, V]`.
         rows: `[M]`, which of the N have a mask.
-        masks: `[M, words of a mask]`, see `StepHandle.constrain`.
+        masks: `[M, words of a mask]`, see `ConstrainedHandle.constrain`.
     """
     index = torch.from_numpy(rows).to(logits.device, non_blocking=True)
     words = torch.from_numpy(masks).to(logits.device, non_blocking=True)

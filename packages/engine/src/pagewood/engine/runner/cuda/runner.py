@@ -8,7 +8,7 @@ Legend: T tokens of a step, G grants, S sampled grants, V vocab_size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,6 +55,7 @@ from pagewood.engine.runner.cuda.verify import (
 )
 from pagewood.engine.runner.cuda.verify_arrays import VerifyArrays, VerifyStep, verify_step
 from pagewood.engine.runner.cuda.verify_graphs import capture_verify_graphs
+from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.kvpool.storage import KVStorage
 
 NO_TOKEN = -1
@@ -176,8 +177,8 @@ class CUDARunner:
 
     __slots__ = (
         "_acceptance", "_adjustments", "_attention", "_device", "_drafter", "_feature_memory", "_features", "_filters",
-        "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_reports", "_rotations",
-        "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_graphs", "_head", "_inexact", "_lengths", "_mask_windows", "_model", "_page_table", "_processors", "_reports",
+        "_rotations", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -195,6 +196,7 @@ class CUDARunner:
         drafter: Drafter | None = None,
         max_drafts: int = 0,
         acceptance: float | None = None,
+        processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -213,6 +215,7 @@ class CUDARunner:
             drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
             max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
             acceptance: accept each draft with this probability, whatever it is, for measurements; None: verify them.
+            processors: functions that requests name to change their logits; None: there are none.
             progress: gets a report of every graph.
 
         Raises:
@@ -252,6 +255,7 @@ class CUDARunner:
             self._adjustments = RowAdjustments(
                 max_rows=max_rows, tokens_per_row=max_length + 1, device=device.torch_device
             )
+            self._processors = RowProcessors(processors, max_rows=max_rows)
             self._reports = RowReports(device, max_rows=max_rows)
             self._inexact = InexactRows(max_rows)
             self._lengths = torch.ones(max_rows + 1, **options)
@@ -322,6 +326,7 @@ class CUDARunner:
         slot = self._staging.take()
         self._inexact.admit(batch)
         self._adjustments.admit(batch)
+        self._processors.admit(batch)
         self._reports.admit(batch)
         if self._drafter is not None:
             self._drafter.note(batch)
@@ -536,6 +541,8 @@ class CUDARunner:
         if allowed is not None:
             firsts = np.cumsum(batch.num_promised) - batch.num_promised
             changed = forbid(changed, firsts[batch.constrained].astype(np.int64), allowed)
+        # Only the device knows where the text of a verified position ends, so a step with such rows waits for it.
+        changed = self._process(changed, host_rows, places.tolist)
         chosen, is_broken = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         drawn = self._reports.drawn(
@@ -564,12 +571,32 @@ class CUDARunner:
         changed = self._adjustments.apply(logits, rows, places, self._tokens)
         if allowed is not None:
             changed = forbid(changed, batch.constrained.astype(np.int64), allowed)
+        changed = self._process(changed, rows, partial(self._ends, batch))
         chosen, is_broken = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         # The table needs a valid token for every row: the next step may have been launched already, and reads it.
         self._tokens.index_copy_(0, places, tokens)
         target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
         return self._reports.drawn(rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters)
+
+    def _process(self, logits: Tensor, rows: Int32, places: Callable[[], list[int]]) -> Tensor:
+        """Return the logits as the processors of some rows leave them.
+
+        Args:
+            logits: `[N, V]`.
+            rows: `[N]`, row of each.
+            places: returns where the drawn tokens go in the token table, whose texts end there; may wait.
+        """
+        calls = self._processors.of(rows)
+        if not calls:
+            return logits
+        ends, width = places(), self._tables.tokens_per_row
+        return processed(logits, calls, lambda index: self._tokens[ends[index] // width * width : ends[index]].clone())
+
+    def _ends(self, batch: Batch) -> list[int]:
+        """Return where the drawn tokens of a plain step go in the token table."""
+        places = batch.rows.astype(np.int64) * self._tables.tokens_per_row + batch.starts + batch.counts
+        return places[batch.sampled].tolist()
 
     def _extend_plain(
         self,

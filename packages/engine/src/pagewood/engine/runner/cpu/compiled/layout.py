@@ -107,7 +107,7 @@ class Adjustment(IntEnum):
     IS_PROCESSED = 6
     """1 if reports are of the distribution that tokens are drawn from, 0 if of the model's."""
     MASKS = 7
-    """Address of `[wanted tokens of the grant, words of a mask] int32`, see `StepHandle.constrain`; 0: none."""
+    """Address of `[wanted tokens of the grant, words of a mask] int32`, see `ConstrainedHandle.constrain`; 0: none."""
     WORDS = 8
     """Address of the bad words, int32: of each its size, then its tokens."""
     NUM_WORDS = 9
