@@ -21,7 +21,7 @@ _NEVER = 2**31 - 1
 
 
 class Admitted(Protocol):
-    """The attributes of an admitted request that `Adjustments` reads."""
+    """The attributes of an admitted request that `Adjustments`, `Reports` and `Processors` read."""
 
     @property
     def row(self) -> int:

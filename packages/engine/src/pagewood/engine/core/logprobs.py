@@ -8,29 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import SamplingParams, TokenLogprob
+from pagewood.engine.api import TokenLogprob
+from pagewood.engine.core.adjustments import Admitted
 from pagewood.engine.core.arrays import Int32
 
 Float32 = NDArray[np.float32]
-
-
-class Admitted(Protocol):
-    """The attributes of an admitted request that `Reports` reads."""
-
-    @property
-    def row(self) -> int:
-        """Its row in the device tables."""
-        ...
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """Its parameters."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,28 +9,15 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
-from pagewood.engine.api import LogitsProcessor, Refusal, SamplingParams
+from pagewood.engine.api import LogitsProcessor, Refusal
+from pagewood.engine.core.adjustments import Admitted
 from pagewood.engine.core.arrays import Int32
 
 _PARAM = "logits_processors"
-
-
-class Admitted(Protocol):
-    """The attributes of an admitted request that `Processors` reads."""
-
-    @property
-    def row(self) -> int:
-        """Its row in the device tables."""
-        ...
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """Its parameters."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
