@@ -23,7 +23,9 @@ class TokenBytes:
     Special tokens have the bytes of their content, or none if they are skipped. An unknown token has none.
 
     Invariant: the joined bytes of tokens are the UTF-8 text of the tokens, but for what a decoder changes at the
-    beginning or end of a text or of a run of byte pieces, such as a space that it strips, and for invalid UTF-8.
+    beginning or end of a text or of a run of byte pieces, such as a space that it strips, and for invalid UTF-8. A
+    token without text between two byte pieces ends their run: the parts of a character on its two sides are joined
+    here, and invalid for the decoder.
     """
 
     __slots__ = ("_bytes", "_has_byte_pieces", "_is_byte_level", "_makers", "_tail", "_tokenizer", "_vocabulary")
