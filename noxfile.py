@@ -14,7 +14,7 @@ nox.options.error_on_external_run = True
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
-PEERS = ("transformers", "openai", "jsonschema")  # what tests compare with, and the client that they use
+PEERS = ("transformers", "openai", "openai-agents", "jsonschema")  # what tests compare with, and clients that they use
 EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent
 

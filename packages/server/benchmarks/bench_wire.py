@@ -10,8 +10,8 @@ import pytest
 from pagewood.engine.api import Delta, SamplingParams
 from pagewood.server import wire
 from pagewood.server.formats import Format
-from pagewood.server.openai_chat import ChatFormat, parse_chat
-from pagewood.server.openai_completions import CompletionFormat
+from pagewood.server.openai.chat import ChatFormat, parse_chat
+from pagewood.server.openai.completions import CompletionFormat
 
 STEP = wire.Step(
     tuple(

@@ -104,7 +104,7 @@ async def test_a_web_page_cannot_drive_the_server(server: MemoryServer) -> None:
         refused = await server.client.options(path, headers=preflight)
         assert refused.status_code == 405
         assert "access-control-allow-origin" not in refused.headers
-    assert server.frontend.status.counters["num_tokens"] == 0
+    assert server.service.status.counters["num_tokens"] == 0
 
 
 async def test_an_allowed_origin_may_use_the_server_from_a_browser(model_folder: Path, tokenizer: Tokenizer) -> None:

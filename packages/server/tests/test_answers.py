@@ -93,7 +93,7 @@ async def test_the_prompt_is_computed_once(server: MemoryServer) -> None:
     await server.post(COMPLETIONS, {"prompt": LONG, "n": 8, "max_tokens": 1, "ignore_eos": True})
     await server.until_idle()
     shared = (len(LONG) - 1) // 16 * 16
-    assert server.frontend.status.counters["num_tokens"] <= len(LONG) + 7 * (len(LONG) - shared) + 8
+    assert server.service.status.counters["num_tokens"] <= len(LONG) + 7 * (len(LONG) - shared) + 8
 
 
 @pytest.mark.anyio
@@ -117,13 +117,13 @@ async def test_a_client_that_leaves_ends_all_answers(server: MemoryServer) -> No
     server.gate.allow(3)
     body = {"messages": [{"role": "user", "content": LONG}], "n": 5, "ignore_eos": True, "stream": True}
     asking = asyncio.create_task(server.post(CHAT, body))
-    await server.until(lambda: server.frontend.live.num_live == 5 and server.gate.is_held)
+    await server.until(lambda: server.service.live.num_live == 5 and server.gate.is_held)
     asking.cancel()
-    await server.until(lambda: server.frontend.live.num_live == 0)
-    assert server.frontend.live.num_ending == 5
+    await server.until(lambda: server.service.live.num_live == 0)
+    assert server.service.live.num_ending == 5
     server.gate.open()
     await server.until_idle()
-    assert server.frontend.status.counters["num_tokens"] < 300
+    assert server.service.status.counters["num_tokens"] < 300
 
 
 @pytest.mark.anyio

@@ -156,10 +156,10 @@ async def test_stop_string(server: MemoryServer, stream: bool) -> None:
         text, reason = choice["message"]["content"], choice["finish_reason"]
     assert text == whole[: whole.index(stop)]
     assert reason == "stop"
-    await server.until(lambda: server.has_command_at_gate or server.frontend.live.num_ending == 0)
+    await server.until(lambda: server.has_command_at_gate or server.service.live.num_ending == 0)
     server.gate.open()
     await server.until_idle()
-    assert server.frontend.status.counters["num_tokens"] < 100
+    assert server.service.status.counters["num_tokens"] < 100
 
 
 async def test_tokens_that_end_an_answer(server: MemoryServer) -> None:

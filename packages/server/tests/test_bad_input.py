@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.server.errors import ApiError
-from pagewood.server.openai_chat import parse_chat
-from pagewood.server.openai_completions import parse_completion, prompts
+from pagewood.server.openai.chat import parse_chat
+from pagewood.server.openai.completions import parse_completion, prompts
 from pagewood.server.testing import MAX_LENGTH, MemoryServer
 
 pytestmark = pytest.mark.anyio
@@ -20,6 +20,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 JSON_TYPE = {"Content-Type": "application/json"}
 USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def check_envelope(answer: Any) -> dict[str, Any]:
@@ -36,7 +37,21 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
     ({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter", "Missing required"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", "Missing required"),
     ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role", "invalid_value", "'system'"),
-    ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role", "invalid_value", "'system'"),
+    ({"messages": [{"role": "function", "content": ""}]}, "messages[0].role", "invalid_value", "'system'"),
+    ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].tool_call_id", "missing_required_parameter", "Miss"),
+    ({"messages": [USER | {"tool_call_id": "c"}]}, "messages[0].tool_call_id", "invalid_value", "the role 'tool'"),
+    (
+        {"messages": [USER | {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}]},
+        "messages[0].tool_calls",
+        "invalid_value",
+        "the role 'assistant'",
+    ),
+    (
+        {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "invalid_value",
+        "cannot both be true",
+    ),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value", "got an integer"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -45,7 +60,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
         "'image_url'",
     ),
     ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content", "invalid_value", "every part"),
-    ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "invalid_value", "at most 0"),
+    ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id", "missing_required_parameter", "Mis"),
     ({"messages": [{**USER, "mood": 1}]}, "messages[0].mood", "unknown_parameter", "Unrecognized request argument"),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "invalid_messages", "I refuse"),
     ({"messages": [{"role": "user", "content": "x" * 999}]}, "messages", "context_length_exceeded", str(MAX_LENGTH)),
@@ -109,7 +124,22 @@ WRONG_CHATS: list[tuple[dict[str, Any], str | None, str | None, str]] = [
     ({"logprobs_kind": "cooked"}, "logprobs_kind", "invalid_value", "'raw' or 'processed'"),
     ({"prompt_logprobs": 65}, "prompt_logprobs", "invalid_value", "<= 64"),
     ({"prompt_logprobs": True}, "prompt_logprobs", "invalid_type", "expected an integer, but got a boolean"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter", "Missing required"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].type", "invalid_value", "'function'"),
+    ({"tools": [TOOL]}, "tools", "tools_not_supported", "has no template by which calls of functions could be read"),
+    ({"tools": [TOOL, TOOL]}, "tools", "invalid_value", "expected different names, but got 'f' twice"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value", "only allowed when 'tools' are specified"),
+    ({"tool_choice": "must"}, "tool_choice", "invalid_value", "expected 'none', 'auto', 'required', or an object"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "invalid_value",
+        "the function 'g' is not among 'tools'",
+    ),
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter", "not supported"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value", "'high'"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type", "expected an object, but got an array"),
+    ({"cache_salt": "x" * 513}, "cache_salt", "invalid_value", "512"),
     ({"response_format": {"type": "json_object"}}, "response_format", "grammar_unavailable", "no grammars"),
     ({"guided_decoding_backend": "x"}, "guided_decoding_backend", "unsupported_parameter", "not supported"),
     ({"logit_bias": {"300": 1}}, "logit_bias", "invalid_value", "[0, 258), but got 300"),

@@ -14,8 +14,8 @@ from pagewood.engine.testing.echo import echo_logprob, oracle_tokens
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.live import LiveRequests
-from pagewood.server.openai_chat import parse_chat
-from pagewood.server.openai_completions import parse_completion
+from pagewood.server.openai.chat import parse_chat
+from pagewood.server.openai.completions import parse_completion
 from pagewood.server.testing import EOS_ID, MAX_LENGTH, MemoryServer
 
 CHAT = "/v1/chat/completions"
@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_ends_the_search(server: MemoryServer) -> Non
         await request
     server.gate.open()
     await server.until_idle()
-    assert server.frontend.live.submit([], prompt_param="prompt", room=LIMIT).room == LIMIT  # nothing is reserved
+    assert server.service.live.submit([], prompt_param="prompt", room=LIMIT).room == LIMIT  # nothing is reserved
 
 
 @pytest.mark.anyio

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from starlette.types import Message, Scope
 
+from leaving_client import Client
 from pagewood.engine.text import Tokenizer
 from pagewood.server.errors import unavailable
 from pagewood.server.status import EngineState, EngineStatus
@@ -22,59 +20,24 @@ CHAT = "/v1/chat/completions"
 LONG = {"model": "echo", "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
 
 
-class Client:
-    """An ASGI client that reads one message at a time, and can leave at any time."""
-
-    def __init__(self, server: MemoryServer, body: dict[str, Any]) -> None:
-        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
-        self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
-        self._incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
-        scope: Scope = {
-            "type": "http",
-            "method": "POST",
-            "path": CHAT,
-            "raw_path": CHAT.encode(),
-            "query_string": b"",
-            "headers": [(b"host", b"memory"), (b"content-type", b"application/json")],
-            "server": ("memory", 80),
-        }
-        self.served = asyncio.create_task(self._serve(server, scope))
-
-    async def _serve(self, server: MemoryServer, scope: Scope) -> None:
-        await server.app(scope, self._incoming.get, self._outgoing.put)
-
-    async def messages(self) -> AsyncIterator[Message]:
-        """Yield what the server sends."""
-        while True:
-            message = await self._outgoing.get()
-            yield message
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                return
-
-    async def leave(self) -> None:
-        """Close the connection, and wait until the server has noticed."""
-        self._incoming.put_nowait({"type": "http.disconnect"})
-        await self.served
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_request(server: MemoryServer, stream: bool) -> None:
     server.gate.allow(5)  # then the engine waits, so that the request cannot end by itself
     client = Client(server, {**LONG, "stream": stream})
     await server.until(lambda: server.gate.is_held)
     await client.leave()
-    assert server.frontend.live.num_live == 0
-    assert server.frontend.live.num_ending == 1
+    assert server.service.live.num_live == 0
+    assert server.service.live.num_ending == 1
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     await server.until_idle()
-    assert server.frontend.status.counters["num_tokens"] < 50
+    assert server.service.status.counters["num_tokens"] < 50
 
 
 async def test_a_client_that_leaves_before_the_engine_has_begun(server: MemoryServer) -> None:
     server.gate.close()
     client = Client(server, LONG)
-    await server.until(lambda: server.frontend.live.num_live == 1)
+    await server.until(lambda: server.service.live.num_live == 1)
     await client.leave()
     server.gate.open()
 
@@ -87,7 +50,7 @@ async def test_text_comes_before_the_end(server: MemoryServer) -> None:
         num_chunks += message["type"] == "http.response.body"
         if num_chunks == 3:
             break
-    assert server.frontend.live.num_live == 1
+    assert server.service.live.num_live == 1
     server.gate.open()
     async for _ in client.messages():
         pass
@@ -140,7 +103,7 @@ async def test_too_many_requests_get_a_429(model_folder: Path, tokenizer: Tokeni
     await server.start()
     server.gate.close()
     clients = [Client(server, LONG) for _ in range(3)]
-    await server.until(lambda: server.frontend.live.num_live == 3)
+    await server.until(lambda: server.service.live.num_live == 3)
     response = await server.post(CHAT, LONG)
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
@@ -148,14 +111,14 @@ async def test_too_many_requests_get_a_429(model_folder: Path, tokenizer: Tokeni
     await clients[0].leave()  # it counts until the engine has ended it
     assert (await server.post(CHAT, LONG)).status_code == 429
     server.gate.open()
-    await server.until(lambda: server.frontend.live.num_ending == 0)
+    await server.until(lambda: server.service.live.num_ending == 0)
     assert (await server.post(CHAT, {**LONG, "max_tokens": 3})).status_code == 200
     for client in clients[1:]:
         await client.leave()
     # Several prompts of one request are accepted together or not at all.
     server.gate.close()
     clients = [Client(server, LONG)]
-    await server.until(lambda: server.frontend.live.num_live == 1)
+    await server.until(lambda: server.service.live.num_live == 1)
     assert (await server.post("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 1})).status_code == 429
     server.gate.open()
     await clients[0].leave()
@@ -178,8 +141,8 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
             if message["type"] == "http.response.body":
                 break
     await server.until(lambda: server.gate.is_held)
-    server.frontend.status.lost(next_incarnation=1)
-    server.frontend.live.fail_all(unavailable("The engine process died.", code="engine_lost"))
+    server.service.status.lost(next_incarnation=1)
+    server.service.live.fail_all(unavailable("The engine process died.", code="engine_lost"))
     messages = [message async for message in client.messages()]
     body = b"".join(message.get("body", b"") for message in messages)
     if stream:  # the status is sent already: the error is the last event, and there is no [DONE]
@@ -198,10 +161,10 @@ async def test_requests_fail_with_their_engine(server: MemoryServer, stream: boo
     assert ready.json()["status"] == "down"
     assert (await server.client.get("/health")).status_code == 200
     server.gate.open()
-    server.frontend.status.incarnation = (
+    server.service.status.incarnation = (
         0  # the engine of this test never died: accept its messages again, for the clean-up
     )
-    await server.until(lambda: bool(server.frontend.status.counters))
+    await server.until(lambda: bool(server.service.status.counters))
 
 
 async def test_a_long_step_closes_the_api_only_beyond_a_generous_limit(
@@ -217,7 +180,7 @@ async def test_a_long_step_closes_the_api_only_beyond_a_generous_limit(
     assert status.state is EngineState.READY
     assert (await server.client.get("/ready")).json()["seconds_in_step"] > 1
     second = Client(server, {**LONG, "max_tokens": 3})
-    await server.until(lambda: server.frontend.live.num_live == 2)
+    await server.until(lambda: server.service.live.num_live == 2)
     status.step_limit_s = status.step_s  # not ours
     await server.until(lambda: status.state is EngineState.STALLED)
     assert (await server.post(CHAT, LONG)).status_code == 503

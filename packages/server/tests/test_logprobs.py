@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
 from pagewood.server.detokenizing import TextStreams
-from pagewood.server.openai_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from pagewood.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.testing import EOS_ID, MemoryServer
 
 CHAT = "/v1/chat/completions"
@@ -278,9 +279,10 @@ def test_streamed_entries_are_those_of_the_whole_answer(
     assert run(steps) == whole
     _, found, ended, num_output = whole
     num_shown = len(ids)
+    decoder = codecs.getincrementaldecoder("utf-8")  # keeps back the beginning of a character
     if ended is FinishReason.STOP:
         for n in range(len(ids) + 1):
-            known = b"".join(bytes_of(tokenizer, token) for token in ids[:n]).decode(errors="ignore")
+            known = decoder("replace").decode(b"".join(bytes_of(tokenizer, token) for token in ids[:n]))
             if "\ufffd" not in stop and any(one in known for one in stop):
                 num_shown = n
                 break

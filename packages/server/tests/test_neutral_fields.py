@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pagewood.engine.api import SamplingParams
-from pagewood.server import openai_chat, openai_completions
 from pagewood.server.errors import ApiError
-from pagewood.server.openai_chat import parse_chat
-from pagewood.server.openai_completions import parse_completion
-from pagewood.server.openai_fields import sampling
+from pagewood.server.openai import chat as openai_chat
+from pagewood.server.openai import completions as openai_completions
+from pagewood.server.openai.chat import parse_chat
+from pagewood.server.openai.completions import parse_completion
+from pagewood.server.openai.fields import sampling
 from pagewood.server.structured import constraint
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

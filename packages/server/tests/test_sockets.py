@@ -252,7 +252,7 @@ async def test_a_body_that_comes_too_slowly_is_cut_off(quick: MemoryServer) -> N
         await client.send(post(b"{", "Content-Length: 1000"))
         assert await client.error() == (408, "request_timeout")
         assert await client.is_closed()
-        assert quick.frontend.bodies.num_buffered_bytes == 0
+        assert quick.service.bodies.num_buffered_bytes == 0
 
 
 async def test_a_body_is_refused_by_its_declared_length_before_it_is_read(patient: MemoryServer) -> None:
@@ -268,12 +268,12 @@ async def test_bodies_of_all_requests_have_a_common_limit(patient: MemoryServer)
         clients = [await connect() for _ in range(5)]
         for client in clients[:4]:
             await client.send(post(b" " * 99_000, "Content-Length: 99999"))
-        await patient.until(lambda: patient.frontend.bodies.num_buffered_bytes == 4 * 99_000)
+        await patient.until(lambda: patient.service.bodies.num_buffered_bytes == 4 * 99_000)
         await clients[4].send(post(b" " * 50_000))
         assert await clients[4].error() == (503, "overloaded")
         for client in clients[:4]:
             client.close()
-        await patient.until(lambda: patient.frontend.bodies.num_buffered_bytes == 0)
+        await patient.until(lambda: patient.service.bodies.num_buffered_bytes == 0)
 
 
 async def test_idle_connections_make_room_for_new_ones(patient: MemoryServer) -> None:
@@ -298,7 +298,7 @@ async def test_health_answers_when_all_connections_are_busy(patient: MemoryServe
         busy = [await connect() for _ in range(PATIENT.max_connections)]
         for client in busy:
             await client.send(post(LONG))
-        await patient.until(lambda: patient.frontend.live.num_live == PATIENT.max_connections)
+        await patient.until(lambda: patient.service.live.num_live == PATIENT.max_connections)
         client = await connect()
         await client.send(HEALTH)
         assert (await client.answer())[0] == 200
@@ -308,7 +308,7 @@ async def test_health_answers_when_all_connections_are_busy(patient: MemoryServe
         for client in busy:
             client.close()
         patient.gate.open()
-        await patient.until(lambda: patient.frontend.live.num_live == 0)
+        await patient.until(lambda: patient.service.live.num_live == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -320,7 +320,7 @@ async def test_a_half_closed_client_gets_its_answer(patient: MemoryServer, strea
         client.writer.write_eof()
         await patient.until(lambda: patient.gate.is_held)
         await asyncio.sleep(5 * PATIENT.peer_check_s)
-        assert patient.frontend.live.num_live == 1
+        assert patient.service.live.num_live == 1
         patient.gate.open()
         status, headers, body = await client.answer()
         assert status == 200
@@ -337,10 +337,10 @@ async def test_a_client_that_closes_its_connection_ends_its_request(patient: Mem
         await client.send(post({**LONG, "stream": stream}))
         await patient.until(lambda: patient.gate.is_held)
         client.close()
-        await patient.until(lambda: patient.frontend.live.num_live == 0)
+        await patient.until(lambda: patient.service.live.num_live == 0)
         patient.gate.open()
         await patient.until_idle()
-        assert patient.frontend.status.counters["num_tokens"] < 50
+        assert patient.service.status.counters["num_tokens"] < 50
 
 
 async def test_a_client_that_closes_while_its_stream_pauses(patient: MemoryServer) -> None:
@@ -352,7 +352,7 @@ async def test_a_client_that_closes_while_its_stream_pauses(patient: MemoryServe
         await patient.until(lambda: patient.gate.is_held)
         await asyncio.sleep(0.1)  # everything has arrived: the client's end is no reset
         client.close()
-        await patient.until(lambda: patient.frontend.live.num_live == 0)
+        await patient.until(lambda: patient.service.live.num_live == 0)
         patient.gate.open()
 
 
@@ -439,7 +439,7 @@ async def test_every_request_has_an_id_and_a_line_in_the_log(
         await client.send(post({**LONG, "stream": True}, "X-Request-Id: left-early"))
         await client.reader.readuntil(b"\r\n\r\n")
         client.close()
-        await patient.until(lambda: patient.frontend.live.num_live == 0)
+        await patient.until(lambda: patient.service.live.num_live == 0)
         await patient.until(lambda: bool(caplog.records))
         ((level, line),) = lines()
         assert level == "INFO"

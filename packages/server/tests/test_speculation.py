@@ -75,7 +75,7 @@ async def test_completions_add_up_the_draft_tokens_of_their_prompts(speculating:
         speculating.expected_text(prompt, max_tokens=40) for prompt in prompts
     ]
     accepted, rejected = drafts_of(whole["usage"])
-    status = speculating.frontend.status
+    status = speculating.service.status
     # Steps of a request that were in flight when it ended count, too.
     await speculating.until(lambda: status.speculation is not None and status.speculation.num_drafted > rejected)
     await speculating.until_idle()
@@ -111,7 +111,7 @@ async def test_an_answer_that_ends_inside_an_accepted_run_is_the_same(
 async def test_ready_shows_the_counts_of_speculation(server: MemoryServer, speculating: MemoryServer) -> None:
     for one in (server, speculating):
         await one.post(CHAT, {"messages": HELLO, "max_tokens": 60})
-        await one.until(lambda status=one.frontend.status: status.counters["num_tokens"] > 0)
+        await one.until(lambda status=one.service.status: status.counters["num_tokens"] > 0)
         await one.until_idle()
     assert "speculation" not in (await server.client.get("/ready")).json()
     counts = (await speculating.client.get("/ready")).json()["speculation"]

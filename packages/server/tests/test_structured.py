@@ -11,8 +11,8 @@ from pagewood.engine.api import FinishReason, Grammar, Refusal, SamplingParams
 from pagewood.engine.ebnf import lark_of_ebnf
 from pagewood.server import wire
 from pagewood.server.errors import ApiError, failed
-from pagewood.server.openai_chat import parse_chat
-from pagewood.server.openai_completions import parse_completion
+from pagewood.server.openai.chat import parse_chat
+from pagewood.server.openai.completions import parse_completion
 from pagewood.server.structured import MAX_GRAMMAR_LENGTH, constraint
 from pagewood.server.testing import MemoryServer
 

@@ -129,3 +129,9 @@ def test_torch_and_transformers_are_not_imported() -> None:
     code = "import sys, pagewood.engine.text; print({'torch', 'transformers', 'numba'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+def test_special_tokens(byte_level_tokenizer: Tokenizer) -> None:
+    special = byte_level_tokenizer.special_tokens
+    assert list(special) == ["<|start|>", "<|end|>"]  # and not " plain é"
+    assert [byte_level_tokenizer.encode(text).tolist() for text in special] == [[token] for token in special.values()]

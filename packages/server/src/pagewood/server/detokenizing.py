@@ -3,6 +3,7 @@ expression."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from pagewood.engine.api import Delta, FinishReason, Refusal
-from pagewood.engine.text import TextStream, Tokenizer
+from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, TextStream, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 from pagewood.server.token_entries import TokenEntries
@@ -37,6 +38,8 @@ class _Open:
 
     stream: TextStream
     entries: TokenEntries
+    parser: ResponseParser | None
+    """None: the answer is plain text."""
     is_scoring: bool
     """Whether its answer is not shown."""
 
@@ -48,6 +51,8 @@ class _News(NamedTuple):
     num_unused: int = 0
     """New tokens that are not shown, and do not count."""
     logprobs: wire.Logprobs | None = None
+    parts: tuple[wire.Part, ...] | None = None
+    """What `text` says, if the answer is read by a response template."""
 
 
 _NO_NEWS = _News()
@@ -64,10 +69,22 @@ class TextStreams:
         incarnation: of this detokenizer process, noted in what it passes on.
     """
 
-    __slots__ = ("_engine", "_incarnation", "_streams", "_tokenizer")
+    __slots__ = (
+        "_engine",
+        "_incarnation",
+        "_shows_special_tokens",
+        "_streams",
+        "_template",
+        "_template_without_calls",
+        "_tokenizer",
+    )
 
     def __init__(self, tokenizer: Tokenizer, *, incarnation: int = 0) -> None:
         self._tokenizer = tokenizer
+        self._template = tokenizer.response_template
+        self._template_without_calls = None if self._template is None else _without_calls(self._template)
+        self._shows_special_tokens = self._template is not None and self._template.marks_with(tokenizer.special_tokens)
+        """Whether the parser must see special tokens, because they are its marks."""
         self._incarnation = incarnation
         self._streams: dict[str, _Open | None] = {}  # written by: _is_late, _answer. None: has ended in an error
         self._engine = -1  # written by: _is_late. Newest incarnation of the engine; -1 before its first message
@@ -135,10 +152,16 @@ class TextStreams:
         open_ = self._streams.get(delta.request_id)
         if delta.first or open_ is None:
             options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
-            stream = TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
+            parser = self._parser(options.reading)
+            stream = TextStream(
+                self._tokenizer,
+                stop=options.stop,
+                stop_regex=options.stop_regex,
+                skip_special_tokens=parser is None or not self._shows_special_tokens,
+            )
             prefix, prompt_tokens = options.prefix, options.prompt_tokens
             entries = TokenEntries(self._tokenizer, start=len(prefix))
-            open_ = _Open(stream=stream, entries=entries, is_scoring=options.is_scoring)
+            open_ = _Open(stream=stream, entries=entries, parser=parser, is_scoring=options.is_scoring)
             if options.first_token is not None:
                 prompt = self._prompt(options.first_token, delta)
         if open_.is_scoring:
@@ -149,12 +172,34 @@ class TextStreams:
         logprobs = None
         if delta.logprobs or prompt is not None or prompt_tokens:
             logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
-        return open_, _News(prefix + text, num_unused, logprobs)
+        if open_.parser is None:
+            return open_, _News(prefix + text, num_unused, logprobs)
+        parts = open_.parser.feed(text) if text else []
+        if delta.finish is not None or open_.stream.stopped_by is not None:
+            parts += open_.parser.finish()
+        return open_, _News("", num_unused, logprobs, tuple([_part(part) for part in parts]))
+
+    def _parser(self, reading: wire.Reading | None) -> ResponseParser | None:
+        """Return what reads an answer. Where no function was offered, calls are text."""
+        template = None if reading is None else self._template if reading.tools else self._template_without_calls
+        if reading is None or template is None:
+            return None
+        return ResponseParser(template, tools=reading.tools, prompt_tail=reading.prompt_tail)
 
     def _prompt(self, first_token: int, delta: Delta) -> tuple[wire.TokenEntry, ...]:
         """Return the entries of all tokens of a prompt."""
         entries = TokenEntries(self._tokenizer, start=0)
         return (entries.first_of_prompt(first_token), *entries.of(delta.prompt_logprobs))
+
+
+def _without_calls(template: ResponseTemplate) -> ResponseTemplate | None:
+    """Return a template by which calls are text; None: everything is."""
+    fields = tuple(field for field in template.fields if field.kind != "calls")
+    return dataclasses.replace(template, fields=fields) if any(field.kind != "content" for field in fields) else None
+
+
+def _part(part: Part) -> wire.Part:
+    return wire.Part(part.kind, part.text, part.index, part.id)
 
 
 def _push(stream: TextStream, delta: Delta) -> tuple[str, int, int]:
@@ -194,4 +239,5 @@ def _answer_to(
         num_drafted_tokens=delta.num_drafted_tokens,
         num_accepted_tokens=delta.num_accepted_tokens,
         logprobs=news.logprobs,
+        parts=news.parts,
     )

@@ -36,6 +36,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
         self.headers = headers or {}
         self._error = _Error(message, type, param, code)
 

@@ -6,8 +6,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -38,6 +39,10 @@ class Exchange:
     client: str
     started_s: float
     """When it began, on the clock of `FrontDoor`."""
+    error_body: Callable[[ApiError], bytes] = ApiError.body
+    """Writes an error as the protocol of the path does."""
+    send: Send | None = None
+    """Sends a piece of a body past the middlewares, which have nothing to do for it but take time for every token."""
     status: int = CLIENT_LEFT  # written by: FrontDoor
     is_complete: bool = False  # written by: FrontDoor
     """Whether the whole answer was sent."""
@@ -102,6 +107,8 @@ class FrontDoor:
     """Whether too many connections are open."""
     respond: Callable[[Scope, ApiError], Response]
     """Makes the response to a refused request."""
+    error_bodies: Mapping[str, Callable[[ApiError], bytes]] = field(default_factory=dict[str, Any])
+    """Beginning of a path -> how errors are written there; elsewhere as in OpenAI's API."""
     clock: Callable[[], float] = time.monotonic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,6 +124,8 @@ class FrontDoor:
             path=_loggable(scope),
             client=":".join(map(str, scope.get("client") or ("-",))),
             started_s=self.clock(),
+            error_body=self._error_body(scope["path"]),
+            send=send,
         )
         scope[_SCOPE_KEY] = exchange
         origin = headers.get("origin", "")
@@ -136,6 +145,10 @@ class FrontDoor:
         finally:
             exchange.log(self.clock())
 
+    def _error_body(self, path: str) -> Callable[[ApiError], bytes]:
+        found = (body for beginning, body in self.error_bodies.items() if path.startswith(beginning))
+        return next(found, ApiError.body)
+
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         try:
             self.access.check_host(headers, http_version=scope.get("http_version", "1.1"))
@@ -152,7 +165,7 @@ class FrontDoor:
         if scope["method"] != "OPTIONS" or wanted is None or not self._cors_headers(headers.get("origin", "")):
             return None
         allowed = {
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, POST, DELETE",
             "access-control-allow-headers": headers.get("access-control-request-headers", "content-type"),
             "access-control-max-age": "600",
         }

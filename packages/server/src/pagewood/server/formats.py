@@ -1,15 +1,20 @@
-"""The JSON of answers: each endpoint has a format, and the code that sends answers depends only on its Protocol."""
+"""What all protocols say about an answer, and the Protocol of their formats, which the sending code depends on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
 from pagewood.server import wire
+from pagewood.server.errors import ApiError
+
+EVENTS = "text/event-stream; charset=utf-8"
+"""Content type of server-sent events."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -34,10 +39,6 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
     """UNSET: the engine does not speculate."""
-
-
-ChunkUsage = Usage | msgspec.UnsetType | None
-"""The `usage` of a chunk: counts, no such field (UNSET), or null."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,26 +88,113 @@ def usage(tallies: Sequence[Tally], *, num_answers: int = 1, is_speculating: boo
 
 
 @dataclass(slots=True, kw_only=True)
+class ToolCall:
+    """A call of a function that the model has written."""
+
+    id: str
+    name: str
+    arguments: str = ""  # written by: Choice
+    """JSON text of an object."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Section:
+    """A run of content or of reasoning in an answer, or one call, in the order in which the model has written them."""
+
+    kind: Literal["content", "reasoning", "call"]
+    call: ToolCall | None = None
+    """Only of a call; its arguments are set when the answer has ended."""
+    texts: list[str] = field(default_factory=list[str])  # written by: Choice
+    """Pieces of its text; those of a call are pieces of its arguments."""
+    tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: Choice
+    """Of the steps that are counted as its own, if their log probabilities are known."""
+    num_tokens: int = 0  # written by: Choice
+    """Of the same steps."""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+
+@dataclass(slots=True, kw_only=True)
 class Choice:
-    """A complete answer, put together from its messages."""
+    """An answer, put together from its messages.
+
+    The tokens of a step are those of the section to which the step adds: of content before others, and the last one
+    where it adds to several. Tokens of steps that show nothing (marks, half characters) go to the next such section.
+    """
 
     text: str = ""  # written by: add
+    """Its content, once it has ended."""
+    reasoning: str = ""  # written by: add
+    """Its reasoning, once it has ended."""
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])  # written by: add
     finish: str = ""  # written by: add
+    """`stop` or `length`; empty: it has not ended."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: add
     """Of the tokens of the answer, if their log probabilities are known."""
     prompt: tuple[wire.TokenEntry, ...] = ()  # written by: add
     """Of the tokens of the prompt, if their log probabilities are known."""
-    _texts: list[str] = field(default_factory=list[str])  # written by: add
+    sections: list[Section] = field(default_factory=list[Section])  # written by: add
+    """Contents, reasoning and calls in their order."""
+    _num_tokens: int = 0  # written by: _count
+    """Tokens of sections."""
+    _num_noted: int = 0  # written by: _count
+    """Entries of `tokens` that are also those of a section."""
 
     def add(self, answer: wire.Answer) -> None:
         """Append a message."""
-        self._texts.append(answer.text)
-        if answer.finish is not None:
-            self.finish = answer.finish.value
-            self.text = "".join(self._texts)
+        parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
+        touched = [self._add(part) for part in parts if part.text or part.kind == "tool_call"]
         if answer.logprobs is not None:
             self.tokens += answer.logprobs.tokens
             self.prompt = self.prompt or answer.logprobs.prompt or ()
+        if answer.finish is not None:
+            self.finish = answer.finish.value
+            self.text = self._joined("content")
+            self.reasoning = self._joined("reasoning")
+            for section in self.sections:
+                if section.call is not None:
+                    section.call.arguments = section.text
+            touched = touched or self.sections[-1:]
+        if touched:
+            owner = next((section for section in touched if section.kind == "content"), touched[-1])
+            self._count(owner, answer.num_output_tokens)
+
+    def num_tokens(self, kind: str) -> int:
+        """Return the number of tokens of all sections of a kind."""
+        return sum(section.num_tokens for section in self.sections if section.kind == kind)
+
+    def _joined(self, kind: str) -> str:
+        return "".join([text for section in self.sections if section.kind == kind for text in section.texts])
+
+    def _add(self, part: wire.Part) -> Section:
+        """Append a part; return its section."""
+        if part.kind == "tool_call":
+            self.calls.append(ToolCall(id=part.id or new_call_id(), name=part.text))
+            self.sections.append(Section(kind="call", call=self.calls[-1]))
+            return self.sections[-1]
+        if part.kind == "arguments":
+            call = self.calls[part.index]  # text between two of its arguments may have begun another section
+            section = next(section for section in reversed(self.sections) if section.call is call)
+        else:
+            if not self.sections or self.sections[-1].kind != part.kind:
+                self.sections.append(Section(kind=part.kind))
+            section = self.sections[-1]
+        section.texts.append(part.text)
+        return section
+
+    def _count(self, owner: Section, num_output_tokens: int) -> None:
+        """Note the tokens that belong to no section yet as those of `owner`."""
+        owner.num_tokens += num_output_tokens - self._num_tokens
+        owner.tokens += self.tokens[self._num_noted :]
+        self._num_tokens, self._num_noted = num_output_tokens, len(self.tokens)
+
+    @property
+    def has_called(self) -> bool:
+        """Whether it ended by itself with calls of functions."""
+        return bool(self.calls) and self.finish == "stop"
 
     @property
     def score(self) -> float:
@@ -116,25 +204,43 @@ class Choice:
         return sum(entry.chosen.logprob for entry in self.tokens) / len(self.tokens)
 
 
+def new_call_id() -> str:
+    """Return an id for a call to which the model has given none."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class EventStream(Protocol):
+    """The body of one streamed response. Every method returns bytes to send, perhaps none."""
+
+    def take(self, index: int, answer: wire.Answer) -> bytes:
+        """Return what a message of choice `index` adds to the body."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the end of the body, after the last message of the last choice."""
+        ...
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the end of the body after an error; part of the body may have been sent."""
+        ...
+
+
 class Format(Protocol):
-    """The answers of one HTTP request; every method returns the JSON of one object."""
+    """How a protocol writes the answers of one HTTP request."""
 
-    def begin(self, index: int, usage: ChunkUsage) -> bytes | None:
-        """Return the chunk that comes before the text of choice `index`, or None if there is none."""
-        ...
+    media_type: ClassVar[str]
+    """The content type of a stream."""
 
-    def text(self, index: int, text: str, logprobs: wire.Logprobs | None, usage: ChunkUsage) -> bytes:
-        """Return the chunk with the next text of choice `index`, and the log probabilities of its tokens."""
-        ...
-
-    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
-        """Return the chunk that ends choice `index`."""
-        ...
-
-    def usage(self, usage: Usage) -> bytes:
-        """Return the chunk without choices that ends the stream."""
+    def stream(self, usage: Callable[[], Usage]) -> EventStream:
+        """Return a new stream; `usage` returns the tokens of the whole request so far."""
         ...
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """Return the complete answer, with all its choices in order."""
+        """Return the JSON of the complete answer, with all its choices in order."""
         ...
+
+
+def event(payload: bytes, *, name: bytes = b"") -> bytes:
+    """Return a server-sent event with a JSON payload, and its name if it has one."""
+    head = b"event: " + name + b"\n" if name else b""
+    return head + b"data: " + payload + b"\n\n"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pagewood.server.openai_fields import INT32_MAX
+from pagewood.server.openai.fields import INT32_MAX
 from pagewood.server.validation import parse
 
 

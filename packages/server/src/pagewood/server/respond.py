@@ -7,20 +7,17 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
-from pagewood.server.formats import Choice, ChunkUsage, Format, Tally, Usage, usage
+from pagewood.server.formats import Choice, Format, Tally, Usage, usage
 from pagewood.server.live import LiveGroup, LiveRequests
-from pagewood.server.openai_fields import StreamOptions
 from pagewood.server.prompt_sharing import PromptSharing
 
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -32,9 +29,10 @@ def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | N
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Return the response with an error, and note the error for the log."""
-    exchange_of(scope).error_code = error.code
-    return json_response(error.body(), status=error.status, headers=error.headers)
+    """Return the response with an error in the words of the path's protocol, and note the error for the log."""
+    exchange = exchange_of(scope)
+    exchange.error_code = error.code
+    return json_response(exchange.error_body(error), status=error.status, headers=error.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,6 @@ class GroupResponse:
     """Whether the answers share the log probabilities of their prompt."""
     format: Format
     stream: bool
-    options: StreamOptions
     is_speculating: bool
     """Whether the usage has draft tokens."""
 
@@ -78,28 +75,27 @@ class GroupResponse:
         await response(scope, receive, send)
 
     async def _stream(self, scope: Scope, send: Send, tallies: list[Tally]) -> None:
-        begun: set[int] = set()
+        stream = self.format.stream(lambda: self._usage(tallies))
+        send_piece = exchange_of(scope).send or send
         started = False
         try:
             async for index, answer in self._answers(tallies):
                 if not started:  # not before the first answer: until then, an error can still be a status
                     started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                chunk_usage = self._chunk_usage(tallies)
-                begin = None if index in begun else self.format.begin(index, chunk_usage)
-                begun.add(index)
-                await _send(send, _events(begin, *self._chunks(index, answer, chunk_usage)))
+                    headers = [(b"content-type", self.format.media_type.encode()), *_STREAM_HEADERS]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                if data := stream.take(index, answer):
+                    await send_piece({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             response = error_response(scope, error)
             if started:
-                await _send(send, _events(bytes(response.body)), more=False)
+                await _send(send, stream.fail(error))
             else:
                 start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
                 await send(start)
-                await _send(send, bytes(response.body), more=False)
+                await _send(send, bytes(response.body))
             return
-        last = self.format.usage(self._usage(tallies)) if self.options.include_usage else None
-        await _send(send, _events(last) + b"data: [DONE]\n\n", more=False)
+        await _send(send, stream.end())
 
     def _choices(self, answers: list[Choice]) -> list[Choice]:
         """Return the answers to send, those to the first prompt first: all, or the best ones of each, best first."""
@@ -112,18 +108,6 @@ class GroupResponse:
     def _usage(self, tallies: list[Tally]) -> Usage:
         return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating)
 
-    def _chunk_usage(self, tallies: list[Tally]) -> ChunkUsage:
-        """Return the `usage` of the next chunk: counts so far, null if only the last chunk has counts, or nothing."""
-        if self.options.continuous_usage_stats:
-            return self._usage(tallies)
-        return None if self.options.include_usage else msgspec.UNSET
-
-    def _chunks(self, index: int, answer: wire.Answer, chunk_usage: ChunkUsage) -> list[bytes | None]:
-        # A step that shows no text yet (half a character) is a chunk, too: clients count chunks.
-        has_text = answer.text or answer.finish is None or answer.logprobs is not None
-        text = self.format.text(index, answer.text, answer.logprobs, chunk_usage) if has_text else None
-        return [text, None if answer.finish is None else self.format.end(index, answer.finish.value, chunk_usage)]
-
     async def _answers(self, tallies: list[Tally]) -> AsyncIterator[tuple[int, wire.Answer]]:
         sharing = PromptSharing(self.num_answers) if self.shares_prompt else None
         num_open = len(tallies)
@@ -135,12 +119,8 @@ class GroupResponse:
                 yield item
 
 
-def _events(*payloads: bytes | None) -> bytes:
-    return b"".join([b"data: " + payload + b"\n\n" for payload in payloads if payload is not None])
-
-
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body})
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,23 +129,27 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
         tasks: list[asyncio.Task[None]] = []
         try:
             await supervisor.launched()
+            from pagewood.engine.text import ResponseTemplate
             from pagewood.server.access import access_rules
             from pagewood.server.app import Frontend
             from pagewood.server.bodies import Bodies
             from pagewood.server.connections import Connections
             from pagewood.server.http_server import http_server
+            from pagewood.server.service import Service
 
             limits = config.http_limits()
             frontend = Frontend(
-                live=live,
-                status=status,
-                defaults=defaults,
-                model_name=config.served_model_name,
+                service=Service(
+                    live=live,
+                    status=status,
+                    bodies=Bodies(limits),
+                    defaults=defaults,
+                    model_name=config.served_model_name,
+                    template=ResponseTemplate.from_folder(config.model_folder),
+                ),
                 limits=limits,
                 access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
                 connections=Connections(limits),
-                bodies=Bodies(limits),
-                started=int(time.time()),
             )
             server = http_server(frontend, stop_grace_s=LAST_ANSWERS_S + LAST_WORDS_S)
             signals.attach(server)
@@ -156,6 +160,8 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
                 fail_all=live.fail_all,
                 give_up=give_up,
             )
+            gc.collect()
+            gc.freeze()  # a full collection would visit every module
             tasks += [asyncio.create_task(pump.run()), asyncio.create_task(_fail_last_requests(server, frontend))]
             await server.serve(sockets=[listening])
         finally:
@@ -193,7 +199,7 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
 def _take(message: wire.ToHttp, frontend: Frontend, console: Console) -> None:
     frontend.take(message)
     if not isinstance(message, wire.Answers):
-        show(console, frontend.status)
+        show(console, frontend.service.status)
 
 
 class StopSignals:
@@ -238,7 +244,7 @@ async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> Non
     while not server.should_exit:
         await asyncio.sleep(STOP_POLL_S)
     await asyncio.sleep(LAST_ANSWERS_S)
-    frontend.live.fail_all(unavailable("The server is shutting down.", code="shutting_down"))
+    frontend.service.live.fail_all(unavailable("The server is shutting down.", code="shutting_down"))
 
 
 def show(console: Console, status: EngineStatus) -> None:

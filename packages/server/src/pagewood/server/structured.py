@@ -136,13 +136,17 @@ _Given = tuple[str, Callable[[Any], Grammar], Any]
 """Name of a field, and what makes a grammar of its value."""
 
 
-def constraint(fields: StructuredFields) -> Constraint | None:
+def constraint(fields: StructuredFields, *, format_param: str = "response_format") -> Constraint | None:
     """Return what the answers may be; None: anything. The engine finds out whether the grammar is right.
+
+    Args:
+        fields: the request.
+        format_param: the client's name of `response_format`.
 
     Raises:
         ApiError: several fields ask for a grammar, one lacks a part, or its text is too long.
     """
-    given = [*_response_format(fields.response_format), *_structured_outputs(fields.structured_outputs)]
+    given = [*_response_format(fields.response_format, format_param), *_structured_outputs(fields.structured_outputs)]
     given += _asked(
         ("guided_json", Grammar.json_schema, fields.guided_json),
         ("guided_regex", Grammar.regex, fields.guided_regex),
@@ -182,7 +186,7 @@ def _asked(*fields: _Given) -> Iterator[_Given]:
     return (field for field in fields if field[2] is not None)
 
 
-def _response_format(format: ResponseFormat | None) -> Iterator[_Given]:
+def _response_format(format: ResponseFormat | None, given_as: str) -> Iterator[_Given]:
     if format is None:
         return
     parts = {name: getattr(format, name) for name in ("json_schema", "format", "structures", "triggers")}
@@ -190,22 +194,22 @@ def _response_format(format: ResponseFormat | None) -> Iterator[_Given]:
     allowed = {"json_schema": {"json_schema"}, "structural_tag": {"format", "structures", "triggers"}}
     for name in parts:
         if name not in allowed.get(format.type, ()):
-            param = f"response_format.{name}"
+            param = f"{given_as}.{name}"
             message = f"The '{param}' parameter is not allowed with the type '{format.type}'."
             raise ApiError(message, param=param, code="invalid_value")
     match format.type:
         case "text":
             pass
         case "json_object":
-            yield "response_format", Grammar.json_schema, _ANY_OBJECT
+            yield given_as, Grammar.json_schema, _ANY_OBJECT
         case "json_schema":
             if format.json_schema is None:
-                param = "response_format.json_schema"
+                param = f"{given_as}.json_schema"
                 message = f"Missing required parameter: '{param}'."
                 raise ApiError(message, param=param, code="missing_required_parameter")
-            yield "response_format", Grammar.json_schema, format.json_schema.schema_
+            yield given_as, Grammar.json_schema, format.json_schema.schema_
         case "structural_tag":
-            yield "response_format", Grammar.structural_tag, {"type": format.type, **parts}
+            yield given_as, Grammar.structural_tag, {"type": format.type, **parts}
 
 
 def _structured_outputs(outputs: StructuredOutputs | None) -> Iterator[_Given]:

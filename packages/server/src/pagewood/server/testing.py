@@ -8,8 +8,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -19,6 +20,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.folder import default_sampling
+from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.text import Tokenizer
 from pagewood.server import wire
@@ -31,6 +33,7 @@ from pagewood.server.engine_side import PULSE_IDLE_S, EngineInbox, EngineOutbox,
 from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
+from pagewood.server.service import Service
 from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.tokenizing import run_tokenizer
 
@@ -39,6 +42,23 @@ NUM_PAGES = 100
 NUM_ROWS = 8
 EOS_ID = 257
 EOS = "<|end|>"
+TOOLS_TEMPLATE = """\
+{%- if tools %}{{ '<|start|>tools\\n' + tools | tojson + '<|end|>' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|start|>' + message['role'] + '\\n' }}
+    {%- if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}
+    {{- message['content'] }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+        {{- '\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking %}{{ '<think>\\n' }}{% endif %}
+{%- endif %}"""
+"""Shows tools, calls, results and reasoning; begins with reasoning if `enable_thinking` is true."""
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
     {%- if message['content'] == 'refuse me' %}{{ raise_exception('I refuse') }}{% endif %}
@@ -47,8 +67,16 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"""
 
 
-def write_echo_folder(folder: Path) -> None:
-    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy sampling by default."""
+def write_echo_folder(
+    folder: Path, *, chat_template: str = CHAT_TEMPLATE, template: str | dict[str, Any] | None = None
+) -> None:
+    """Write a model folder without weights: a byte-level tokenizer, a chat template, greedy sampling by default.
+
+    Args:
+        folder: exists.
+        chat_template: Jinja.
+        template: a response template, or the name of one that ships with the engine; None: answers are plain text.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(code) for code in (*printable, *range(256, 512 - len(printable)))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -61,7 +89,13 @@ def write_echo_folder(folder: Path) -> None:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": {piece: id for id, piece in enumerate(alphabet)}, "merges": []},
     }
-    settings = {"bos_token": "<|start|>", "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
+    settings: dict[str, Any] = {"bos_token": "<|start|>", "eos_token": EOS, "chat_template": chat_template}
+    if template is not None:
+        if isinstance(template, str):
+            template = json.loads(
+                (files("pagewood.engine.text.response") / "templates" / f"{template}.json").read_text()
+            )
+        settings["response_template"] = {**cast("dict[str, Any]", template), "start_anchor": "<|start|>assistant\n"}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "generation_config.json").write_text('{"do_sample": false}')
@@ -119,7 +153,8 @@ class GatedRunner:
 class MemoryServer:
     """The whole server, from ASGI to the engine and back; `start` before use, `stop` afterwards.
 
-    With `drafting` the engine speculates, on drafts that the echo model makes up.
+    With `drafting` the engine speculates, on drafts that the echo model makes up. With `grammars` it compiles grammars.
+    `script` returns the answer to the text of a prompt, as the model writes it; without it, answers are hashes.
     """
 
     def __init__(
@@ -133,8 +168,14 @@ class MemoryServer:
         status: EngineStatus | None = None,
         pulse_interval_s: float = PULSE_IDLE_S,
         drafting: Drafting | None = None,
+        script: Callable[[str], str] | None = None,
+        grammars: bool = False,
+        max_length: int = MAX_LENGTH,
     ) -> None:
         self.tokenizer = tokenizer
+        self._script = script
+        self._max_length = max_length
+        self._grammar_folder = folder if grammars else None
         self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
         self._drafting = drafting
@@ -142,16 +183,20 @@ class MemoryServer:
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
         limits = limits or HttpLimits(max_body_bytes=100_000)
-        self.frontend = Frontend(
+        self.service = Service(
             live=LiveRequests([self._to_tokenizer], limit=limit),
             status=status or EngineStatus(),
+            bodies=Bodies(limits),
             defaults=default_sampling(folder),
             model_name="echo",
+            template=tokenizer.response_template,
+            started=1,
+        )
+        self.frontend = Frontend(
+            service=self.service,
             limits=limits,
             connections=Connections(limits),
-            bodies=Bodies(limits),
             access=AccessRules(hosts=frozenset({"memory"}), origins=origins),
-            started=1,
         )
         self.app = self.frontend.app()
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory")
@@ -169,7 +214,7 @@ class MemoryServer:
         self._threads = [threading.Thread(target=stage) for stage in stages]
         for thread in self._threads:
             thread.start()
-        await self.until(lambda: self.frontend.status.state is EngineState.READY)
+        await self.until(lambda: self.service.status.state is EngineState.READY)
 
     async def stop(self) -> None:
         """End all stages, and check that none hangs."""
@@ -201,7 +246,7 @@ class MemoryServer:
 
     async def until_idle(self) -> None:
         """Wait until no stage holds a request, and check that all memory is free or cached."""
-        status, live = self.frontend.status, self.frontend.live
+        status, live = self.service.status, self.service.live
 
         def idle() -> bool:
             counters = status.counters
@@ -225,7 +270,7 @@ class MemoryServer:
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
             vocab_size=self.tokenizer.vocab_size,
             stop_ids=frozenset({EOS_ID}),
-            max_length=MAX_LENGTH,
+            max_length=self._max_length,
         )
 
     def expected_text(
@@ -237,30 +282,41 @@ class MemoryServer:
             self.expected_tokens(tokens, max_tokens=max_tokens, temperature=temperature, seed=seed)
         )
 
+    def _answer(self, prompt: tuple[int, ...]) -> list[int]:
+        """Return the tokens of the scripted answer, with the end of the sequence."""
+        assert self._script is not None
+        text = self._script(self.tokenizer.decode(prompt, skip_special_tokens=False))
+        return [*self.tokenizer.encode(text, add_special_tokens=False).tolist(), EOS_ID]
+
     def _run_engine(self) -> None:
         inbox = EngineInbox(self._to_engine, stopped=self._stopped.is_set)
+        config = EngineConfig(max_running=NUM_ROWS)
+        info = EngineInfo(
+            model_name="echo",
+            max_length=self._max_length,
+            vocab_size=self.tokenizer.vocab_size,
+            eos_token_ids=(EOS_ID,),
+            num_pages=NUM_PAGES,
+            page_size=16,
+        )
         engine = assemble(
-            EngineConfig(max_running=NUM_ROWS),
-            info=EngineInfo(
-                model_name="echo",
-                max_length=MAX_LENGTH,
-                vocab_size=self.tokenizer.vocab_size,
-                eos_token_ids=(EOS_ID,),
-                num_pages=NUM_PAGES,
-                page_size=16,
-            ),
+            config,
+            info=info,
             make_runner=lambda kv: GatedRunner(
                 EchoRunner(
                     num_rows=NUM_ROWS,
-                    max_length=MAX_LENGTH,
+                    max_length=self._max_length,
                     num_pages=NUM_PAGES,
                     page_size=16,
                     vocab_size=self.tokenizer.vocab_size,
                     held_pages=kv.held_pages,
+                    requests=lambda: engine._state.running,  # pyright: ignore[reportPrivateUsage]
+                    answer=None if self._script is None else self._answer,
                 ),
                 self.gate,
             ),
             drafting=self._drafting,
+            compiler=None if self._grammar_folder is None else grammar_compiler(config, self._grammar_folder, info),
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),
         )

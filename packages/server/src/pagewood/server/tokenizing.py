@@ -29,12 +29,16 @@ from pagewood.engine.api import (
 from pagewood.engine.fan_out import fan_out
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.server import wire
+from pagewood.server.binding import bound
 from pagewood.server.links import Receiver, Sender
 
 LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
 """Longest message of each lane but the last. A prompt waits only for prompts of its own lane."""
 HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
+
+TAIL_LENGTH = 1024
+"""Characters at the end of a prompt in which a section of its answer may have been begun."""
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +214,8 @@ def _encodable(error: Exception) -> str:
 
 
 def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Refusal:
-    tokens = _prompt_tokens(tokenizer, message)
+    text = _prompt_text(tokenizer, message.prompt)
+    tokens = _prompt_tokens(tokenizer, message, text)
     if isinstance(tokens, Refusal):
         return tokens
     if not len(tokens):
@@ -219,11 +224,18 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     sampling = _with_bad_words(tokenizer, message)
     if isinstance(sampling, Refusal):
         return sampling
+    reading = message.reading
+    if reading is not None:
+        reading = msgspec.structs.replace(reading, prompt_tail=text[-TAIL_LENGTH:])
+        sampling = bound(tokenizer, sampling, reading)
+        if isinstance(sampling, Refusal):
+            return sampling
     options = wire.TextOptions(
         stop=message.stop,
         stop_regex=message.stop_regex,
         prefix="" if is_too_long else _echo(tokenizer, message, tokens),
         is_scoring=message.is_scoring,
+        reading=reading,
         prompt_tokens=tokens.astype("<i4", copy=False).tobytes() if message.reports_prompt else b"",
     )
     # The engine reports the log probabilities of a prompt with its first answer only.
@@ -234,19 +246,34 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         tokens=tokens.astype("<i4", copy=False).tobytes(),
         sampling=sampling,
         priority=message.priority,
+        namespace=message.namespace,
         carry=wire.encode(first),
     )
     return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
 
 
-def _prompt_tokens(tokenizer: Tokenizer, message: wire.Generate) -> NDArray[np.int32] | Refusal:
-    match message.prompt:
-        case wire.TokenPrompt(tokens=data):
-            return np.frombuffer(data, dtype="<i4")
+def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
+    """Return the text of a prompt; empty if it has come as ids."""
+    match prompt:
+        case wire.TokenPrompt():
+            return ""
         case wire.TextPrompt(text=text):
-            return _encode(tokenizer, message, text, add_special_tokens=True)
-        case wire.ChatPrompt(messages=messages):
-            return _encode(tokenizer, message, tokenizer.render_chat(messages), add_special_tokens=False)
+            return text
+        case wire.ChatPrompt():
+            return tokenizer.render_chat(
+                prompt.messages,
+                tools=prompt.tools or None,
+                documents=prompt.documents or None,
+                template_kwargs=prompt.template_kwargs,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+            )
+
+
+def _prompt_tokens(tokenizer: Tokenizer, message: wire.Generate, text: str) -> NDArray[np.int32] | Refusal:
+    if isinstance(message.prompt, wire.TokenPrompt):
+        return np.frombuffer(message.prompt.tokens, dtype="<i4")
+    return _encode(tokenizer, message, text, add_special_tokens=isinstance(message.prompt, wire.TextPrompt))
 
 
 def _encode(

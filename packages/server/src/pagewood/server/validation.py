@@ -62,12 +62,23 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
                 param=name,
                 code="unsupported_parameter",
             )
+    return validated(
+        model, {name: value for name, value in fields.items() if name not in neutral and name not in ignored}
+    )
+
+
+def validated(model: type[T], value: Any, *, at: tuple[int | str, ...] = ()) -> T:
+    """Return a value as a model; `at` is its place in the request, such as ("tools", 0).
+
+    Raises:
+        ApiError: it is not such a value.
+    """
     try:
-        return model.model_validate(
-            {name: value for name, value in fields.items() if name not in neutral and name not in ignored}
-        )
+        return model.model_validate(value)
     except ValidationError as error:
-        raise _api_error(error.errors(include_url=False)[0]) from error
+        details = error.errors(include_url=False)[0]
+        details["loc"] = (*at, *details["loc"])
+        raise _api_error(details) from error
 
 
 def kind(value: Any) -> str:

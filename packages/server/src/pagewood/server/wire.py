@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +32,15 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
     """A conversation: plain JSON values for the model's chat template."""
 
     messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    """As in OpenAI's API, which is what templates read."""
+    documents: tuple[dict[str, Any], ...] = ()
+    template_kwargs: dict[str, Any] = {}
+    """Further variables of the template."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the assistant's turn."""
+    continue_final_message: bool = False
+    """Whether the answer continues the last message."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
@@ -48,6 +57,20 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is read by the response template of the model: into content, reasoning and calls of functions."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that may be called, as in OpenAI's API."""
+    binds: str | None = None
+    """Which calls a grammar binds to their schemas: "required": there must be some; "auto": if there are some; the name
+    of a function: this one must be called. None: calls are not bound."""
+    parallel: bool = True
+    """Whether there may be several calls, if they are bound."""
+    prompt_tail: str = ""
+    """End of the prompt, which may have begun a section of the answer."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -70,6 +93,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Ids whose text the answer begins with, int32, little-endian; the engine does not get them."""
     reports_prompt: bool = False
     """Whether the answer has the ids of the prompt, in its log probabilities."""
+    reading: Reading | None = None
+    """None: the answer is plain text."""
+    namespace: str | None = None
+    """Requests share cached prefixes only within a namespace."""
     priority: int = 0
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
@@ -109,6 +136,8 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
     is_scoring: bool = False
     """Whether the tokens of the answer are not shown, nor counted."""
+    reading: Reading | None = None
+    """None: the answer is plain text."""
 
 
 class SubmitCommand(msgspec.Struct, frozen=True, tag="submit"):
@@ -244,6 +273,24 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     """Ids of the prompt, int32, little-endian, once for a request that asks for them; empty: not in this message."""
 
 
+PartKind = Literal["content", "reasoning", "tool_call", "arguments"]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of an answer that was read by the response template of its model.
+
+    "content" and "reasoning" carry further text of the one or the other; "tool_call" begins call number `index`, and
+    its text is the name of the function; "arguments" carries a further fragment of the JSON text of that call's
+    arguments.
+    """
+
+    kind: PartKind
+    text: str
+    index: int = 0
+    id: str = ""
+    """Of the call, if the model has given it one."""
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The result of one step for one client.
 
@@ -263,6 +310,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     num_accepted_tokens: int = 0
     logprobs: Logprobs | None = None
     """None: there are none for this step, or none were asked for."""
+    parts: tuple[Part, ...] | None = None
+    """What `text` says, read by the response template; `text` is empty then. None: the answer is plain text."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

@@ -75,7 +75,9 @@ class EchoRunner:
         guess_quality: probability that a draft token is the right one.
         guess_seed: makes the guesses, and how many of the granted drafts there are.
         leaves_out: whether grants of rows that have ended are left out.
-        requests: returns the requests that hold a row, whose grammars the guesser may look at.
+        requests: returns the requests that hold a row: the guesser looks at their grammars, `answer` at their prompts.
+        answer: returns the tokens that follow a prompt, for texts that a test has chosen. Where they are over, or a
+            grammar forbids one, and with None, a token is the hash.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class EchoRunner:
         guess_seed: int = 0,
         leaves_out: bool = False,
         requests: Callable[[], Iterable[Request]] | None = None,
+        answer: Callable[[tuple[int, ...]], Sequence[int]] | None = None,
     ) -> None:
         self._requests = requests
+        self._answer = answer
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._held_pages = held_pages
@@ -251,7 +255,20 @@ class EchoRunner:
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
         allowed = self._allowed.get((index, position))
+        chosen = self._chosen(int(batch.rows[batch.sampled[index]]), position)
+        if chosen is not None and (allowed is None or chosen in allowed):
+            return chosen
         return _next_token(total % 2**64, position, temperature, seed, allowed or self._vocab_size)
+
+    def _chosen(self, row: int, position: int) -> int | None:
+        """Return the token that the test has chosen for a position; None: none, or the request of the row has ended."""
+        if self._answer is None or self._requests is None:
+            return None
+        request = next((request for request in self._requests() if request.row == row), None)
+        if request is None:
+            return None
+        answer = self._answer(tuple(request.tokens[: request.num_prompt].tolist()))
+        return answer[position - request.num_prompt] if position - request.num_prompt < len(answer) else None
 
     def _update(self, step: EchoStep) -> None:
         """Apply what the batch says about rows; a second call does nothing."""

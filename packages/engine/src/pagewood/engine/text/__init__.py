@@ -5,6 +5,14 @@ Nothing here imports torch or transformers, so a process that only handles text 
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.panics import TokenizerPanic
+from pagewood.engine.text.response import (
+    Part,
+    ResponseParser,
+    ResponseTemplate,
+    calls_or,
+    reasoning_end,
+    tool_grammar,
+)
 from pagewood.engine.text.stop import StopStrings
 from pagewood.engine.text.stop_regex import StopExpressions
 from pagewood.engine.text.stream import TextStream
@@ -14,9 +22,15 @@ __all__ = [
     "ChatMessage",
     "ChatTemplate",
     "ChatTemplateError",
+    "Part",
+    "ResponseParser",
+    "ResponseTemplate",
     "StopExpressions",
     "StopStrings",
     "TextStream",
     "Tokenizer",
     "TokenizerPanic",
+    "calls_or",
+    "reasoning_end",
+    "tool_grammar",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import nodes
@@ -15,6 +16,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 ChatMessage = Mapping[str, Any]
 """`role`, `content` and any other keys that the template reads; plain JSON values."""
+
+
+_OWN_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "raise_exception",
+     "strftime_now"}
+)  # fmt: skip
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplateError(ValueError):
@@ -84,25 +92,145 @@ class ChatTemplate:
             raise ChatTemplateError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; `add_generation_prompt` appends the beginning of the assistant's turn.
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the text of a conversation.
+
+        The arguments of tool calls may be JSON texts, as in OpenAI's API, or objects; templates get objects. Reasoning
+        under one of the names `reasoning_content`, `thinking` and `reasoning` is there under the first two.
+
+        Args:
+            messages: the conversation.
+            tools: what may be called, as in OpenAI's API; None: the template is not to describe tools.
+            documents: texts for the template to quote.
+            template_kwargs: more variables of the template, such as `enable_thinking`.
+            add_generation_prompt: append the beginning of the assistant's turn; by default, unless
+                `continue_final_message`.
+            continue_final_message: end the text with the content of the last message, so that the model continues it.
 
         Raises:
-            ChatTemplateError: there are no messages, or the template rejects them.
+            ChatTemplateError: there are no messages, a variable has a name that is taken, the arguments of a call are
+                no JSON object, the last message cannot be continued, or the template rejects the messages.
         """
         if not messages:
             raise ChatTemplateError("messages must hold at least one message")
-        # Clients send null for an absent key, and templates test whether a key is present.
-        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        elif add_generation_prompt and continue_final_message:
+            raise ChatTemplateError("add_generation_prompt and continue_final_message must not both be true")
+        variables = dict(template_kwargs or {})
+        taken = sorted(variables.keys() & (_OWN_VARIABLES | self._special_tokens.keys()), key=str)
+        if taken:
+            raise ChatTemplateError(f"chat_template_kwargs must not set what the engine sets, got {', '.join(taken)}")
+        present = [_presentable(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        last, mark = "", f"continues-here-{secrets.token_hex(8)}"
+        if continue_final_message:
+            last = _append_to(present[-1], f"{mark} ")
+        variables |= self._special_tokens
+        variables |= {
+            "messages": present,
+            "tools": None if tools is None else list(tools),
+            "documents": None if documents is None else list(documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=present,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            text = self._template.render(variables)
         except ChatTemplateError:
             raise
         except Exception as error:  # a template is a program, and can raise anything
             raise ChatTemplateError(f"chat template failed: {error}") from error
+        return _cut(text, mark, last) if continue_final_message else text
+
+
+class _Arguments(dict[str, Any]):
+    """The arguments of a call. Older templates append them to a text, as if they were one: then they are JSON."""
+
+    def __add__(self, text: object) -> str:
+        return _to_json(self) + text if isinstance(text, str) else NotImplemented
+
+    def __radd__(self, text: object) -> str:
+        return text + _to_json(self) if isinstance(text, str) else NotImplemented
+
+
+def _presentable(message: ChatMessage, where: str) -> dict[str, Any]:
+    """Return a message as templates expect it."""
+    # Clients send null for an absent key, and templates test whether a key is present.
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[key] for key in _REASONING if key in present), None)
+    if reasoning is not None:
+        present = {"thinking": reasoning, **present, "reasoning_content": reasoning}
+    calls = present.get("tool_calls")
+    if isinstance(calls, list):
+        present["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(cast("list[object]", calls))
+        ]
+    return present
+
+
+def _call(call: object, where: str) -> object:
+    """Return a call with its arguments as an object.
+
+    Raises:
+        ChatTemplateError: they are neither an object nor the JSON text of one.
+    """
+    if not isinstance(call, Mapping):
+        raise ChatTemplateError(f"{where} must be an object, got {call!r:.100}")
+    fields = dict(cast("Mapping[str, Any]", call))
+    function = fields.get("function")
+    if isinstance(function, Mapping):
+        return fields | {"function": _call(cast("object", function), f"{where}.function")}
+    arguments: object = fields.get("arguments")
+    if arguments is None:
+        return fields
+    if isinstance(arguments, str):
+        try:
+            arguments = cast("object", json.loads(arguments or "{}"))
+        except (ValueError, RecursionError) as error:
+            raise ChatTemplateError(f"{where}.arguments must be JSON: {error}") from error
+    if not isinstance(arguments, Mapping):
+        raise ChatTemplateError(f"{where}.arguments must be a JSON object, got {arguments!r:.100}")
+    return fields | {"arguments": _Arguments(cast("Mapping[str, Any]", arguments))}
+
+
+def _append_to(message: dict[str, Any], mark: str) -> str:
+    """Append a mark to the content of a message; return the text that it had.
+
+    Raises:
+        ChatTemplateError: it has no text.
+    """
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + mark
+        return content
+    blocks = [dict(cast("Mapping[str, Any]", block)) for block in _list(content) if isinstance(block, Mapping)]
+    for block in reversed(blocks):
+        if isinstance(text := block.get("text"), str):
+            block["text"] = text + mark
+            message["content"] = blocks
+            return text
+    raise ChatTemplateError("continue_final_message needs a last message with a text as its content")
+
+
+def _list(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def _cut(text: str, mark: str, last: str) -> str:
+    """Return a rendered text up to its mark.
+
+    Raises:
+        ChatTemplateError: the mark, or the text of the last message before it, is not there.
+    """
+    at = text.rfind(mark)
+    if at < 0 or last.strip() not in text:
+        raise ChatTemplateError("continue_final_message needs a chat template that repeats the last message as it is")
+    # A template that drops white space at the ends of messages drops that behind the mark, too.
+    return text[:at] if text.startswith(f"{mark} ", at) else text[:at].rstrip()

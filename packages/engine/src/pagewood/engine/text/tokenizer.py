@@ -17,6 +17,7 @@ from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTe
 from pagewood.engine.text.incremental import IncrementalDecoder, incremental_decoder
 from pagewood.engine.text.length_bound import LengthBound, length_bound
 from pagewood.engine.text.panics import panics_as_errors
+from pagewood.engine.text.response import ResponseTemplate
 from pagewood.engine.text.token_bytes import TokenBytes
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -25,14 +26,33 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 class Tokenizer:
     """Turns text into ids and back. Invariant: holds no state of any text, so one serves every request and thread."""
 
-    __slots__ = ("_bound", "_chat_template", "_decoders", "_token_bytes", "_tokenizer")
+    __slots__ = (
+        "_bound",
+        "_chat_template",
+        "_decoders",
+        "_token_bytes",
+        "_tokenizer",
+        "_tool_template",
+        "response_template",
+    )
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
+        response_template: ResponseTemplate | None = None,
+    ) -> None:
+        """Take the library's tokenizer, and the templates of conversations: `tool_template` of those with tools."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._bound: LengthBound | Literal["unknown"] | None = "unknown"  # written by: fewest_tokens
         self._chat_template = chat_template
+        self._tool_template = tool_template
+        self.response_template = response_template
+        """How the model's answers are read; None: they are plain text."""
         self._decoders: dict[bool, Callable[[], IncrementalDecoder]] = {
             skip: incremental_decoder(tokenizer, skip_special_tokens=skip) for skip in (False, True)
         }
@@ -40,7 +60,7 @@ class Tokenizer:
 
     @staticmethod
     def from_folder(path: str | Path) -> Tokenizer:
-        """Read `tokenizer.json`, `tokenizer_config.json` and the chat template of the model folder `path`.
+        """Read `tokenizer.json`, `tokenizer_config.json` and the templates of chats and answers of a model folder.
 
         Raises:
             ValueError: the folder has no `tokenizer.json`, or a file in it cannot be read.
@@ -56,14 +76,27 @@ class Tokenizer:
             raise ValueError(f"{file} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
-        source = _chat_template_source(folder, config)
-        template = None if source is None else ChatTemplate(source, special_tokens=special_tokens)
-        return Tokenizer(tokenizer, chat_template=template)
+        templates = {
+            name: ChatTemplate(source, special_tokens=special_tokens)
+            for name, source in _chat_template_sources(folder, config).items()
+        }
+        return Tokenizer(
+            tokenizer,
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
+            response_template=ResponseTemplate.from_folder(folder),
+        )
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, including added tokens."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The text and id of each token that is no text for the model, such as its end of sequence."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
 
     @property
     def has_chat_template(self) -> bool:
@@ -118,23 +151,58 @@ class Tokenizer:
             self._token_bytes[skip_special_tokens] = known
         return known.of(token)
 
-    def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """Return the prompt text of a conversation.
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the prompt text of a conversation, see `ChatTemplate.render`.
+
+        A model that has a template named `tool_use` uses it where there are `tools`.
 
         Raises:
-            ChatTemplateError: the model has no chat template, or its template rejects the messages.
+            ChatTemplateError: the model has no chat template, or as in `ChatTemplate.render`.
         """
-        if self._chat_template is None:
+        template = self._chat_template if tools is None or self._tool_template is None else self._tool_template
+        if template is None:
             raise ChatTemplateError("this model has no chat template; send it a plain prompt")
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return template.render(
+            messages,
+            tools=tools,
+            documents=documents,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
-    def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> NDArray[np.int32]:
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> NDArray[np.int32]:
         """Return the prompt ids of a conversation, [num_tokens] int32; special tokens come from the template only.
 
         Raises:
             ChatTemplateError: as in `render_chat`.
         """
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            documents=documents,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         return self.encode(text, add_special_tokens=False)
 
     def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
@@ -176,16 +244,16 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _chat_template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the template: the separate file, the text in the configuration, or the one named `default` there."""
+def _chat_template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates `default` and `tool_use`: the separate file, or those in the configuration."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return {"default": file.read_text(encoding="utf-8")}
     match config.get("chat_template"):
         case str(source):
-            return source
+            return {"default": source}
         case list(templates):
             named = {template["name"]: template["template"] for template in templates}
-            return named.get("default")
+            return {name: named[name] for name in ("default", "tool_use") if name in named}
         case _:
-            return None
+            return {}

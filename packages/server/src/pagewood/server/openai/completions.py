@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 import numpy as np
 from pydantic import BeforeValidator, Field
 
 from pagewood.engine.api import MAX_LOGPROBS
-from pagewood.server import openai_fields, wire
+from pagewood.server import wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import Choice, ChunkUsage, Usage
-from pagewood.server.openai_beams import check_beams
-from pagewood.server.openai_fields import INT32_MAX, MAX_ANSWERS, Extent, GenerationFields, check_tokens, false_as_null
-from pagewood.server.openai_logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
+from pagewood.server.formats import EVENTS, Choice, Usage
+from pagewood.server.openai import fields
+from pagewood.server.openai.beams import check_beams
+from pagewood.server.openai.fields import (
+    INT32_MAX,
+    MAX_ANSWERS,
+    Extent,
+    GenerationFields,
+    StreamOptions,
+    check_tokens,
+    false_as_null,
+)
+from pagewood.server.openai.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
+from pagewood.server.openai.stream import ChunkStream, ChunkUsage
 from pagewood.server.validation import kind, parse
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 
-NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
+NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "suffix": (None, ""),
     "add_special_tokens": (None, True),
     "prompt_embeds": (None,),
@@ -75,7 +85,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     Raises:
         ApiError: a field is wrong, missing, unknown or not supported.
     """
-    request = parse(CompletionRequest, body, neutral=NEUTRAL, ignored=openai_fields.IGNORED)
+    request = parse(CompletionRequest, body, neutral=NEUTRAL, ignored=fields.IGNORED)
     num_prompts = len(request.prompt)
     if num_prompts > MAX_PROMPTS:
         raise ApiError(
@@ -109,7 +119,7 @@ def extent(request: CompletionRequest) -> Extent:
     """
     num = request.n or 1
     num_answers = request.best_of or num
-    logprobs, in_prompt = request.logprobs, openai_fields.prompt_logprobs(request)
+    logprobs, in_prompt = request.logprobs, fields.prompt_logprobs(request)
     if request.echo and logprobs is not None:
         in_prompt = max(logprobs, in_prompt or 0)
     if num_answers > num and logprobs is None:
@@ -170,12 +180,19 @@ class CompletionFormat:
     created: int
     """Unix time, seconds."""
     model: str
+    options: StreamOptions
     logprobs: int | None = None
     """Alternatives for each token; None: choices have no log probabilities."""
     prompt_logprobs: int | None = None
     """Alternatives for each prompt token; None: choices have no such field."""
     echo: bool = False
     """Whether the tokens of the prompt are among those with log probabilities."""
+
+    media_type: ClassVar[str] = EVENTS
+
+    def stream(self, usage: Callable[[], Usage]) -> ChunkStream:
+        """Return a new stream."""
+        return ChunkStream(self, self.options, usage)
 
     def begin(self, index: int, usage: ChunkUsage) -> None:
         """Return None: a completion has no roles."""
@@ -184,6 +201,9 @@ class CompletionFormat:
         """Return the chunk with the next text."""
         prompt, tokens = ((), ()) if logprobs is None else (logprobs.prompt or (), logprobs.tokens)
         return self._encode((_Choice(index, text, self._logprobs(prompt, tokens)),), usage)
+
+    def part(self, index: int, part: wire.Part, usage: ChunkUsage) -> None:
+        """Return None: a completion is plain text."""
 
     def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
         """Return the chunk with the reason why the text ended."""

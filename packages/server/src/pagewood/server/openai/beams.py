@@ -7,7 +7,7 @@ from typing import Any
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
-from pagewood.server.openai_fields import Extent, GenerationFields, check_tokens
+from pagewood.server.openai.fields import Extent, GenerationFields, check_tokens
 from pagewood.server.structured import StructuredFields, constraint
 
 _FOLLOWED = frozenset(

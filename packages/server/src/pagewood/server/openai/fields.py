@@ -29,6 +29,8 @@ MAX_WORDS = MAX_BAD_WORDS // 2
 """Most bad words: each is two sequences of tokens, without and with a space before it."""
 MAX_WORD_LENGTH = 256
 """Longest bad word, in characters."""
+MAX_SALT_LENGTH = 512
+"""Longest `cache_salt`, in characters."""
 MAX_ANSWERS = 128
 """Most answers of one HTTP request, to all its prompts together."""
 
@@ -66,7 +68,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     # ids, caches, adapters and transfers
     "request_id": (None,),
     "rid": (None,),
-    "cache_salt": (None, ""),
     "lora_path": (None,),
     "session_params": (None, {}),
     "kv_transfer_params": (None, {}),
@@ -207,6 +208,8 @@ class GenerationFields(StructuredFields):
     )
     """From names, and objects with a name and arguments."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+    """Requests share cached prefixes only with requests that have the same one."""
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None

@@ -18,7 +18,9 @@ class _Token(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class _TokenWithTop(msgspec.Struct, frozen=True):
+class TokenWithTop(msgspec.Struct, frozen=True):
+    """A token of a message, and the most probable tokens in its place."""
+
     token: str
     logprob: float
     bytes: list[int]
@@ -28,7 +30,7 @@ class _TokenWithTop(msgspec.Struct, frozen=True):
 class ChatLogprobs(msgspec.Struct, frozen=True):
     """`logprobs` of a choice of a chat completion."""
 
-    content: list[_TokenWithTop]
+    content: list[TokenWithTop]
     refusal: None = None
 
 
@@ -57,7 +59,7 @@ def chat_logprobs(tokens: Sequence[wire.TokenEntry]) -> ChatLogprobs:
     """Return the log probabilities of the tokens of a message."""
     return ChatLogprobs(
         [
-            _TokenWithTop(
+            TokenWithTop(
                 _text(entry.chosen),
                 _number(entry.chosen),
                 list(entry.chosen.data),

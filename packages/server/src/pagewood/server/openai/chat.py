@@ -2,91 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-from pagewood.server import openai_fields, wire
+from pagewood.server import wire
 from pagewood.server.errors import ApiError
-from pagewood.server.formats import Choice, ChunkUsage, Usage
-from pagewood.server.openai_beams import check_beams
-from pagewood.server.openai_fields import INT32_MAX, Extent, GenerationFields
-from pagewood.server.openai_logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
-from pagewood.server.validation import kind, parse
+from pagewood.server.formats import EVENTS, Choice, Usage, new_call_id
+from pagewood.server.openai import fields
+from pagewood.server.openai.beams import check_beams
+from pagewood.server.openai.fields import INT32_MAX, Extent, GenerationFields, StreamOptions
+from pagewood.server.openai.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
+from pagewood.server.openai.messages import Message, ToolsFields
+from pagewood.server.openai.stream import ChunkStream, ChunkUsage
+from pagewood.server.tools import Tools
+from pagewood.server.validation import parse
 
-NEUTRAL: dict[str, tuple[Any, ...]] = openai_fields.NEUTRAL | {
+NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     # OpenAI
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
     "audio": (None,),
-    "prediction": (None,),
     "web_search_options": (None,),
-    "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"),
     # vLLM, SGLang and other servers
     "best_of": (None, 1),
     "echo": (None, False),
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
     "add_special_tokens": (None, False),
     "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "documents": (None, []),
-    "include_reasoning": (None, True),
     "separate_reasoning": (None, True),
     "stream_reasoning": (None, True),
 }
 """Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
-IGNORED = openai_fields.IGNORED | {"parallel_tool_calls"}
+IGNORED = fields.IGNORED | {"prediction"}
+"""A prediction makes an answer faster at best; here drafts come from the prompt itself."""
 
 
-def _text(content: Any) -> str | None:
-    """Return the text of a message: a string, or parts that are all text."""
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"expected a string or an array of text parts, but got {kind(content)} instead")
-    return "".join([_part(part) for part in cast("list[Any]", content)])
-
-
-def _part(part: Any) -> str:
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-        case {"type": str(other)} if other != "text":
-            raise ValueError(f"only parts of type 'text' are supported, but got '{other}'")
-        case _:
-            raise ValueError('every part must be an object {"type": "text", "text": "..."}')
-
-
-class Message(BaseModel):
-    """One message. Fields that only answers have are accepted if they are empty: clients send answers back."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | None, BeforeValidator(_text)] = None
-    name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-
-
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ToolsFields):
     """The body of a request."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    # Beyond OpenAI's API: what the chat template gets, and what is shown of an answer.
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -97,9 +67,13 @@ def parse_chat(body: bytes) -> ChatRequest:
     """
     request = parse(ChatRequest, body, neutral=NEUTRAL, ignored=IGNORED)
     for index, message in enumerate(request.messages):
-        if message.content is None and message.role != "assistant":
-            param = f"messages[{index}].content"
-            raise ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        message.check(f"messages[{index}]")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise ApiError(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
     if request.top_logprobs and not request.logprobs:
         raise ApiError(
             "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
@@ -122,23 +96,27 @@ def extent(request: ChatRequest) -> Extent:
         num_answers=num,
         num_choices=num,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        prompt_logprobs=openai_fields.prompt_logprobs(request),
+        prompt_logprobs=fields.prompt_logprobs(request),
     )
 
 
-def prompt(request: ChatRequest) -> wire.ChatPrompt:
+def prompt(request: ChatRequest, tools: Tools | None) -> wire.ChatPrompt:
     """Return the conversation in the form that the model's chat template reads."""
-    # "developer" is the newer word for "system"; chat templates know the older word.
     return wire.ChatPrompt(
-        messages=tuple(
-            {
-                "role": "system" if message.role == "developer" else message.role,
-                "content": message.content or "",
-                **({} if message.name is None else {"name": message.name}),
-            }
-            for message in request.messages
-        )
+        messages=tuple(message.for_template() for message in request.messages),
+        tools=() if tools is None else tools.offered,
+        documents=tuple(request.documents or ()),
+        template_kwargs=effort_kwargs(request.reasoning_effort) | (request.chat_template_kwargs or {}),
+        add_generation_prompt=request.add_generation_prompt is not False and not request.continue_final_message,
+        continue_final_message=bool(request.continue_final_message),
     )
+
+
+def effort_kwargs(effort: str | None) -> dict[str, Any]:
+    """Return the variables by which chat templates know how much to reason; a template may read none of them."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
 
 
 def max_tokens(request: ChatRequest) -> int | None:
@@ -157,9 +135,23 @@ def max_tokens(request: ChatRequest) -> int | None:
     return new if old is None else old
 
 
+class _FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    arguments: str
+    name: str | None = None
+
+
+class _CallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    index: int
+    function: _FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
 class _Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[_CallDelta, ...] | None = None
 
 
 class _ChunkChoice(msgspec.Struct, frozen=True):
@@ -178,10 +170,23 @@ class _Chunk(msgspec.Struct, frozen=True):
     usage: ChunkUsage = msgspec.UNSET
 
 
+class _Function(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, frozen=True):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
 class _Message(msgspec.Struct, frozen=True):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: tuple[_Call, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -209,10 +214,18 @@ class ChatFormat:
     created: int
     """Unix time, seconds."""
     model: str
+    options: StreamOptions
     logprobs: bool = False
     """Whether choices have log probabilities."""
     prompt_logprobs: int | None = None
     """Alternatives for each prompt token; None: the answer has no such field."""
+    shows_reasoning: bool = True
+
+    media_type: ClassVar[str] = EVENTS
+
+    def stream(self, usage: Callable[[], Usage]) -> ChunkStream:
+        """Return a new stream."""
+        return ChunkStream(self, self.options, usage)
 
     def begin(self, index: int, usage: ChunkUsage) -> bytes:
         """Return the chunk with the role."""
@@ -222,6 +235,19 @@ class ChatFormat:
         """Return the chunk with the next text of the message."""
         shown = chat_logprobs(logprobs.tokens if logprobs else ()) if self.logprobs else None
         return self._chunk(_ChunkChoice(index, _Delta(content=text), shown), usage)
+
+    def part(self, index: int, part: wire.Part, usage: ChunkUsage) -> bytes | None:
+        """Return the chunk with the next reasoning, or with the next piece of a call."""
+        if part.kind == "reasoning":
+            if not self.shows_reasoning:
+                return None
+            delta = _Delta(reasoning_content=part.text)
+        elif part.kind == "tool_call":
+            begin = _FunctionDelta(name=part.text, arguments="")
+            delta = _Delta(tool_calls=(_CallDelta(part.index, begin, part.id or new_call_id(), "function"),))
+        else:
+            delta = _Delta(tool_calls=(_CallDelta(part.index, _FunctionDelta(part.text)),))
+        return self._chunk(_ChunkChoice(index, delta), usage)
 
     def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
         """Return the chunk with the reason why the message ended."""
@@ -236,9 +262,9 @@ class ChatFormat:
         shown = tuple(
             _Choice(
                 index,
-                _Message("assistant", choice.text),
+                self._message(choice),
                 chat_logprobs(choice.tokens) if self.logprobs else None,
-                choice.finish,
+                "tool_calls" if choice.has_called else choice.finish,
             )
             for index, choice in enumerate(choices)
         )
@@ -247,6 +273,15 @@ class ChatFormat:
             prompt = prompt_logprobs(choices[0].prompt, num_top=self.prompt_logprobs)
             completion = msgspec.structs.replace(completion, prompt_logprobs=prompt)
         return msgspec.json.encode(completion)
+
+    def _message(self, choice: Choice) -> _Message:
+        calls = tuple(_Call(call.id, _Function(call.name, call.arguments)) for call in choice.calls)
+        return _Message(
+            "assistant",
+            None if calls and not choice.text else choice.text,
+            reasoning_content=choice.reasoning if choice.reasoning and self.shows_reasoning else msgspec.UNSET,
+            tool_calls=calls or msgspec.UNSET,
+        )
 
     def _chunk(self, choice: _ChunkChoice, usage: ChunkUsage) -> bytes:
         return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (choice,), usage))

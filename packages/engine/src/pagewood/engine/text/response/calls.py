@@ -1,0 +1,420 @@
+"""The calls in a section of an answer: reported as soon as a name and the beginning of its arguments are known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, cast
+
+from pagewood.engine.text.response import expressions
+from pagewood.engine.text.response.conversion import Functions, any_json, json_of
+from pagewood.engine.text.response.part import Part
+from pagewood.engine.text.response.source import Reading, Source
+from pagewood.engine.text.response.template import Capture, Field, Key, Parameters
+from pagewood.engine.text.response.values import PYTHON, decoded, escaped, json_text, read_string, read_value
+from pagewood.engine.text.response.watch import until, watch_for
+
+MAX_HELD = 1 << 16
+"""Most characters of a section that are held back until a call can be reported; then the section is text."""
+MAX_NAME = 128
+_NAME = re.compile(r"[^\s\"'{}<>()\[\],|=]+")
+_IDENTIFIER = re.compile(r"[\w.-]*")
+Captures: TypeAlias = Mapping[str, str]
+
+
+class Overdue(Exception):
+    """More text is held back than may be."""
+
+
+class CallBook:
+    """The calls of one answer. Invariant: `num_calls` of them have been reported, numbered from 0."""
+
+    __slots__ = ("_commit", "_report", "functions", "num_calls", "stray")
+
+    def __init__(
+        self,
+        functions: Functions,
+        *,
+        report: Callable[[Part], None],
+        commit: Callable[[], None],
+        stray: Callable[[str], None],
+    ) -> None:
+        """Begin without calls.
+
+        Args:
+            functions: what may be called.
+            report: takes parts.
+            commit: notified before a call is reported: what has been read does not become text any more.
+            stray: takes text between the parameters of a call.
+        """
+        self.functions = functions
+        self.stray = stray
+        self._report = report
+        self._commit = commit
+        self.num_calls = 0  # written by: CallBook, parser
+
+    def accepts(self, name: str, *, known: bool) -> bool:
+        """Say whether something is called by `name`; if `known`, only functions that are given."""
+        if name in self.functions:
+            return True
+        return not known and len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
+
+    def begin(self, name: str, id_: str = "") -> Callable[[str], None]:
+        """Report a call; return what takes the fragments of its arguments."""
+        self._commit()
+        index = self.num_calls
+        self.num_calls += 1
+        self._report(Part("tool_call", name, index, id_))
+
+        def arguments(text: str) -> None:
+            if text:
+                self._report(Part("arguments", text, index))
+
+        return arguments
+
+
+def read_calls(source: Source, field: Field, captures: Captures, book: CallBook, *, is_bare: bool) -> Reading[None]:
+    """Read the calls of a section up to where its close must be; what has no close of its own is read with it."""
+    match field.content:
+        case "json":
+            yield from _json(source, field, captures, book, is_bare=is_bare)
+        case "pythonic":
+            yield from _pythonic(source, book, is_bare=is_bare)
+        case _:
+            name, id_ = _captured(field.shape.name, captures), _captured(field.shape.id, captures)
+            if name is not None and book.accepts(name, known=False):
+                parameters = cast("Parameters", field.parameters)
+                emit = book.begin(name, id_ or "")
+                if parameters.open is None:
+                    yield from _collected(source, field, parameters, name, book, emit)
+                else:
+                    yield from _streamed(source, field, parameters, name, book, emit)
+
+
+def _captured(place: Capture | Key | None, captures: Captures) -> str | None:
+    return captures.get(place.name, "").strip() if isinstance(place, Capture) else None
+
+
+class _Call:
+    """A call that is being read as JSON; its arguments are kept until it can be reported."""
+
+    __slots__ = ("_book", "_emit", "_held", "_num_held", "has_arguments", "id", "is_bare", "name")
+
+    def __init__(self, book: CallBook, name: str | None, id_: str, *, is_bare: bool) -> None:
+        self._book = book
+        self.is_bare = is_bare
+        self._emit: Callable[[str], None] | None = None
+        self._held: list[str] = []
+        self._num_held = 0
+        self.name = name  # written by: calls
+        self.id = id_  # written by: calls
+        self.has_arguments = False  # written by: calls
+
+    @property
+    def is_reported(self) -> bool:
+        return self._emit is not None
+
+    def weigh(self, text: str) -> None:
+        """Count text that is held back.
+
+        Raises:
+            Overdue: it is too much.
+        """
+        self._num_held += len(text)
+        if self._num_held > MAX_HELD:
+            raise Overdue
+
+    def emit(self, text: str) -> None:
+        """Pass a fragment of the arguments on."""
+        if self._emit is not None:
+            self._emit(text)
+        else:
+            self.weigh(text)
+            self._held.append(text)
+
+    def report(self) -> bool:
+        """Report the call, if its name and the beginning of its arguments are known; return False if it is none."""
+        if self._emit is None and self.name is not None and self.has_arguments:
+            if not self._book.accepts(self.name, known=self.is_bare):
+                return False
+            self._emit = self._book.begin(self.name, self.id)
+            self._emit("".join(self._held))
+        return True
+
+
+def _json(source: Source, field: Field, captures: Captures, book: CallBook, *, is_bare: bool) -> Reading[None]:
+    yield from source.space()
+    if not field.each or (yield from source.peek()) != "[":
+        while (yield from _json_call(source, field, captures, book, is_bare=is_bare)):
+            if field.close is not None or not (yield from _passes(source, ";", "{")):
+                return
+        return
+    source.at += 1
+    while True:
+        yield from source.space()
+        if book.num_calls and source.mark is None:
+            source.mark = source.at  # what is not reported from here on is given back
+        if not (yield from _json_call(source, field, captures, book, is_bare=is_bare)):
+            return
+        yield from source.space()
+        char = yield from source.peek()
+        source.at += char in (",", "]")
+        if char != ",":
+            return
+
+
+def _passes(source: Source, separator: str, following: str) -> Reading[bool]:
+    """Pass a separator if `following` comes behind it."""
+    source.mark = source.at
+    yield from source.space()
+    passes = yield from source.follows(separator)
+    if passes:
+        source.at += len(separator)
+        yield from source.space()
+        passes = yield from source.follows(following)
+    if not passes:
+        source.at, source.mark = source.mark, None
+    return passes
+
+
+def _json_call(source: Source, field: Field, captures: Captures, book: CallBook, *, is_bare: bool) -> Reading[bool]:
+    """Read one call; return whether it is complete."""
+    shape = field.shape
+    name, id_ = _captured(shape.name, captures), _captured(shape.id, captures)
+    call = _Call(book, name, id_ or "", is_bare=is_bare)
+    if (yield from source.peek()) != "{":
+        return False
+    if not shape.arguments:
+        call.has_arguments = True
+        return call.report() and (yield from read_value(source, call.emit, field.dialect))
+    is_complete = yield from _object(source, call, field, ())
+    if is_complete and not call.has_arguments:
+        call.has_arguments = True
+        call.emit("{}")
+    return is_complete and call.report() and call.is_reported
+
+
+def _object(source: Source, call: _Call, field: Field, path: Key) -> Reading[bool]:
+    """Read an object that holds parts of a call at `path`; return whether it is complete."""
+    source.at += 1
+    yield from source.space()
+    if (yield from source.peek()) == "}":
+        source.at += 1
+        return True
+    while True:
+        fragments: list[str] = []
+        if not (yield from read_string(source, fragments.append, field.dialect)):
+            return False
+        key = (*path, str(decoded("".join(fragments))))
+        yield from source.space()
+        if (yield from source.peek()) != ":":
+            return False
+        source.at += 1
+        yield from source.space()
+        if not (yield from _member(source, call, field, key)):
+            return False
+        yield from source.space()
+        char = yield from source.peek()
+        if char not in (",", "}") or not char:
+            return False
+        source.at += 1
+        if char == "}":
+            return True
+        yield from source.space()
+
+
+def _member(source: Source, call: _Call, field: Field, key: Key) -> Reading[bool]:
+    """Read the value of a key of a call; return whether it is complete and can be in a call."""
+    shape = field.shape
+    if key == shape.arguments:
+        return (yield from _arguments(source, call, field))
+    places = [place for place in (shape.name, shape.arguments, shape.id) if isinstance(place, tuple)]
+    if any(place[: len(key)] == key and len(place) > len(key) for place in places):
+        return (yield from source.peek()) == "{" and (yield from _object(source, call, field, key))
+    if call.is_bare and key[0] not in {"type", *(place[0] for place in places)}:
+        return False  # an answer in JSON
+    fragments: list[str] = []
+
+    def keep(text: str) -> None:
+        call.weigh(text)
+        fragments.append(text)
+
+    is_part = key in (shape.name, shape.id)
+    skip = call.weigh if not call.is_reported else _ignore
+    if not (yield from read_value(source, keep if is_part else skip, field.dialect)):
+        return False
+    if is_part:
+        value = decoded("".join(fragments))
+        if key == shape.name:
+            if not isinstance(value, str) or call.name is not None:
+                return False
+            call.name = value.strip()
+            return call.report()
+        call.id = value if isinstance(value, str) else str(value) if isinstance(value, int) else ""
+    return True
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _arguments(source: Source, call: _Call, field: Field) -> Reading[bool]:
+    """Read the arguments: an object, null, or a text that is the JSON of an object."""
+    if call.has_arguments:
+        return False
+    if (yield from source.peek()) == "{":
+        call.has_arguments = True
+        return call.report() and (yield from read_value(source, call.emit, field.dialect))
+    fragments: list[str] = []
+
+    def keep(text: str) -> None:
+        call.weigh(text)
+        fragments.append(text)
+
+    if not (yield from read_value(source, keep, field.dialect)):
+        return False
+    value = decoded("".join(fragments))
+    if isinstance(value, str):
+        value = any_json(value)
+        if not isinstance(value, dict):
+            return False
+    elif value is not None:
+        return False
+    call.has_arguments = True
+    call.emit(json_text(cast("object", value) or {}))
+    return call.report()
+
+
+def _streamed(
+    source: Source, field: Field, parameters: Parameters, name: str, book: CallBook, emit: Callable[[str], None]
+) -> Reading[None]:
+    """Read parameters one by one, and the close of the section."""
+    opening, closing = cast("expressions.Expression", parameters.open), cast("expressions.Expression", parameters.close)
+    between = watch_for(opening, cast("expressions.Expression", field.close))
+    inside = watch_for(closing)
+    emit("{")
+    separator = ""
+    while True:
+        hit = yield from until(source, between, book.stray)
+        if hit is None or hit.which == 1:
+            emit("}")
+            return
+        key = hit.found.groups.get("key", "").strip()
+        types = book.functions.types(name, key)
+        head = f"{separator}{json_text(key)}: "
+        if types == ("string",) or (not types and not parameters.is_json):
+            emit(f'{head}"')
+            yield from until(source, inside, lambda text: emit(escaped(text)))
+            emit('"')
+        else:
+            pieces: list[str] = []
+            if (yield from until(source, inside, pieces.append)) is None:
+                continue  # a value that is not a text must be complete
+            emit(head + _converted("".join(pieces), types, parameters))
+        separator = ", "
+
+
+def _converted(text: str, types: tuple[str, ...], parameters: Parameters) -> str:
+    if not types and parameters.is_json:
+        value = any_json(text)
+        return json_text(value) if value is not None or text.strip() == "null" else json_text(text.strip())
+    return json_of(text, types)
+
+
+def _collected(
+    source: Source, field: Field, parameters: Parameters, name: str, book: CallBook, emit: Callable[[str], None]
+) -> Reading[None]:
+    """Read all parameters when all of them have come, and the close of the section."""
+    pieces: list[str] = []
+    yield from until(source, watch_for(cast("expressions.Expression", field.close)), pieces.append)
+    text = "".join(pieces)
+    pairs = _lines(text, parameters) if parameters.whole is None else _tags(text, parameters)
+    values: dict[str, list[str]] = {}
+    for key, value in pairs:
+        values.setdefault(key, []).append(_converted(value, book.functions.types(name, key), parameters))
+    members: list[str] = []
+    for key, found in values.items():
+        value = f"[{', '.join(found)}]" if parameters.merges and len(found) > 1 else found[-1]
+        members.append(f"{json_text(key)}: {value}")
+    emit(f"{{{', '.join(members)}}}")
+
+
+def _lines(text: str, parameters: Parameters) -> Iterable[tuple[str, str]]:
+    line_separator, separator = parameters.separators
+    for line in text.split(line_separator):
+        key, found, value = line.strip().partition(separator)
+        if found:
+            yield key.strip(), value.strip()
+
+
+def _tags(text: str, parameters: Parameters) -> Iterable[tuple[str, str]]:
+    for groups in expressions.find_all(parameters.whole, text):
+        yield groups["key"], groups.get("value", "")
+
+
+def _pythonic(source: Source, book: CallBook, *, is_bare: bool) -> Reading[None]:
+    yield from source.space()
+    if (yield from source.peek()) != "[":
+        return
+    source.at += 1
+    while True:
+        yield from source.space()
+        if book.num_calls and source.mark is None:
+            source.mark = source.at
+        if not (yield from _pythonic_call(source, book, is_bare=is_bare)):
+            return
+        yield from source.space()
+        char = yield from source.peek()
+        source.at += char in (",", "]")
+        if char != ",":
+            return
+
+
+def _pythonic_call(source: Source, book: CallBook, *, is_bare: bool) -> Reading[bool]:
+    name = yield from source.run(_IDENTIFIER, MAX_NAME)
+    yield from source.space()
+    if (yield from source.peek()) != "(" or not book.accepts(name, known=is_bare):
+        return False
+    source.at += 1
+    emit: Callable[[str], None] | None = None
+    separator, is_complete = "{", False
+    while True:
+        yield from source.space()
+        if (yield from source.peek()) == ")":
+            source.at += 1
+            emit = emit or book.begin(name)
+            is_complete = True
+            break
+        key = yield from source.run(_IDENTIFIER, MAX_NAME)
+        yield from source.space()
+        if not key or (yield from source.peek()) != "=":
+            break
+        source.at += 1
+        yield from source.space()
+        emit = emit or book.begin(name)
+        value = _Headed(emit, f"{separator}{json_text(key)}: ")
+        is_value = yield from read_value(source, value, PYTHON)
+        separator = ", " if value.has_begun else separator
+        yield from source.space()
+        char = yield from source.peek()
+        if not is_value or char not in (",", ")") or not char:
+            break
+        source.at += char == ","
+    if emit is not None:
+        emit("{}" if separator == "{" else "}")
+    return is_complete
+
+
+class _Headed:
+    """Passes fragments on, a text before the first."""
+
+    __slots__ = ("_emit", "_head", "has_begun")
+
+    def __init__(self, emit: Callable[[str], None], head: str) -> None:
+        self._emit = emit
+        self._head = head
+        self.has_begun = False
+
+    def __call__(self, text: str) -> None:
+        self._emit(text if self.has_begun else self._head + text)
+        self.has_begun = True

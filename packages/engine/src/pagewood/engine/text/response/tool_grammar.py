@@ -1,0 +1,388 @@
+"""Grammars of answers that are calls, in the form of the model, with arguments bound to the schemas of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
+
+from pagewood.engine.api import Grammar
+from pagewood.engine.text.response.conversion import Schema, function_of, resolved, types_of
+from pagewood.engine.text.response.expressions import shortest
+from pagewood.engine.text.response.template import Capture, Field, ResponseTemplate, Writing
+
+Function: TypeAlias = tuple[str, Schema]
+
+_JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_PLACEHOLDERS = re.compile(r"(\{name\}|\{index\})")
+_MARKER = re.compile(r"[<\[][^<>\[\]]+[>\]]")
+_MAX_DEPTH = 16
+
+
+def reasoning_end(template: ResponseTemplate) -> str | None:
+    """Return the text that closes a section of reasoning; None if there is none, or it is not one text."""
+    return next((field.close_text for field in template.fields if field.kind == "reasoning"), None)
+
+
+def tool_grammar(
+    template: ResponseTemplate,
+    tools: Sequence[Mapping[str, Any]],
+    choice: str,
+    *,
+    parallel: bool = True,
+    special_tokens: Mapping[str, int] | None = None,
+) -> Grammar | None:
+    """Return a grammar of answers in which calls have the form of the model, and arguments that their schemas allow.
+
+    Where a format writes parameters as text, a string has only the bounds of `enum` and `const`. An object has no
+    parameters that its schema does not name, unless it says `additionalProperties`.
+
+    Args:
+        template: how the model writes calls.
+        tools: what may be called, as in OpenAI's API.
+        choice: "required": one call or, if `parallel`, several; a name: one call of that function; "auto": text and
+            calls.
+        parallel: whether there may be several calls.
+        special_tokens: text -> id of the tokens that a grammar cannot spell, because they are no text for the model.
+
+    Returns:
+        The grammar. None if there is none: for "auto", if calls have no mark of their own, or if the marks of the
+        template are special tokens, which free text could not have; otherwise, if the template has no field of calls,
+        or one whose marks cannot be written from their expressions.
+
+    Raises:
+        ValueError: there are no tools, `choice` is none of them, or a tool has no name.
+    """
+    functions = [function_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    if not functions:
+        raise ValueError("tools must hold at least one tool")
+    if choice not in ("auto", "required"):
+        functions = [function for function in functions if function[0] == choice]
+        parallel = False
+        if not functions:
+            raise ValueError(f"choice must be auto, required or the name of a tool, got {choice!r:.100}")
+    field = next((field for field in template.fields if field.kind == "calls"), None)
+    writing = None if field is None else field.writing or _derived(field, functions)
+    if field is None or writing is None:
+        return None
+    lark = _Lark(dict(special_tokens or {}))
+    if choice == "auto":
+        return _free(template, field, writing, functions, lark, parallel=parallel)
+    calls = _calls(field, writing, functions, lark, parallel=parallel)
+    lead = f"({lark.literal(writing.lead)})? " if writing.lead else ""
+    return lark.grammar(f"{lead}{lark.literal(writing.begin)} {calls} {lark.literal(writing.end)}")
+
+
+def calls_or(answer: Grammar, calls: Grammar) -> Grammar:
+    """Return the grammar of answers that are either calls or what another grammar allows.
+
+    Args:
+        answer: of answers without calls.
+        calls: from `tool_grammar`.
+
+    Raises:
+        ValueError: `answer` is a structural tag in the older form, with `structures`.
+    """
+    elements = [_format(answer), _format(calls)]
+    return Grammar.structural_tag({"type": "structural_tag", "format": {"type": "or", "elements": elements}})
+
+
+def _format(grammar: Grammar) -> Mapping[str, Any]:
+    """Return the format in a structural tag that means a grammar."""
+    match grammar.kind:
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+        case "regex":
+            return {"type": "regex", "pattern": grammar.text}
+        case "lark":
+            return {"type": "grammar", "grammar": grammar.text}
+        case "choice":
+            choices = [{"type": "const_string", "value": choice} for choice in json.loads(grammar.text)]
+            return {"type": "or", "elements": choices}
+        case "structural_tag":
+            tag = json.loads(grammar.text)
+            if not isinstance(tag, dict) or "format" not in tag:
+                raise ValueError("a structural tag must have a format, so that calls can be an alternative to it")
+            return cast("Schema", tag["format"])
+
+
+def _free(
+    template: ResponseTemplate, field: Field, writing: Writing, functions: Sequence[Function], lark: _Lark,
+    *, parallel: bool,
+) -> Grammar | None:  # fmt: skip
+    """Return a grammar of text in which the mark of a call begins one."""
+    whole = writing.begin or writing.call
+    mark = _MARKER.match(whole)
+    marks = [one for other in template.fields for one in (other.open, other.close) if one is not None]
+    if mark is None or any(token in shortest(one.node, {}) for one in marks for token in lark.special_tokens):
+        return None
+    if writing.begin:
+        begin = lark.literal(writing.begin[mark.end() :])
+        call = f"{begin} {_calls(field, writing, functions, lark, parallel=parallel)} {lark.literal(writing.end)}"
+    else:
+        shortened = replace(writing, call=writing.call[mark.end() :])
+        call = _calls(field, shortened, functions, lark, parallel=False)
+    text = lark.rule(rf"/(?s:.*)/ {lark.literal(mark[0])}", lazy=True)
+    many = parallel and writing.between is not None
+    return lark.grammar(f"({text} {call}){'*' if many else '?'} /(?s:.*)/")
+
+
+def _calls(
+    field: Field, writing: Writing, functions: Sequence[Function], lark: _Lark, *, parallel: bool
+) -> str:  # fmt: skip
+    call = lark.rule(" | ".join(_call(field, writing, function, lark) for function in functions))
+    if not parallel or writing.between is None:
+        return call
+    return f"{call} ({lark.literal(writing.between)} {call})*"
+
+
+def _call(field: Field, writing: Writing, function: Function, lark: _Lark) -> str:
+    name = (
+        function[0] if isinstance(field.shape.name, Capture) or field.content == "pythonic" else json.dumps(function[0])
+    )
+    pieces = [
+        "/[0-9]{1,3}/" if piece == "{index}" else lark.literal(name if piece == "{name}" else piece)
+        for piece in _PLACEHOLDERS.split(writing.call)
+    ]
+    return " ".join([*pieces, _arguments(field, writing, function[1], lark), lark.literal(writing.call_end)])
+
+
+def _arguments(field: Field, writing: Writing, schema: Schema, lark: _Lark) -> str:
+    if field.content == "json":
+        if field.dialect.string_delims or field.dialect.unquoted_keys:
+            return _Marked(field, lark, schema).object(schema)
+        return lark.json(_closed(schema), schema)
+    members: list[tuple[str, bool]] = []
+    for key, inner, is_required in _properties(schema):
+        if field.content == "pythonic":
+            value = '("True" | "False")' if list(types_of(inner, schema)) == ["boolean"] else lark.json(inner, schema)
+            members.append((f"{lark.literal(writing.parameter.replace('{key}', key))} {value}", is_required))
+        else:
+            opening = lark.literal(writing.parameter.replace("{key}", key))
+            members.append((f"{opening} {_text_value(inner, schema, writing.parameter_end, lark)}", is_required))
+    if field.content == "pythonic":
+        return lark.separated(members, ", ")
+    return " ".join(body if is_required else f"({body})?" for body, is_required in members)
+
+
+def _text_value(schema: object, root: Schema, end: str, lark: _Lark) -> str:
+    """Return the value of a parameter that is written as text, and its end."""
+    types = list(dict.fromkeys(types_of(schema, root)))
+    if types and "string" not in types:
+        return f"{lark.json(schema, root)} {lark.literal(end)}"
+    texts = _texts(resolved(schema, root))
+    if texts and types == ["string"]:
+        return f"({' | '.join(map(lark.literal, texts))}) {lark.literal(end)}"
+    mark = end.strip()
+    return f"{lark.text_before(mark)} {lark.literal(end[end.index(mark) + len(mark) :])}"
+
+
+def _texts(schema: Schema) -> list[str]:
+    """Return the strings that a schema allows, if it lists them."""
+    listed: Any = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = cast("list[object]", listed) if isinstance(listed, list) else []
+    return [value for value in values if isinstance(value, str)]
+
+
+def _properties(schema: Schema) -> Iterable[tuple[str, object, bool]]:
+    """Yield the keys of an object's properties, their schemas, and whether they are required."""
+    node = resolved(schema, schema)
+    properties: Any = node.get("properties")
+    required: Any = node.get("required")
+    names = cast("list[object]", required) if isinstance(required, list) else []
+    for key, inner in cast("Schema", properties).items() if isinstance(properties, Mapping) else ():
+        yield key, inner, key in names
+
+
+def _closed(schema: Schema) -> Schema:
+    """Return the schema of arguments: an object, without properties that it does not name, unless it says so."""
+    closed = {"type": "object", **schema}
+    if not closed.keys() & {"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"}:
+        closed["additionalProperties"] = False
+    return closed
+
+
+class _Lark:
+    """A Lark grammar in the making. Invariant: every name in a body that was returned has a rule."""
+
+    __slots__ = ("_rules", "_special", "special_tokens")
+
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+        self.special_tokens = special_tokens
+        longest_first = sorted(filter(None, special_tokens), key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        self._rules: list[str] = []
+
+    def grammar(self, body: str) -> Grammar:
+        return Grammar.lark("\n".join([f"start: {body}", *self._rules]))
+
+    def literal(self, text: str) -> str:
+        """Return a body for a text; the special tokens in it are tokens."""
+        pieces = [text] if self._special is None else self._special.split(text)
+        return " ".join(
+            f"<[{self.special_tokens[piece]}]>" if piece in self.special_tokens else _quoted(piece)
+            for piece in pieces
+            if piece
+        )
+
+    def rule(self, body: str, *, lazy: bool = False) -> str:
+        name = f"r_{len(self._rules)}"
+        self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        """Give a rule another body."""
+        self._rules[int(name.removeprefix("r_"))] = f"{name}: {body}"
+
+    def json(self, schema: object, root: Schema) -> str:
+        """Return a rule for a JSON value; `root` has the definitions that the schema refers to."""
+        node: dict[str, Any] = dict(cast("Schema", schema)) if isinstance(schema, Mapping) else {}
+        if schema is not root:
+            for key in ("$defs", "definitions"):
+                if key in root and key not in node:
+                    node[key] = root[key]
+        node["x-guidance"] = _JSON_FORM
+        return self.rule(f"%json {json.dumps(node, ensure_ascii=False)}")
+
+    def text_before(self, mark: str) -> str:
+        """Return a rule for text up to a mark, which is part of it."""
+        literal = self.literal(mark)
+        return self.rule(f"/(?s:.*)/ {literal}", lazy="<[" not in literal)
+
+    def separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Return a body for members in order, each with whether it is required, and the separator between them."""
+        comma = self.literal(separator)
+        none = some = ""  # the members from here on, where none of those before is there, or some are
+        for body, is_required in reversed(members):
+            one = self.rule(body)
+            if is_required:
+                none, some = self.rule(f"{one} {some}"), self.rule(f"{comma} {one} {some}")
+            else:
+                none = self.rule(f"({one} {some} | {none})" if none else f"({one} {some})?")
+                some = self.rule(f"({comma} {one})? {some}")
+        return none
+
+
+class _Marked:
+    """Values in a dialect of JSON: keys without quotes, strings between marks."""
+
+    __slots__ = ("_any", "_closing", "_has_keys", "_lark", "_opening", "_root")
+
+    def __init__(self, field: Field, lark: _Lark, root: Schema) -> None:
+        self._opening, self._closing = field.dialect.string_delims[0] if field.dialect.string_delims else ('"', '"')
+        self._has_keys = not field.dialect.unquoted_keys
+        self._lark = lark
+        self._root = root
+        self._any: str | None = None
+
+    def object(self, schema: object, depth: int = 0) -> str:
+        properties: Any = resolved(schema, self._root).get("properties")
+        if not isinstance(properties, Mapping):
+            return '"{" "}"' if depth == 0 else self._anything()
+        required: Any = resolved(schema, self._root).get("required") or ()
+        members = [
+            (f"{self._key(key)} {self.value(inner, depth + 1)}", key in required)
+            for key, inner in cast("Schema", properties).items()
+        ]
+        return f'"{{" {self._lark.separated(members, ",")} "}}"'
+
+    def _key(self, key: str) -> str:
+        return self._lark.literal(f"{json.dumps(key)}:" if self._has_keys else f"{key}:")
+
+    def value(self, schema: object, depth: int) -> str:
+        """Return a rule for a value."""
+        node = resolved(schema, self._root)
+        choices: Any = node.get("anyOf") or node.get("oneOf")
+        types = list(dict.fromkeys(types_of(node, self._root)))
+        if depth > _MAX_DEPTH or not (types or choices):
+            return self._anything()
+        if isinstance(choices, list):
+            return self._lark.rule(" | ".join(self.value(one, depth + 1) for one in cast("list[object]", choices)))
+        if "enum" in node or "const" in node:
+            listed: Any = [node["const"]] if "const" in node else node["enum"]
+            return self._lark.rule(" | ".join(map(self._constant, cast("list[object]", listed))))
+        return self._lark.rule(" | ".join(self._typed(name, node, depth) for name in types))
+
+    def _constant(self, value: object) -> str:
+        text = f"{self._opening}{value}{self._closing}" if isinstance(value, str) else json.dumps(value)
+        return self._lark.literal(text)
+
+    def _typed(self, name: str, node: Schema, depth: int) -> str:
+        match name:
+            case "string":
+                return f"{self._lark.literal(self._opening)} {self._lark.text_before(self._closing)}"
+            case "object":
+                return self.object(node, depth)
+            case "array":
+                return self._array(self.value(node.get("items", {}), depth + 1), node)
+            case _:
+                bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+                kept = {key: node[key] for key in bounds if key in node}
+                return self._lark.json({"type": name, **kept}, self._root)
+
+    def _array(self, item: str, node: Schema) -> str:
+        low: Any = node.get("minItems", 0)
+        high: Any = node.get("maxItems")
+        most = "" if high is None else max(high - 1, 0)
+        if high == 0:
+            return '"[" "]"'
+        items = f'{item} ("," {item}){{{max(low - 1, 0)},{most}}}'
+        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
+
+    def _anything(self) -> str:
+        """Return a rule for any value."""
+        if self._any is None:
+            lark = self._lark
+            self._any = name = lark.rule("PLACEHOLDER")
+            scalar = lark.json({"type": ["number", "boolean", "null"]}, {})
+            text = self._typed("string", {}, 0)
+            key = r"/[A-Za-z_][A-Za-z0-9_]{0,40}/" if not self._has_keys else r'/"[A-Za-z_][A-Za-z0-9_]{0,40}"/'
+            pair = lark.rule(f'{key} ":" {name}')
+            body = f'{scalar} | {text} | "[" ({name} ("," {name})*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"'
+            lark.define(name, body)
+        return self._any
+
+
+def _quoted(text: str) -> str:
+    """Return a Lark string, which has the escapes of JSON."""
+    return json.dumps(text).replace("\x7f", r"\u007f")
+
+
+def _derived(field: Field, functions: Sequence[Function]) -> Writing | None:
+    """Return how calls are written, by the expressions of a template that does not say it; None if it is not clear."""
+    if field.open is None or field.content not in ("json", "xml-inline"):
+        return None
+    names = {"name": "{name}", "id": "{name}"} if isinstance(field.shape.name, Capture) else {}
+    for name, _ in functions:
+        sample = shortest(field.open.node, dict.fromkeys(names, name))
+        found = field.open.match(sample)
+        if found is None or found.length != len(sample) or (names and found.groups.get("name") != name):
+            return None
+    opening = shortest(field.open.node, names)
+    closing = "" if field.close is None else shortest(field.close.node, {})
+    if field.content == "xml-inline":
+        return _derived_parameters(field, opening, closing)
+    shape = field.shape
+    if not shape.arguments:
+        return Writing(call=opening, call_end=closing)
+    if isinstance(shape.name, Capture) or shape.name[:-1] != shape.arguments[:-1] or not shape.name:
+        return None
+    outer = "".join(f"{{{json.dumps(key)}: " for key in shape.arguments[:-1])
+    call = f"{outer}{{{json.dumps(shape.name[-1])}: {{name}}, {json.dumps(shape.arguments[-1])}: "
+    call_end = "}" * len(shape.arguments)
+    if field.each:
+        return Writing(begin=f"{opening}[", call=call, call_end=call_end, between=", ", end=f"]{closing}")
+    return Writing(call=opening + call, call_end=call_end + closing)
+
+
+def _derived_parameters(field: Field, opening: str, closing: str) -> Writing | None:
+    parameters = field.parameters
+    if parameters is None or parameters.open is None or parameters.close is None:
+        return None
+    return Writing(
+        call=opening, call_end=closing,
+        parameter=shortest(parameters.open.node, {"key": "{key}"}),
+        parameter_end=shortest(parameters.close.node, {}),
+    )  # fmt: skip

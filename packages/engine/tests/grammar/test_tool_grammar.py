@@ -1,0 +1,304 @@
+# pyright: basic
+# ruff: noqa: E501, RUF001 (marks of models)
+# The bindings of `tokenizers` carry no usable annotations.
+"""Grammars of calls: what they allow is parsed back to calls whose arguments obey the schemas of the tools."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from grammars.libraries import llguidance_for
+from grammars.vocabularies import Vocabulary, embedded, trained
+from grammars.walks import allowed, new_row
+from pagewood.engine.grammar import Backend, Matcher
+from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, reasoning_end, tool_grammar
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+        "is_exact": {"type": "boolean"},
+        "limit": {"type": "number", "minimum": -5, "maximum": 5},
+        "where": {"$ref": "#/$defs/place"},
+        "tags": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}, "maxItems": 3},
+        "note": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 8}, {"type": "null"}]},
+    },
+    "required": ["city", "days", "where"],
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "integer", "maximum": 99, "minimum": 0}, "y": {"type": "boolean"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+}
+NOW = {"type": "object", "properties": {}}
+ADD = {
+    "type": "object",
+    "properties": {
+        "a": {"enum": [1, 22]},
+        "b": {"type": "integer", "maximum": 999, "minimum": -9},
+        "c": {"type": "null"},
+    },
+    "required": ["b"],
+    "additionalProperties": False,
+}
+SCHEMAS = {"get_weather": WEATHER, "now": NOW, "add-2": ADD}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+NAMES = ResponseTemplate.names()
+CLOSERS = {"qwen3_coder": "</parameter>\n", "glm_4": "</arg_value>\n", "gemma_4": '<|"|>'}
+"""What closes a string."""
+
+
+@pytest.fixture(scope="module", params=["embedded", pytest.param("trained", marks=pytest.mark.slow)])
+def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
+    return embedded() if request.param == "embedded" else trained(32_768, 5)
+
+
+@pytest.fixture(scope="module")
+def backend(vocabulary: Vocabulary) -> Backend:
+    return llguidance_for(vocabulary)
+
+
+def calls_of(parts: list[Part]) -> list[tuple[str, dict]]:
+    calls: list[list[str]] = []
+    for part in parts:
+        if part.kind == "tool_call":
+            calls.append([part.text, ""])
+        elif part.kind == "arguments":
+            calls[part.index][1] += part.text
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def say(name: str, matcher: Matcher, vocabulary: Vocabulary, seed: int) -> str:
+    """Draw allowed tokens until the text is complete; what is open is closed soon."""
+    draws = random.Random(seed)
+    row = new_row(vocabulary)
+    ends = set(vocabulary.eos_token_ids)
+    closers = [
+        vocabulary.tokenizer.encode(text, add_special_tokens=False).ids for text in (CLOSERS.get(name, '"'), *'"]}),\n')
+    ]
+    tokens: list[int] = []
+    while len(tokens) < 1000:
+        matcher.fill(row)
+        assert matcher.error is None, matcher.error
+        choices = [token for token in allowed(row) if token not in ends]
+        if matcher.can_end and (not choices or len(tokens) > 40 or draws.random() < 0.3):
+            return vocabulary.tokenizer.decode(tokens, skip_special_tokens=False)
+        step = [draws.choice(choices)]
+        if draws.random() < (0.2 if len(tokens) < 40 else 0.8):
+            step = next((ids for ids in closers if matcher.accepts(ids) == len(ids)), step)
+        assert matcher.advance(step)
+        tokens += step
+    raise AssertionError(f"the walk does not end: {vocabulary.tokenizer.decode(tokens)[:2000]}")
+
+
+def matcher_of(name: str, backend: Backend, vocabulary: Vocabulary, choice: str, **options) -> Matcher:
+    grammar = tool_grammar(ResponseTemplate.named(name), TOOLS, choice, **options)
+    assert grammar is not None
+    return backend.compile(grammar).matcher(frozenset(vocabulary.eos_token_ids))
+
+
+def parsed(name: str, text: str) -> list[Part]:
+    parser = ResponseParser(ResponseTemplate.named(name), tools=TOOLS)
+    return [*parser.feed(text), *parser.finish()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_walks_are_calls_that_obey_their_schemas(backend: Backend, vocabulary: Vocabulary, name: str) -> None:
+    matcher = matcher_of(name, backend, vocabulary, "required")
+    seen: set[str] = set()
+    for seed in range(8):
+        text = say(name, matcher.copy(), vocabulary, seed)
+        parts = parsed(name, text)
+        calls = calls_of(parts)
+        assert calls, text
+        assert {part.kind for part in parts} == {"tool_call", "arguments"}, text
+        for function, arguments in calls:
+            jsonschema.validate(arguments, SCHEMAS[function])
+            seen.add(function)
+    assert len(seen) > 1
+
+
+TEXTS = {
+    "hermes": '<tool_call>\n{"name": "add-2", "arguments": {"b": 3}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=add-2>\n<parameter=b>\n3\n</parameter>\n</function>\n</tool_call>",
+    "llama3": '{"name": "add-2", "parameters": {"b": 3}}',
+    "llama4": "[add-2(b=3)]",
+    "mistral": '[TOOL_CALLS]add-2[ARGS]{"b": 3}',
+    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add-2<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add-2:0<|tool_call_argument_begin|>"
+    '{"b": 3}<|tool_call_end|><|tool_calls_section_end|>',
+    "glm_4": "<tool_call>add-2\n<arg_key>b</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "harmony": '<|channel|>commentary to=functions.add-2 <|constrain|>json<|message|>{"b": 3}',
+    "gemma_4": "<|tool_call>call:add-2{b:3}<tool_call|>",
+}
+"""A call as the chat template of each family writes it."""
+
+
+def accepts(matcher: Matcher, vocabulary: Vocabulary, text: str) -> bool:
+    tokens = [*vocabulary.tokenizer.encode(text, add_special_tokens=False).ids, vocabulary.eos_token_ids[0]]
+    return matcher.copy().accepts(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_choice_allows(backend: Backend, vocabulary: Vocabulary, name: str) -> None:
+    text = TEXTS[name]
+    twice = {
+        "llama4": "[add-2(b=3), now()]",
+        "deepseek_v3": text.replace(
+            "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        "kimi_k2": text.replace(
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        "llama3": f"{text}; {text}",
+        "mistral": text * 2,
+        "gemma_4": text * 2,
+        "harmony": text * 2,
+    }.get(name, f"{text}\n{text}")
+    required = matcher_of(name, backend, vocabulary, "required")
+    single = matcher_of(name, backend, vocabulary, "required", parallel=False)
+    named = matcher_of(name, backend, vocabulary, "add-2")
+    other = matcher_of(name, backend, vocabulary, "now")
+    assert [accepts(one, vocabulary, text) for one in (required, single, named, other)] == [True, True, True, False]
+    assert accepts(required, vocabulary, twice) == (name != "harmony")
+    assert not any(accepts(one, vocabulary, twice) for one in (single, named, other))
+    for wrong in ("", "Hello", text.replace("3", '"x"'), text.replace("add-2", "sub"), f"{text}!"):
+        assert not accepts(required, vocabulary, wrong), wrong
+    assert calls_of(parsed(name, text)) == [("add-2", {"b": 3})]
+    if name != "harmony":
+        assert [function for function, _ in calls_of(parsed(name, twice))] in (["add-2", "now"], ["add-2", "add-2"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_free_text_with_typed_calls(backend: Backend, vocabulary: Vocabulary, name: str) -> None:
+    template = ResponseTemplate.named(name)
+    grammar = tool_grammar(template, TOOLS, "auto")
+    if name.startswith("llama"):
+        assert grammar is None  # a call has no mark of its own
+        return
+    assert grammar is not None
+    matcher = backend.compile(grammar).matcher(frozenset(vocabulary.eos_token_ids))
+    text = TEXTS[name]
+    for allowed_text in ("", "Hello <b>", f"I add.\n{text}", text, f"{text} Done."):
+        assert accepts(matcher, vocabulary, allowed_text), allowed_text
+    for wrong in (text.replace("3", '"x"'), f"I add.\n{text.replace('add-2', 'sub')}", text[: len(text) // 2]):
+        assert not accepts(matcher, vocabulary, wrong), wrong
+
+
+def test_special_tokens_are_tokens(vocabulary: Vocabulary) -> None:
+    tokens = {"<|tool_call>": 7, "<tool_call|>": 8}
+    template = ResponseTemplate.named("gemma_4")
+    grammar = tool_grammar(template, TOOLS, "now", special_tokens=tokens)
+    assert grammar is not None
+    assert '<[7]> "call:" "now"' in grammar.text
+    assert "<[8]>" in grammar.text
+    assert tool_grammar(template, TOOLS, "auto", special_tokens=tokens) is None  # free text cannot have them
+
+
+def test_special_tokens_are_drawn() -> None:
+    vocabulary = embedded()
+    special = next(token for token in range(10) if token not in vocabulary.eos_token_ids)
+    mark = str(vocabulary.tokenizer.id_to_token(special))
+    field = {"open": mark, "content": "json", "transform": {"function": "{content}"}}
+    template = ResponseTemplate.from_json({"start_anchor": "A", "fields": {"tool_calls": field}})
+    grammar = tool_grammar(template, TOOLS, "now", special_tokens={mark: special})
+    assert grammar is not None
+    matcher = llguidance_for(vocabulary).compile(grammar).matcher(frozenset(vocabulary.eos_token_ids))
+    row = new_row(vocabulary)
+    matcher.fill(row)
+    assert allowed(row) == [special]
+    assert accepts(matcher, vocabulary, f'{mark}{{"name": "now", "arguments": {{}}}}')
+
+
+DERIVED = {
+    "json": (
+        {"open": "<call>", "close": "</call>", "content": "json", "transform": {"function": "{content}"}},
+        '<call>{"name": "add-2", "arguments": {"b": 3}}</call>',
+    ),
+    "json by name": (
+        {
+            "open_pattern": r"<call>\s*(?P<name>[\w-]+)\s*:",
+            "close_pattern": r"\s*</call>",
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        '<call>add-2:{"b": 3}</call>',
+    ),
+    "list": (
+        {
+            "open": "<calls>",
+            "close": "</calls>",
+            "content": "json",
+            "transform_each": True,
+            "transform": {"function": {"name": "{tool}", "arguments": "{input}"}},
+        },
+        '<calls>[{"tool": "add-2", "input": {"b": 3}}]</calls>',
+    ),
+    "xml": (
+        {
+            "open_pattern": r"<call (?P<name>[^>]+)>",
+            "close": "</call>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<(?P<key>\w+)>\s*(?P<value>.*?)\s*</arg>"},
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "<call add-2><b>3</arg></call>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_templates_that_do_not_say_how_calls_are_written(backend: Backend, vocabulary: Vocabulary, name: str) -> None:
+    field, text = DERIVED[name]
+    template = ResponseTemplate.from_json({"start_anchor": "A", "fields": {"tool_calls": field, "content": {}}})
+    grammar = tool_grammar(template, TOOLS, "add-2")
+    assert grammar is not None
+    matcher = backend.compile(grammar).matcher(frozenset(vocabulary.eos_token_ids))
+    assert accepts(matcher, vocabulary, text)
+    assert not accepts(matcher, vocabulary, text.replace("3", "x"))
+    parser = ResponseParser(template, tools=TOOLS)
+    assert calls_of([*parser.feed(text), *parser.finish()]) == [("add-2", {"b": 3})]
+
+
+def test_no_grammar() -> None:
+    no_calls = ResponseTemplate.from_json({"start_anchor": "A", "fields": {"content": {}}})
+    assert tool_grammar(no_calls, TOOLS, "required") is None
+    bare = {"bare": True, "content": "json", "transform": {"function": "{content}"}}
+    of_bare = ResponseTemplate.from_json({"start_anchor": "A", "fields": {"tool_calls": bare, "content": {}}})
+    assert tool_grammar(of_bare, TOOLS, "required") is None
+
+
+def test_what_is_refused() -> None:
+    template = ResponseTemplate.named("hermes")
+    with pytest.raises(ValueError, match="tools must hold at least one tool"):
+        tool_grammar(template, [], "required")
+    with pytest.raises(ValueError, match="choice must be auto, required or the name of a tool, got 'sub'"):
+        tool_grammar(template, TOOLS, "sub")
+    with pytest.raises(ValueError, match=r"tools\[0\] must have a function with a name"):
+        tool_grammar(template, [{"type": "function", "function": {}}], "required")
+
+
+def test_ends_of_reasoning() -> None:
+    ends = {name: reasoning_end(ResponseTemplate.named(name)) for name in NAMES}
+    assert ends == {
+        "deepseek_v3": "</think>",
+        "gemma_4": "<channel|>",
+        "glm_4": "</think>",
+        "harmony": "<|end|>",
+        "hermes": "</think>",
+        "kimi_k2": "</think>",
+        "llama3": None,
+        "llama4": None,
+        "mistral": "[/THINK]",
+        "qwen3_coder": "</think>",
+    }

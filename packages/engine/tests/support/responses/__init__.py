@@ -1,0 +1,1 @@
+"""Answers of models, written as their chat templates write them."""

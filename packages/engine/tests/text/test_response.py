@@ -1,0 +1,374 @@
+"""Answers are divided into the same parts however they come, and into those that transformers finds."""
+
+# pyright: basic
+# ruff: noqa: E501, RUF001 (marks of models)
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
+from transformers.utils.chat_parsing import parse_response
+
+from pagewood.engine.text import Part, ResponseParser, ResponseTemplate
+from responses.writers import WRITERS, Message
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "limit": {"type": ["number", "null"]},
+        "where": {"type": "object"},
+        "tags": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+    },
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+NAMES = ResponseTemplate.names()
+ALL = {"city": "Rome", "days": 3, "exact": True, "limit": 1.5, "where": {"x": [1, {"y": None}]}, "tags": ["a", "{}"]}
+MESSAGES = {
+    "content": Message("Hello, world.\n\nIt is < 5, or <b>6</b> {not JSON} [1]."),
+    "reasoning": Message("Hello.", "First,\n  then."),
+    "one call": Message("", "", [("get_weather", {"city": "Rome"})]),
+    "several calls": Message("", "Two.", [("get_weather", ALL), ("now", {}), ("get_weather", {"days": -2})]),
+    "content and a call": Message("Let me look.", "", [("get_weather", {"city": "Köln 🎉 “x”\u2028", "limit": None})]),
+    "marks in strings": Message(
+        "", "", [("get_weather", {"city": 'a </tool_call> b <tool_call> "q" \\d {[( \n <|im_end|> \t\'', "days": 1})]
+    ),
+    "unknown": Message("", "", [("sub.way", {"x": "7", "y": "[1]"})]),
+    "markup": Message("Use `a</b>` <think> or\n\n```\n<tool\n```"),
+}
+
+
+def can_say(name: str, key: str) -> bool:
+    """Llama writes content or calls, without reasoning; calls without a mark must be known; marks are not text."""
+    message = MESSAGES[key]
+    if name.startswith("llama"):
+        is_both = bool(message.content and message.calls)
+        return not (message.reasoning or is_both or (name == "llama4" and key == "unknown"))
+    return key != "markup" or name in ("mistral", "harmony", "gemma_4")
+
+
+CASES = [(name, key) for name in NAMES for key in MESSAGES if can_say(name, key)]
+MALFORMED = {
+    "hermes": [
+        '<tool_call>{"name": "now", oops}</tool_call> after',
+        '<tool_call>\n{"name": "now", "arguments": {"a": 1, "b": [2, "c\\u00',
+        '<tool_call>{"name": "now", "arguments": {"a": tru',
+        '<tool_call>{"name": "now", "arguments": {"a": 1}</tool_call>\n<tool_call>{"arguments": {}, "name": "now"}',
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"arguments": {"a": 1}}</tool_call>tail',
+        '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {"a": 1 2}}</tool_call>tail <tool_call>{"name": "now"}</tool_call>',
+        "<think>never closed <tool_call>",
+        "  <tool_call",
+        '<tool_call>{"name": "now", "arguments": {"s": "a\nb\x01\\q\\ud83d\\ude00\\ud83d", }}</tool_call>',
+    ],
+    "qwen3_coder": [
+        "<tool_call><function=now><parameter=a>5",
+        "<tool_call><function=now>junk<parameter=a>\n5\n</parameter></function>tail",
+        "<tool_call><function=>",
+        "<function=get_weather><parameter=days>x</parameter><parameter=where>{</parameter></function>",
+    ],
+    "llama3": ['{"name": "nothing", "parameters": {}}', '{"city": 5}', '{"name": "now"', "<|python_tag|>print(1)"],
+    "llama4": ["[now(", "[now(a=1", "[1, 2]", "[now(a=[1, 'x", "[nothing()]", "[now(a=b c, d='e\"')] tail", "[now(1)]"],
+    "mistral": [
+        '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"x": 1',
+        "[TOOL_CALLS]now",
+        '[TOOL_CALLS]now {"a": 1',
+    ],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>x", '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a": "b'],
+    "kimi_k2": ["<|tool_calls_section_begin|>x", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>[]"],
+    "glm_4": ["<tool_call>now<arg_key>a</arg_key><arg_value>b", "<tool_call>{}</tool_call>", "<tool_call>now"],
+    "harmony": ["plain text", "<|channel|>final", "<|channel|>commentary to=functions.now<|message|>{"],
+    "gemma_4": ['<|tool_call>call:now{a:<|"|>x', "<|tool_call>call:now[", '<|tool_call>call:now{a:1,"b":{c:[tru'],
+}
+
+
+def joined(parts: list[Part]) -> list[tuple[str, str, int, str]]:
+    """Return parts with neighbours of the same kind and index joined."""
+    found: list[list[Any]] = []
+    for part in parts:
+        if found and part.kind != "tool_call" and found[-1][0] == part.kind and found[-1][2] == part.index:
+            found[-1][1] += part.text
+        else:
+            found.append([part.kind, part.text, part.index, part.id])
+    return [tuple(item) for item in found]
+
+
+def parse(name: str, pieces: list[str], *, tools: list = TOOLS, prompt_tail: str = "") -> list[tuple]:
+    parser = ResponseParser(ResponseTemplate.named(name), tools=tools, prompt_tail=prompt_tail)
+    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+
+
+def summary(parts: list[tuple]) -> tuple[str, str, list[tuple[str, dict]]]:
+    texts = ["".join(text for kind, text, *_ in parts if kind == one) for one in ("content", "reasoning")]
+    names = [text for kind, text, *_ in parts if kind == "tool_call"]
+    arguments = [
+        "".join(text for kind, text, at, _ in parts if kind == "arguments" and at == i) for i in range(len(names))
+    ]
+    return texts[0], texts[1], list(zip(names, map(json.loads, arguments), strict=True))
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_messages_come_back(name: str, key: str) -> None:
+    message = MESSAGES[key]
+    content, reasoning, calls = summary(parse(name, [WRITERS[name](message)]))
+    if (
+        key == "markup"
+        and "<think>" in message.content
+        and name in {"hermes", "qwen3_coder", "deepseek_v3", "kimi_k2", "glm_4"}
+    ):
+        return  # a mark of the format
+    assert (content, reasoning) == (message.content, message.reasoning)
+    assert calls == message.calls
+
+
+def cuts_of(text: str, *, every: int) -> list[list[str]]:
+    return [list(text), *([text[:cut], text[cut:]] for cut in range(0, len(text) + 1, every))]
+
+
+def check_cuts(name: str, text: str, *, every: int) -> None:
+    whole = parse(name, [text])
+    for pieces in cuts_of(text, every=every):
+        assert parse(name, pieces) == whole, pieces
+    summary(whole)  # arguments are JSON
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_cuts_do_not_change_messages(name: str, key: str) -> None:
+    check_cuts(name, WRITERS[name](MESSAGES[key]), every=7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_every_cut(name: str, key: str) -> None:
+    check_cuts(name, WRITERS[name](MESSAGES[key]), every=1)
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name in MALFORMED for text in MALFORMED[name]])
+def test_cuts_do_not_change_malformed_answers(name: str, text: str) -> None:
+    check_cuts(name, text, every=1)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", min_size=1, max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+TEXT_FORMATS = ("qwen3_coder", "glm_4")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(NAMES), st.dictionaries(st.text("xyz", min_size=1, max_size=3), VALUES, max_size=3), st.randoms()
+)
+def test_random_arguments_in_random_pieces(name: str, arguments: dict, draws: random.Random) -> None:
+    if name in TEXT_FORMATS:
+        arguments = {key: json.dumps(value) for key, value in arguments.items()}
+    text = WRITERS[name](Message("", "", [("now", arguments)]))
+    pieces = []
+    while text:
+        size = draws.randint(1, 12)
+        pieces.append(text[:size])
+        text = text[size:]
+    assert summary(parse(name, pieces)) == ("", "", [("now", arguments)])
+
+
+ALPHABET = ["<tool_call>", "</tool_call>", '{"name": "now", "arguments": {', "}", '"a": ', '"x', '"', ", ", "1", "[", "]",
+            "\\", "\n", "<think>", "</think>", "text", "<", "<|im_end|>", "<function=now>", "<parameter=a>", "</parameter>",
+            "</function>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "now(", "a=", ")", "[TOOL_CALLS]", "now",
+            "<|tool_call>call:now", '<|"|>', "<tool_call|>", "{", ":", "null", "<|channel|>", "final", "<|message|>"]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(NAMES), st.lists(st.sampled_from(ALPHABET), max_size=12), st.integers(0, 60))
+def test_soup_is_no_error(name: str, soup: list[str], cut: int) -> None:
+    text = "".join(soup)
+    whole = parse(name, [text])
+    summary(whole)
+    assert parse(name, [text[:cut], text[cut:]]) == whole
+    assert parse(name, list(text)) == whole
+
+
+@cache
+def as_version_1(name: str) -> dict:
+    """Return a shipped template without what transformers does not know."""
+    file = resources.files("pagewood.engine.text.response") / "templates" / f"{name}.json"
+    spec = json.loads(file.read_text(encoding="utf-8"))
+    del spec["detect"]
+    fields = {key: field for key, field in spec["fields"].items() if "as" not in field}
+    for field in fields.values():
+        field.pop("write", None)
+    return spec | {"fields": fields}
+
+
+def theirs(spec: dict, text: str) -> tuple[str, str, list[tuple[str, dict]]]:
+    message: Any = parse_response(text, spec, prefix="", tools=list(TOOLS))
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    return message.get("content", ""), message.get("reasoning_content", ""), calls
+
+
+ORACLE = ["hermes", "qwen3_coder", "deepseek_v3", "kimi_k2", "glm_4", "harmony", "gemma_4"]
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, key in CASES if name in ORACLE])
+def test_equal_to_transformers(name: str, key: str) -> None:
+    text = WRITERS[name](MESSAGES[key])
+    if key == "marks in strings" and name in ("hermes", "glm_4"):
+        pytest.skip("transformers ends the section inside the string")
+    content, reasoning, calls = theirs(as_version_1(name), text)
+    ours = summary(parse(name, [text]))
+    assert (ours[0], ours[1]) == (content.strip(), reasoning)  # it counts empty sections, too
+    assert ours[2] == calls
+
+
+FALLBACKS = {"qwen2": "hermes", "qwen3_5": "qwen3_coder", "gemma4": "gemma_4"}
+
+
+@pytest.mark.parametrize("model_type", FALLBACKS)
+@pytest.mark.parametrize("key", MESSAGES)
+def test_templates_of_transformers(model_type: str, key: str) -> None:
+    if key == "marks in strings" and model_type != "gemma4":
+        pytest.skip("transformers ends the section inside the string")
+    spec = next(spec for types, spec in _RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in types)
+    if key == "unknown" and model_type == "gemma4":
+        pytest.skip("a name with a full stop is none there")
+    text = WRITERS[FALLBACKS[model_type]](MESSAGES[key]).rstrip()  # white space at the end would replace the content
+    parser = ResponseParser(ResponseTemplate.from_json(spec), tools=TOOLS)
+    assert summary(joined(parser.feed(text) + parser.finish())) == theirs(spec, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "tail", "answer", "expected"),
+    [
+        ("hermes", "<think> in the question<|im_start|>assistant\n<think>\n", "\nso\n</think>\n\nYes", ("Yes", "so", [])),
+        ("hermes", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "Yes", ("Yes", "", [])),
+        ("hermes", "<|im_start|>assistant\n", "Yes", ("Yes", "", [])),
+        ("hermes", "<think>\n", "so</think>Yes", ("Yes", "so", [])),
+        ("hermes", "<|im_start|>assistant\nSure, ", " I can", (" I can", "", [])),
+        ("deepseek_v3", "<｜User｜>Hi<｜Assistant｜><think>\n", "so</think>Yes", ("Yes", "so", [])),
+        ("mistral", "[INST]x[/INST][THINK]", "so[/THINK]Yes", ("Yes", "so", [])),
+        ("harmony", "<|start|>assistant", "<|channel|>final<|message|>Yes", ("Yes", "", [])),
+        ("llama3", "<|start_header_id|>assistant<|end_header_id|>\n\n", '{"name": "now", "parameters": {}}', ("", "", [("now", {})])),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_prompt(name: str, tail: str, answer: str, expected: tuple) -> None:
+    assert summary(parse(name, [answer], prompt_tail=tail)) == expected
+    assert summary(parse(name, list(answer), prompt_tail=tail)) == expected
+
+
+def test_parts_come_as_soon_as_they_can() -> None:
+    parser = ResponseParser(ResponseTemplate.named("hermes"), tools=TOOLS)
+    said = [
+        ("<think>", []),
+        ("so", [Part("reasoning", "so")]),
+        (" it", [Part("reasoning", " it")]),
+        ("\n</think>\n\nI ", [Part("content", "I")]),
+        ("am ", [Part("content", " am")]),
+        ("<b>", [Part("content", " <b>")]),
+        ("\n<tool", []),
+        ('_call>\n{"name": "now", ', []),
+        ('"arguments": {', [Part("tool_call", "now"), Part("arguments", "{")]),
+        ('"a": "x', [Part("arguments", '"a": "x')]),
+        ("yz\\", [Part("arguments", "yz")]),
+        ('n"', [Part("arguments", '\\n"')]),
+        (', "b": 1', []),
+        ("2", []),
+        ("}", [Part("arguments", ', "b": 12}')]),
+        ("}\n</tool_call>", []),
+        ('<tool_call>{"name": "now"}', [Part("tool_call", "now", 1), Part("arguments", "{}", 1)]),
+    ]
+    for text, parts in said:
+        assert parser.feed(text) == parts, text
+    assert parser.finish() == []
+    assert parser.finish() == []
+    with pytest.raises(RuntimeError, match="after finish"):
+        parser.feed("x")
+
+
+def test_texts_of_parameters_stream() -> None:
+    parser = ResponseParser(ResponseTemplate.named("qwen3_coder"), tools=TOOLS)
+    assert parser.feed("<function=get_weather>") == [Part("tool_call", "get_weather"), Part("arguments", "{")]
+    assert parser.feed("<parameter=city>\nNew ") == [Part("arguments", '"city": "New ')]
+    assert parser.feed('"York"\n') == [Part("arguments", '\\"York\\"')]
+    assert parser.feed("</parameter><parameter=days>1") == [Part("arguments", '"')]
+    assert parser.feed("2</parameter>") == [Part("arguments", ', "days": 12')]
+
+
+def test_what_malformed_answers_give() -> None:
+    expected = {
+        ("hermes", 0): ('<tool_call>{"name": "now", oops}</tool_call> after', "", []),
+        ("hermes", 1): ("", "", [("now", {"a": 1, "b": [2, "c"]})]),
+        ("hermes", 2): ("tru", "", [("now", {})]),
+        ("hermes", 3): ("", "", [("now", {"a": 1}), ("now", {})]),
+        ("hermes", 5): ('<tool_call>{"arguments": {"a": 1}}</tool_call>tail', "", []),
+        ("hermes", 7): ("", "", [("now", {"a": 1})]),
+        ("hermes", 8): ("2}}\ntail", "", [("now", {"a": 1}), ("now", {})]),
+        ("hermes", 9): ("", "never closed <tool_call>", []),
+        ("hermes", 10): ("<tool_call", "", []),
+        ("hermes", 11): ("", "", [("now", {"s": "a\nb\x01\\q😀\ufffd"})]),
+        ("qwen3_coder", 0): ("", "", [("now", {"a": "5"})]),
+        ("qwen3_coder", 3): ("", "", [("get_weather", {"days": "x", "where": "{"})]),
+        ("llama3", 0): ('{"name": "nothing", "parameters": {}}', "", []),
+        ("llama3", 1): ('{"city": 5}', "", []),
+        ("llama3", 3): ("<|python_tag|>print(1)", "", []),
+        ("llama4", 1): ("", "", [("now", {"a": 1})]),
+        ("llama4", 2): ("[1, 2]", "", []),
+        ("llama4", 5): ("tail", "", [("now", {"a": "b c", "d": 'e"'})]),
+        ("mistral", 0): ('{"x": 1', "", [("now", {})]),
+        ("glm_4", 1): ("<tool_call>{}</tool_call>", "", []),
+        ("harmony", 0): ("plain text", "", []),
+        ("gemma_4", 1): ("<|tool_call>call:now[", "", []),
+    }
+    for (name, index), result in expected.items():
+        assert summary(parse(name, [MALFORMED[name][index]])) == result, MALFORMED[name][index]
+
+
+def test_bare_calls_need_tools() -> None:
+    text = '{"name": "now", "parameters": {"a": 1}}'
+    assert summary(parse("llama3", [text])) == ("", "", [("now", {"a": 1})])
+    assert summary(parse("llama3", [text], tools=[])) == (text, "", [])
+    assert summary(parse("llama3", [f"See {text}"])) == (f"See {text}", "", [])
+
+
+def test_ids_of_calls() -> None:
+    two = '[TOOL_CALLS][{"id": "a1", "name": "now", "arguments": {}}, {"name": "now", "arguments": {}, "id": "b2"}]'
+    assert [part for part in parse("mistral", [two]) if part[0] == "tool_call"] == [
+        ("tool_call", "now", 0, "a1"),
+        ("tool_call", "now", 1, ""),  # it comes too late
+    ]
+    kimi = WRITERS["kimi_k2"](MESSAGES["one call"])
+    assert parse("kimi_k2", [kimi])[0] == ("tool_call", "get_weather", 0, "functions.get_weather:0")
+
+
+def test_parts_can_be_encoded() -> None:
+    parts = parse("hermes", ['<tool_call>{"name": "now", "arguments": {"a": "\\ud800 \ud800"}}</tool_call>\udfff'])
+    for kind, text, index, id_ in parts[:-1]:
+        assert msgspec.json.decode(msgspec.json.encode(Part(kind, text, index, id_)), type=Part).text == text
+    assert summary(parts)[2] == [("now", {"a": "\ufffd ?"})]
+
+
+def test_long_sections_are_given_up() -> None:
+    text = f'<tool_call>{{"arguments": {{"a": "{"x" * 70_000}"}}, "name": "now"}}</tool_call>'
+    assert summary(parse("hermes", [text])) == (text, "", [])
+    pieces = [text[at : at + 1000] for at in range(0, len(text), 1000)]
+    parser = ResponseParser(ResponseTemplate.named("hermes"))
+    given = [parser.feed(piece) for piece in pieces]
+    assert given[60] == [] != given[68]
+    deep = f'<tool_call>{{"name": "now", "arguments": {{"a": {"[" * 100_000}'
+    assert len(summary(parse("hermes", [deep]))[2]) == 1

@@ -1,0 +1,177 @@
+"""The endpoints of OpenAI's protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagewood.server import wire
+from pagewood.server.beams import BeamResponse
+from pagewood.server.errors import ApiError
+from pagewood.server.formats import Format
+from pagewood.server.live import new_request_id
+from pagewood.server.openai import beams, chat, completions, fields
+from pagewood.server.openai.messages import tools_of
+from pagewood.server.priority import parse_priority
+from pagewood.server.respond import json_response
+from pagewood.server.service import Generation, Service, names_of
+from pagewood.server.structured import constraint
+from pagewood.server.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIEndpoints:
+    """Chat completions, completions, models, and the priority of a request."""
+
+    service: Service
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/requests/{name:path}/priority", self.priority, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+        ]
+
+    async def chat_completions(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        said = chat.parse_chat(await self.service.body(request))
+        model = self.service.model(said.model)
+        extent, tools = chat.extent(said), tools_of(said)
+        answer_id = new_request_id("chatcmpl")
+        format = chat.ChatFormat(
+            id=answer_id,
+            created=int(time.time()),
+            model=self.service.model_name,
+            options=fields.stream_options(said),
+            logprobs=extent.logprobs is not None,
+            prompt_logprobs=said.prompt_logprobs,
+            shows_reasoning=said.include_reasoning is not False,
+        )
+        prompts = [chat.prompt(said, tools)]
+        return self._respond(request, said, model, prompts, extent, format, tools=tools, is_chat=True)
+
+    async def completions(self, request: Request) -> ASGIApp:
+        """Continue one or more prompts."""
+        said = completions.parse_completion(await self.service.body(request))
+        model = self.service.model(said.model)
+        extent = completions.extent(said)
+        format = completions.CompletionFormat(
+            id=new_request_id("cmpl"),
+            created=int(time.time()),
+            model=self.service.model_name,
+            options=fields.stream_options(said),
+            logprobs=said.logprobs,
+            prompt_logprobs=said.prompt_logprobs,
+            echo=extent.echo,
+        )
+        prompts = completions.prompts(said, vocab_size=model.vocab_size)
+        return self._respond(request, said, model, prompts, extent, format)
+
+    async def priority(self, request: Request) -> Response:
+        """Change the priority of a request that is queued, running or streaming."""
+        name: str = request.path_params["name"]
+        priority = parse_priority(await self.service.body(request))
+        if not self.service.live.prioritize(name, priority):
+            raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
+        return json_response(msgspec.json.encode({"id": name, "object": "request", "priority": priority}))
+
+    async def models(self, request: Request) -> Response:
+        """List the one model."""
+        return json_response(msgspec.json.encode({"object": "list", "data": [self._model_object()]}))
+
+    async def model(self, request: Request) -> Response:
+        """Describe the one model."""
+        self.service.check_name(request.path_params["name"])
+        return json_response(msgspec.json.encode(self._model_object()))
+
+    def _respond(
+        self,
+        request: Request,
+        said: fields.GenerationFields,
+        model: wire.Model,
+        prompts: Sequence[wire.Prompt],
+        extent: fields.Extent,
+        format: chat.ChatFormat | completions.CompletionFormat,
+        *,
+        tools: Tools | None = None,
+        is_chat: bool = False,
+    ) -> ASGIApp:
+        names = names_of(request, format.id)
+        prompt_param = "messages" if is_chat else "prompt"
+        if said.use_beam_search:
+            return self._search(said, model, prompts, extent, format, names=names, prompt_param=prompt_param)
+        structured = constraint(said)
+        generation = Generation(
+            prompts=prompts,
+            sampling=fields.sampling(
+                said,
+                self.service.defaults,
+                max_tokens=extent.max_tokens,
+                vocab_size=model.vocab_size,
+                logprobs=extent.logprobs,
+                prompt_logprobs=extent.prompt_logprobs,
+                grammar=None if structured is None else structured.grammar,
+            ),
+            prompt_param=prompt_param,
+            grammar_param=None if structured is None else structured.param,
+            num_answers=extent.num_answers,
+            num_choices=extent.num_choices,
+            stop=tuple(said.stop),
+            stop_regex=fields.stop_expressions(said),
+            bad_words=tuple(said.bad_words),
+            echo=extent.echo,
+            is_scoring=extent.is_scoring,
+            is_chat=is_chat,
+            tools=tools,
+            priority=said.priority or 0,
+            namespace=said.cache_salt or None,
+            stream=bool(said.stream),
+        )
+        return self.service.generate(generation, model, names=names, format=format)
+
+    def _search(
+        self,
+        said: fields.GenerationFields,
+        model: wire.Model,
+        prompts: Sequence[wire.Prompt],
+        extent: fields.Extent,
+        format: Format,
+        *,
+        names: frozenset[str],
+        prompt_param: str,
+    ) -> BeamResponse:
+        return BeamResponse(
+            live=self.service.live,
+            params=beams.params(said, extent, model),
+            model=model,
+            prompts=prompts,
+            prompt_param=prompt_param,
+            names=names,
+            priority=said.priority or 0,
+            num_choices=extent.num_choices,
+            format=format,
+            is_speculating=self.service.status.speculation is not None,
+        )
+
+    def _model_object(self) -> dict[str, object]:
+        service = self.service
+        model = service.status.model
+        return {
+            "id": service.model_name,
+            "object": "model",
+            "created": service.started,
+            "owned_by": "pagewood",
+            "root": service.model_name,  # `vllm bench serve` reads it if it gets no --model
+            "parent": None,
+            "max_model_len": None if model is None else model.max_length,
+        }

@@ -1,0 +1,283 @@
+"""The items of a conversation: those that a client sends, and the messages that chat templates read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from pagewood.server.errors import ApiError
+from pagewood.server.openai.messages import CalledFunction, CallMessage, Message
+from pagewood.server.validation import kind, validated
+
+_SEALED = "pagewood-1:"
+
+
+def seal(reasoning: str) -> str:
+    """Return reasoning in the form of `encrypted_content`: encoded, not secret, because the client sees it anyway."""
+    return _SEALED + base64.b64encode(reasoning.encode()).decode()
+
+
+def unseal(content: str) -> str:
+    """Return the reasoning in `encrypted_content`.
+
+    Raises:
+        ValueError: this server has not written it.
+    """
+    try:
+        if content.startswith(_SEALED):
+            return base64.b64decode(content.removeprefix(_SEALED), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        pass
+    raise ValueError("it was not written by this server")
+
+
+def _text(content: Any) -> Any:
+    """Return the text of a message or of an output: a string, or parts that are all text."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"expected a string or an array of text parts, but got {kind(content)} instead")
+    return "".join([_part(part) for part in cast("list[Any]", content)])
+
+
+def _part(part: Any) -> str:
+    match part:
+        case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+            return text
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": str(other)} if other not in ("input_text", "output_text", "text", "refusal"):
+            raise ValueError(f"only parts of text are supported, but got '{other}'")
+        case _:
+            raise ValueError('every part must be an object {"type": "input_text", "text": "..."}')
+
+
+class _Item(BaseModel):
+    """What all items have, and what says nothing to the model: clients send answers back as they got them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str | None = None
+    status: str | None = None
+    created_by: Any = None
+    caller: Any = None
+    namespace: None = None
+
+
+class MessageItem(_Item):
+    """A message."""
+
+    type: Literal["message"] | None = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_text)]
+    phase: Any = None
+
+
+class FunctionCall(_Item):
+    """A call of a function in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    parsed_arguments: Any = None
+    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class CallOutput(_Item):
+    """What a function has returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Annotated[str, BeforeValidator(_text)]
+    name: Any = None
+
+
+class CustomCall(_Item):
+    """A call of a tool that takes a text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class _SummaryPart(BaseModel):
+    type: Literal["summary_text"]
+    text: str
+
+
+class _ReasoningPart(BaseModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Item):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    summary: list[_SummaryPart] = []
+    content: list[_ReasoningPart] | None = None
+    encrypted_content: str | None = None
+
+    def text(self, param: str) -> str:
+        """Return the reasoning itself, or its summary if there is nothing else; `param` is the name of this item.
+
+        Raises:
+            ApiError: it cannot be read.
+        """
+        if self.content:
+            return "".join([part.text for part in self.content])
+        if self.encrypted_content and not self.summary:
+            try:
+                return unseal(self.encrypted_content)
+            except ValueError as error:
+                param = f"{param}.encrypted_content"
+                message = f"Invalid value for '{param}': {error}."
+                raise ApiError(message, param=param, code="invalid_encrypted_content") from error
+        return "\n\n".join([part.text for part in self.summary])
+
+
+Item = MessageItem | FunctionCall | CallOutput | CustomCall | ReasoningItem
+_ITEMS: dict[str, type[Item]] = {
+    "message": MessageItem,
+    "function_call": FunctionCall,
+    "function_call_output": CallOutput,
+    "custom_tool_call": CustomCall,
+    "custom_tool_call_output": CallOutput,
+    "reasoning": ReasoningItem,
+}
+
+
+def items_of(given: str | list[dict[str, Any]]) -> list[Item]:
+    """Return the items of `input`.
+
+    Raises:
+        ApiError: one is wrong, or of a type that is not supported.
+    """
+    if isinstance(given, str):
+        return [MessageItem(role="user", content=given)]
+    return [_item(item, index) for index, item in enumerate(given)]
+
+
+def _item(item: dict[str, Any], index: int) -> Item:
+    found: Any = item.get("type") or ("message" if "role" in item else "item_reference")
+    model = _ITEMS.get(found) if isinstance(found, str) else None
+    if model is None:
+        raise ApiError(
+            f"Unsupported value for 'input[{index}].type': expected one of {', '.join(_ITEMS)}, "
+            f"but got '{str(found)[:100]}' instead.",
+            param=f"input[{index}].type",
+            code="unsupported_value",
+        )
+    return validated(model, item, at=("input", index))
+
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def listed(item: Item) -> dict[str, Any]:
+    """Return an item of the input as clients read it: with an id, a status, and content in parts."""
+    type_ = item.type or "message"
+    found: dict[str, Any] = {
+        "id": item.id or f"{_PREFIXES[type_]}_{uuid.uuid4().hex}",
+        "type": type_,
+        "status": item.status or "completed",
+    }
+    match item:
+        case MessageItem(role="assistant"):
+            empty: list[Any] = []
+            content = [{"type": "output_text", "text": item.content, "annotations": empty, "logprobs": empty}]
+            return found | {"role": item.role, "content": content}
+        case MessageItem():
+            return found | {"role": item.role, "content": [{"type": "input_text", "text": item.content}]}
+        case FunctionCall():
+            return found | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case CustomCall():
+            return found | {"call_id": item.call_id, "name": item.name, "input": item.input}
+        case CallOutput():
+            return found | {"call_id": item.call_id, "output": item.output}
+        case ReasoningItem():
+            shown = item.model_dump(include={"summary", "content", "encrypted_content"})
+            return found | shown
+
+
+def messages(items: Sequence[Item], *, instructions: str | None, num_earlier: int = 0) -> list[dict[str, Any]]:
+    """Return a conversation in the form that chat templates read.
+
+    Instructions and the system messages at the beginning are one message, because many templates know only one. The
+    reasoning, the text and the calls of one answer are one message, too.
+
+    Args:
+        items: the conversation.
+        instructions: go before it.
+        num_earlier: the first items that are not of this request.
+
+    Raises:
+        ApiError: an item cannot be read, or is the output of a call that there is not.
+    """
+    found: list[Message] = []
+    system = [] if instructions is None else [instructions]
+    answer = Message(role="assistant")
+    call_ids: set[str] = set()
+
+    def flush() -> None:
+        nonlocal answer
+        if answer.content is not None or answer.tool_calls or answer.reasoning_content:
+            found.append(answer)
+            answer = Message(role="assistant")
+
+    for index, item in enumerate(items):
+        param = f"input[{index - num_earlier}]"
+        match item:
+            case ReasoningItem():
+                if answer.content is not None or answer.tool_calls:
+                    flush()
+                answer.reasoning_content = (answer.reasoning_content or "") + item.text(param)
+            case MessageItem(role="assistant"):
+                if answer.content is not None or answer.tool_calls:
+                    flush()
+                answer.content = item.content
+            case FunctionCall() | CustomCall():
+                call_ids.add(item.call_id)
+                answer.tool_calls = [*(answer.tool_calls or ()), _call(item)]
+            case CallOutput():
+                if item.call_id not in call_ids:
+                    raise ApiError(
+                        f"No tool call found for function call output with call_id {item.call_id[:100]}.",
+                        param=f"{param}.call_id",
+                        code="invalid_value",
+                    )
+                flush()
+                found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            case MessageItem():
+                flush()
+                if item.role != "user" and not found:
+                    system.append(item.content)
+                else:
+                    found.append(Message(role=item.role, content=item.content))
+    flush()
+    if system:
+        found.insert(0, Message(role="system", content="\n\n".join(system)))
+    if not found:
+        raise ApiError("Invalid value for 'input': expected at least one item.", param="input", code="invalid_value")
+    return [message.for_template() for message in found]
+
+
+def _call(item: FunctionCall | CustomCall) -> CallMessage:
+    arguments = item.arguments if isinstance(item, FunctionCall) else json.dumps({"input": item.input})
+    return CallMessage(id=item.call_id, function=CalledFunction(name=item.name, arguments=arguments))

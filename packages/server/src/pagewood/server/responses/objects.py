@@ -1,0 +1,249 @@
+"""The JSON of responses: the object, its items, and the events of a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pagewood.server.openai.logprobs import TokenWithTop
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str
+    annotations: tuple[Any, ...] = ()
+    logprobs: list[TokenWithTop] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """The text of reasoning."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: str
+    role: str = "assistant"
+    content: tuple[OutputText, ...] = ()
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a function."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thinks before it answers."""
+
+    id: str
+    status: str
+    content: tuple[ReasoningText, ...] = ()
+    summary: tuple[Any, ...] = ()
+    encrypted_content: str | None = None
+
+
+OutputItem = OutputMessage | FunctionCall | Reasoning
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens by their origin."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    """Always 0: it is about prices."""
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens by their use."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """A response. Fields without a value here are those of features that this server does not have."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    """Unix time, seconds."""
+    status: str = "in_progress"
+    completed_at: int | None = None
+    """Unix time, seconds."""
+    error: ResponseError | None = None
+    incomplete_details: dict[str, str] | None = None
+    model: str
+    output: tuple[OutputItem, ...] = ()
+    usage: ResponseUsage | None = None
+
+    # What the request asked for.
+    instructions: str | None
+    previous_response_id: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: tuple[dict[str, Any], ...]
+    top_logprobs: int
+    top_p: float
+    user: str | None
+
+    background: bool = False
+    service_tier: str = "default"
+    truncation: str = "disabled"
+    access_programs: None = None
+    conversation: None = None
+    image: None = None
+    input_transformations: None = None
+    moderation: None = None
+    prompt: None = None
+    prompt_cache_diagnostics: None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: None = None
+    tool_usage: None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """An event of a stream; its type is also the name of the server-sent event."""
+
+    sequence_number: int
+    """From 0."""
+
+
+class _Lifecycle(Event, frozen=True, kw_only=True):
+    response: Response
+
+
+class Created(_Lifecycle, frozen=True, kw_only=True, tag="response.created"):
+    """The first event."""
+
+
+class InProgress(_Lifecycle, frozen=True, kw_only=True, tag="response.in_progress"):
+    """The second event."""
+
+
+class Completed(_Lifecycle, frozen=True, kw_only=True, tag="response.completed"):
+    """The last event of a response that is complete."""
+
+
+class Incomplete(_Lifecycle, frozen=True, kw_only=True, tag="response.incomplete"):
+    """The last event of a response that was cut."""
+
+
+class Failed(_Lifecycle, frozen=True, kw_only=True, tag="response.failed"):
+    """The last event of a response that failed."""
+
+
+class ItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: OutputItem
+
+
+class ItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
+    """An item ends."""
+
+    output_index: int
+    item: OutputItem
+
+
+class _OfItem(Event, frozen=True, kw_only=True):
+    item_id: str
+    output_index: int
+
+
+class _OfPart(_OfItem, frozen=True, kw_only=True):
+    content_index: int = 0
+
+
+class PartAdded(_OfPart, frozen=True, kw_only=True, tag="response.content_part.added"):
+    """The content of an item begins."""
+
+    part: OutputText | ReasoningText
+
+
+class PartDone(_OfPart, frozen=True, kw_only=True, tag="response.content_part.done"):
+    """The content of an item ends."""
+
+    part: OutputText | ReasoningText
+
+
+class TextDelta(_OfPart, frozen=True, kw_only=True, tag="response.output_text.delta"):
+    """More text of a message."""
+
+    delta: str
+    logprobs: list[TokenWithTop]
+
+
+class TextDone(_OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
+    """The whole text of a message."""
+
+    text: str
+    logprobs: list[TokenWithTop]
+
+
+class ReasoningDelta(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+    """More reasoning."""
+
+    delta: str
+
+
+class ReasoningDone(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
+    """The whole reasoning."""
+
+    text: str
+
+
+class ArgumentsDelta(_OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
+    """More of the arguments of a call."""
+
+    delta: str
+
+
+class ArgumentsDone(_OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+    """The whole arguments of a call."""
+
+    name: str
+    arguments: str
+
+
+class Failure(Event, frozen=True, kw_only=True, tag="error"):
+    """An error; `response.failed` follows."""
+
+    code: str | None
+    message: str
+    param: str | None

@@ -1,0 +1,181 @@
+"""What the endpoints of all protocols do alike: read a body, find the model, and submit what a request asks for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pagewood.engine.api import SamplingParams
+from pagewood.engine.text import ResponseTemplate
+from pagewood.server import wire
+from pagewood.server.bodies import Bodies
+from pagewood.server.errors import ApiError, unavailable
+from pagewood.server.exchange import exchange_of
+from pagewood.server.formats import Format
+from pagewood.server.live import LiveRequests, new_request_id
+from pagewood.server.respond import GroupResponse
+from pagewood.server.status import EngineState, EngineStatus
+from pagewood.server.tools import Tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What one HTTP request asks for, in the words of no protocol."""
+
+    prompts: Sequence[wire.Prompt]
+    sampling: SamplingParams
+    prompt_param: str
+    """The client's name of the prompt field."""
+    grammar_param: str | None = None
+    """The client's name of the field with the grammar; None: it sent none."""
+    num_answers: int = 1
+    """Computed for each prompt."""
+    num_choices: int = 1
+    """Answers to each prompt that are shown, the best ones."""
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    echo: bool = False
+    """Whether the text of the prompt is shown."""
+    is_scoring: bool = False
+    """Whether nothing but the prompt is shown."""
+    is_chat: bool = False
+    """Whether answers are read by the model's response template: into content, reasoning and calls."""
+    tools: Tools | None = None
+    priority: int = 0
+    namespace: str | None = None
+    """Requests share cached prefixes only within a namespace."""
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The model and the requests that it holds, for the endpoints of all protocols."""
+
+    live: LiveRequests
+    status: EngineStatus
+    bodies: Bodies
+    defaults: SamplingParams
+    """Of requests that do not say how tokens are chosen."""
+    model_name: str
+    template: ResponseTemplate | None = None
+    """How answers of the model are read; None: they are plain text."""
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Unix time, seconds."""
+
+    async def body(self, request: Request) -> bytes:
+        """Return the JSON body of a request.
+
+        Raises:
+            ApiError: it is not JSON, too long or too slow.
+            ClientDisconnect: the client left before it was complete.
+        """
+        return await self.bodies.read(request)
+
+    def model(self, name: str) -> wire.Model:
+        """Return the loaded model.
+
+        Raises:
+            ApiError: `name` is another model, or the engine is not ready.
+        """
+        self.check_name(name)
+        model = self.status.model
+        if model is None or self.status.state is not EngineState.READY:
+            raise unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
+        return model
+
+    def check_name(self, name: str) -> None:
+        """Check that `name` is the model.
+
+        Raises:
+            ApiError: it is not.
+        """
+        if name != self.model_name:
+            raise ApiError(
+                f"The model '{name}' does not exist; this server has '{self.model_name}'.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def generate(self, generation: Generation, model: wire.Model, *, names: frozenset[str], format: Format) -> ASGIApp:
+        """Submit a request, and return the response that will send its answers.
+
+        Args:
+            generation: what it asks for.
+            model: the loaded model.
+            names: by which the client may refer to it.
+            format: writes the answers.
+
+        Raises:
+            ApiError: the server holds too many requests, or the model cannot call functions.
+        """
+        reading = self._reading(generation)
+        grammar_param = generation.grammar_param
+        if grammar_param is None and generation.tools is not None:
+            grammar_param = generation.tools.param
+        group = self.live.submit(
+            [
+                wire.Generate(
+                    request_id=new_request_id("req"),
+                    prompt=prompt,
+                    sampling=generation.sampling,
+                    sibling_ids=tuple(new_request_id("req") for _ in range(generation.num_answers - 1)),
+                    stop=generation.stop,
+                    stop_regex=generation.stop_regex,
+                    bad_words=generation.bad_words,
+                    echo=generation.echo,
+                    is_scoring=generation.is_scoring,
+                    reading=reading,
+                    namespace=generation.namespace,
+                    priority=generation.priority,
+                    max_length=model.max_length,
+                )
+                for prompt in generation.prompts
+            ],
+            prompt_param=generation.prompt_param,
+            grammar_param=grammar_param,
+            names=names,
+        )
+        return GroupResponse(
+            live=self.live,
+            group=group,
+            num_prompts=len(generation.prompts),
+            num_answers=generation.num_answers,
+            num_choices=generation.num_choices,
+            shares_prompt=generation.sampling.prompt_logprobs is not None and generation.num_answers > 1,
+            format=format,
+            stream=generation.stream,
+            is_speculating=self.status.speculation is not None,
+        )
+
+    def _reading(self, generation: Generation) -> wire.Reading | None:
+        """Return how the answers are read; None: they are plain text.
+
+        Raises:
+            ApiError: functions are offered, and calls of this model cannot be read.
+        """
+        if not generation.is_chat:
+            return None
+        tools = generation.tools
+        if tools is None or tools.choice == "none":
+            return None if self.template is None else wire.Reading()
+        if self.template is None or not self.template.has_calls:
+            raise ApiError(
+                f"The model '{self.model_name}' has no template by which calls of functions could be read; "
+                f"leave '{tools.param}' out.",
+                param=tools.param,
+                code="tools_not_supported",
+            )
+        return wire.Reading(tools=tools.offered, binds=tools.binds, parallel=tools.parallel)
+
+
+def names_of(request: Request, answer_id: str) -> frozenset[str]:
+    """Return the names of a request: the id of its answers, its `x-request-id`, and `X-Client-Request-Id` if sent."""
+    names = {answer_id, exchange_of(request.scope).request_id}
+    own_id = request.headers.get("x-client-request-id")
+    return frozenset(names | {own_id} if own_id else names)
