@@ -106,6 +106,21 @@ def test_a_cached_prompt_is_reported_too_and_usage_says_that_it_was_computed() -
     assert third.logprobs == second.logprobs
 
 
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize(
+    ("start", "num_cached"), [(1, 0), (2, 0), (5, 4), (6, 4), (23, 20), (24, 20), (25, 24), (99, 24)]
+)
+def test_reports_may_begin_behind_a_cached_prefix(start: int, num_cached: int, chunk: int) -> None:
+    again = [*PROMPT, *PROMPT, 4]
+    asked = {"prompt_logprobs": 2, "logprobs": 1, "prompt_logprobs_start": start}
+    cold, warm = answers([(again, asked), (again, asked)], page_size=4, chunked_prefill_size=chunk)
+    assert warm.last is not None
+    assert warm.last.num_cached_tokens == num_cached
+    logits = reference_logits(again)
+    check(warm.prompt_logprobs, logits[start - 1 : len(again) - 1], again[start:], 2)
+    assert (cold.prompt_logprobs, cold.logprobs) == (warm.prompt_logprobs, warm.logprobs)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -152,6 +167,7 @@ def reported(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
         logprobs=rng.choice((None, 0, 3)),
         logprobs_kind=rng.choice(("raw", "raw", "processed")),
         prompt_logprobs=rng.choice((None, None, None, 2)),
+        prompt_logprobs_start=rng.choice((1, 1, 4, 9)),
         frequency_penalty=rng.choice((0.0, 0.0, 0.6)),
         logit_bias=rng.choice(((), (), ((3, 2.0), (7, -100.0)))),
     )
@@ -176,6 +192,14 @@ FAULTS: dict[str, list[Edit]] = {
         (core_logprobs.Reports, "of", 'one.sampling.logprobs_kind == "processed"', "one.sampling.changes_logits")
     ],
     "reports of rejected drafts": [(reports, "of_drawn", "nodes[places]", "0")],
+    "first report left out": [
+        (
+            Request,
+            "num_scored_in",
+            "end < self.sampling.prompt_logprobs_start",
+            "end <= self.sampling.prompt_logprobs_start",
+        )
+    ],
     "cached prompt not computed": [(Request, "reusable_tokens", "if self.num_unscored:", "if False:")],
 }
 
@@ -184,6 +208,7 @@ def check_all() -> None:
     """Run tests that must find every fault."""
     test_raw_log_probabilities_are_those_of_transformers(1, 3)
     test_a_cached_prompt_is_reported_too_and_usage_says_that_it_was_computed()
+    test_reports_may_begin_behind_a_cached_prefix(24, 20, 3)
     asked = {"max_tokens": 30, "temperature": 0.0, "logprobs": 1, "prompt_logprobs": 0}
     first = arrival([1, 2, 3], **asked, logit_bias=tuple((token, 100.0) for token in (4, 5)))
     others = [arrival([7] * 5, at_step=60, max_tokens=30), arrival([4] * 20, at_step=90, **asked)]

@@ -220,8 +220,11 @@ class SamplingParams:
     """raw: of the model's distribution, before anything is changed; processed: of the distribution that the token was
     drawn from, after penalties, biases, grammar, processors, temperature and filters."""
     prompt_logprobs: int | None = None
-    """Like `logprobs`, for each prompt token but the first, always raw. The whole prompt is then computed, also the
-    part that is cached."""
+    """Like `logprobs`, for each prompt token from `prompt_logprobs_start` on, always raw. The prompt is then computed
+    from the token before that one on, also where it is cached."""
+    prompt_logprobs_start: int = 1
+    """Index of the first prompt token that `prompt_logprobs` reports. At least 1: the first token of a prompt, which
+    has the index 0, has no probability."""
     grammar: Grammar | None = None
     """What the output may be; None: anything."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
@@ -266,6 +269,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_LOGPROBS:
                 raise ValueError(f"{name} must be None or in [0, {MAX_LOGPROBS}], got {value}")
+        if self.prompt_logprobs_start < 1:
+            raise ValueError(f"prompt_logprobs_start must be >= 1, got {self.prompt_logprobs_start}")
         if self.logprobs_kind not in ("raw", "processed"):
             raise ValueError(f"logprobs_kind must be 'raw' or 'processed', got {self.logprobs_kind!r}")
         if len(self.logits_processors) > MAX_LOGITS_PROCESSORS:
@@ -371,7 +376,7 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each of `tokens`, if they were asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """One for each prompt token but the first, in the `Delta` with the first output tokens, if they were asked for."""
+    """One for each prompt token that they were asked for, in the `Delta` with the first output tokens."""
 
 
 Progress = Callable[[str, int, int], None]

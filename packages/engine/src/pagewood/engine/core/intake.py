@@ -99,7 +99,9 @@ class Intake:
             max_length=len(tokens),
             tokens=tokens,
             num_known=len(prompt),
-            num_unscored=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
+            num_unscored=(
+                0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
+            ),
         )
         self._state.by_id[request.request_id] = request
         if sampling.grammar is None or self._compiler is None:

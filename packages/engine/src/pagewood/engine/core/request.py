@@ -52,7 +52,7 @@ class Request:
     num_unscored: int = 0
     """Prompt tokens whose log probabilities are wanted and not known yet, the last ones."""  # written by: retire
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    """Those that are known, of the prompt tokens from the second on, until they are answered."""
+    """Those that are known, of the prompt tokens from the first reported one on, until they are answered."""
     # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
     answered: bool = False
@@ -142,13 +142,15 @@ class Request:
         return self.tokens[: self.num_known - 1]
 
     def num_scored_in(self, start: int, num_tokens: int) -> int:
-        """Return how many of the positions from `start` on are followed by a prompt token that is reported.
+        """Return how many of the positions from `start` on the device scores: 0 if no token after them is reported.
 
-        Those that are known already count too, because a step that was launched earlier may make them known.
+        Those that are known already count too, because a step that was launched earlier may make them known, and so do
+        those before the first reported token, because the device scores the first positions of a grant.
         """
-        if self.sampling.prompt_logprobs is None:
+        end = min(start + num_tokens, self.num_prompt - 1)
+        if self.sampling.prompt_logprobs is None or end < self.sampling.prompt_logprobs_start:
             return 0
-        return max(0, min(start + num_tokens, self.num_prompt - 1) - start)
+        return max(0, end - start)
 
     def prefix(self, num_tokens: int) -> bytes:
         """Return its first tokens as bytes, after its namespace between two int32 that are not token ids."""

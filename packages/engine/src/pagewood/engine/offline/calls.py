@@ -35,7 +35,7 @@ class Completion:
     ends with the token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
 
     If the sampling parameters ask for them, `logprobs` has one entry for each of `tokens`, also for those of a stop
-    string, and `prompt_logprobs` one for each prompt token but the first.
+    string, and `prompt_logprobs` one for each prompt token from `SamplingParams.prompt_logprobs_start` on.
 
     `num_drafted_tokens` counts the draft tokens that were verified for this prompt, `num_accepted_tokens` those of them
     that were accepted. Both are 0 if the engine does not speculate.
@@ -121,6 +121,11 @@ class Call:
     def request_ids(self) -> list[str]:
         """Ids of its requests, in order."""
         return list(self._answers)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `read` has something to read, or never will have again."""
+        return bool(self._deltas) or not self.num_open
 
     def receive(self, delta: Delta) -> None:
         """Queue the result of a step for one of the requests."""

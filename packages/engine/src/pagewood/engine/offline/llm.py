@@ -319,6 +319,11 @@ class Stream:
         """The whole answer, once it is complete; None before."""
         return None if self._call.num_open else self._call.completions()[0]
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a part of the answer has been computed since the last `next`, or nothing more will be."""
+        return self._is_done or self._call.has_news
+
     def __iter__(self) -> Stream:
         """Return itself."""
         return self

@@ -230,7 +230,10 @@ def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
         replace(
             arrival,
             sampling=replace(
-                arrival.sampling, logprobs=rng.choice((None, 0, 2)), prompt_logprobs=rng.choice((None, None, 0, 1))
+                arrival.sampling,
+                logprobs=rng.choice((None, 0, 2)),
+                prompt_logprobs=rng.choice((None, None, 0, 1)),
+                prompt_logprobs_start=rng.choice((1, 1, 2, 7)),
             ),
         )
         for arrival in scenario.arrivals
@@ -473,7 +476,8 @@ class _Run:
         of_prompt: list[TokenLogprob] = []
         if sampling.prompt_logprobs is not None:
             num_top = sampling.prompt_logprobs
-            of_prompt = [echo_logprob(token, i, num_top) for i, token in enumerate(prompt) if i > 0]
+            first = sampling.prompt_logprobs_start
+            of_prompt = [echo_logprob(token, i, num_top) for i, token in enumerate(prompt) if i >= first]
         found = self._prompt_logprobs[name]
         is_cut = self._ends[name].finish in (FinishReason.ABORT, FinishReason.ERROR) and not output
         assert found == (of_prompt[: len(found)] if is_cut else of_prompt), (

@@ -1,0 +1,119 @@
+"""One run of a program: the requests that it has made, and how they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from pagewood.engine.program.backend import Answer, Backend, OnText, Urgency, Usage
+from pagewood.engine.program.variable import ProgramCancelledError, Variable
+
+Ask = Callable[[OnText | None], "Future[Answer]"]
+"""Makes a request; gets what receives the pieces of the text, if they are wanted."""
+
+
+class Execution:
+    """The requests of one run, of all its branches. Invariant: each variable in it will be settled.
+
+    Args:
+        backend: answers.
+        urgency: of all requests.
+        is_streaming: whether texts are wanted in pieces.
+    """
+
+    __slots__ = ("_changed", "_futures", "_is_cancelled", "_is_streaming", "_lock", "_variables", "backend", "urgency")
+
+    def __init__(self, backend: Backend, urgency: Urgency, *, is_streaming: bool) -> None:
+        self.backend = backend
+        self.urgency = urgency
+        self._is_streaming = is_streaming
+        self._lock = threading.Lock()
+        """Held while the two below are used, which every thread may do."""
+        self._futures: set[Future[Answer]] = set()
+        """Answers that are being computed."""  # contents written by: _launch, _settle
+        self._is_cancelled = False  # written by: cancel
+        self._variables: list[Variable] = []  # contents written by: compute, in the program's thread
+        self._changed = threading.Condition()
+        """Notified after each new variable, and by `notify`."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all answers that are known."""
+        answers = [variable.settled for variable in self._variables]
+        return sum((answer.usage for answer in answers if answer is not None), Usage())
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether no more requests are made."""
+        return self._is_cancelled
+
+    def compute(self, variable: Variable, previous: Variable | None, ask: Ask) -> None:
+        """Compute a variable as soon as the one before it in its text is known.
+
+        Raises:
+            ProgramCancelledError: the run was cancelled.
+        """
+        if self._is_cancelled:
+            raise ProgramCancelledError("the program was cancelled")
+        self._variables.append(variable)
+        self.notify()
+        launch = partial(self._launch, variable, ask)
+        if previous is None:
+            launch()
+        else:
+            previous.then(variable, launch)
+
+    def notify(self) -> None:
+        """Wake those who wait with `wait_for`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds that changes with a new variable or before `notify`."""
+        with self._changed:
+            self._changed.wait_for(holds)
+
+    def finish(self) -> None:
+        """Wait until every variable is settled.
+
+        Raises:
+            VariableError: one has an error that the program has not read.
+        """
+        for variable in self._variables:
+            variable.wait()
+        for variable in self._variables:
+            if variable.has_unread_error:
+                variable.answer()
+
+    def cancel(self) -> None:
+        """End all requests; variables without an answer get a `ProgramCancelledError`."""
+        with self._lock:
+            self._is_cancelled = True
+            futures = list(self._futures)
+        for future in futures:
+            future.cancel()
+
+    def _launch(self, variable: Variable, ask: Ask) -> None:
+        try:
+            future = ask(variable.add if self._is_streaming else None)
+        except Exception as error:  # whatever it is, it is raised where the variable is read
+            variable.fail(error)
+            return
+        with self._lock:
+            self._futures.add(future)
+            is_cancelled = self._is_cancelled
+        future.add_done_callback(partial(self._settle, variable))
+        if is_cancelled:
+            future.cancel()
+
+    def _settle(self, variable: Variable, future: Future[Answer]) -> None:
+        with self._lock:
+            self._futures.discard(future)
+        if future.cancelled():
+            variable.fail(ProgramCancelledError("the program was cancelled"))
+        elif (error := future.exception()) is not None:
+            variable.fail(error)
+        else:
+            variable.settle(future.result())
