@@ -144,9 +144,8 @@ def logits_after(kind: str, tokens: list[int], path: tuple[int, ...]) -> np.ndar
     ids, places = torch.tensor(text), list(range(len(text)))
     one, first = torch.tensor([len(places) - 1]), torch.tensor([0])
     attention = SequenceAttention(head_dim=DIM).at(places)
-    logits, states = target.with_states(
-        ids, rotation_at(target.rope, places), attention, one, captured=head.config.captured
-    )
+    last, states = target.states(ids, rotation_at(target.rope, places), attention, one, captured=head.config.captured)
+    logits = target.head(last)
     if kind == "own":
         return logits[0].numpy().astype(np.float64)
     pairs, attention = torch.tensor(tokens[1:]), SequenceAttention(head_dim=DIM)

@@ -215,7 +215,7 @@ def _target(folder: Path, kind: str = "Llama", **extra: Any) -> Any:
 
 
 def _states(target: Any, tokens: Tensor) -> list[Tensor]:
-    """Return the states in the numbering of `Decoder.with_states`."""
+    """Return the states in the numbering of `Decoder.states`."""
     streams: list[Tensor] = []
     hook = target.model.norm.register_forward_pre_hook(lambda _, args: streams.append(args[0][0]))
     out = target.model(tokens[None], output_hidden_states=True)
@@ -239,7 +239,7 @@ class Drafting:
         attention = SequenceAttention(head_dim=self.target.config.head_dim).at(positions)
         wanted = torch.tensor([NUM_TOKENS - 1])
         rotation = rotation_at(self.target.rope, positions)
-        return self.target.with_states(TOKENS, rotation, attention, wanted, captured=captured)[1]
+        return self.target.states(TOKENS, rotation, attention, wanted, captured=captured)[1]
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
         wanted = torch.arange(len(positions))
@@ -310,7 +310,8 @@ def test_all_states_of_a_target(tmp_path: Path) -> None:
     attention = SequenceAttention(head_dim=decoder.config.head_dim).at(positions)
     expected = _states(target, TOKENS)
     for captured in (range(NUM_LAYERS + 2), (0, NUM_LAYERS - 1), (NUM_LAYERS,), (4, 2, 4)):
-        logits, states = decoder.with_states(TOKENS, rotation, attention, wanted, captured=captured)
+        last, states = decoder.states(TOKENS, rotation, attention, wanted, captured=captured)
+        logits = decoder.head(last)
         for state, index in zip(states, captured, strict=True):
             torch.testing.assert_close(state, expected[index], atol=1e-4, rtol=0)
         torch.testing.assert_close(logits, target(TOKENS[None]).logits[0, [3, 10]], atol=1e-4, rtol=0)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +276,30 @@ def test_sizes_of_graphs() -> None:
     assert graph_sizes(100)[-5:] == [56, 64, 80, 96, 100]
     with pytest.raises(ValueError, match="largest must be >= 1, got 0"):
         graph_sizes(0)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_states_of_prompts_are_added_up_in_mixed_steps(folder: Path, batch_invariant: bool) -> None:
+    """Chunks of prompts, beside a prompt that yields a token and a row that decodes."""
+    one = bench(folder, batch_invariant=batch_invariant, sizes=[1, 2])
+    driver = driver_of(one.runner)
+    states = transformers.AutoModel.from_pretrained(folder)
+    first, second, third = (driver.add(PROMPTS[i]) for i in (0, 3, 2))
+    driver.generate([third], num_tokens=1, chunk=64)
+    steps = [([(first, 6), (third, 1), (second, 5)], [[0, 2, 4], [2, 0, 5]]), ([(first, 1), (second, 2)], [[0, 0, 1]])]
+    for work, pooled in steps:
+        chosen = [sequence for sequence, _ in work]
+        found = [sequence.num_computed for sequence in chosen]
+        batch = replace(driver.batch(work), pooled=np.array(pooled, np.int32))
+        handle = one.launch(batch)
+        result = handle.wait()
+        assert result.vectors is not None
+        assert len(result.tokens) == len(batch.sampled)
+        for vector, (grant, skipped, count) in zip(result.vectors, pooled, strict=True):
+            with torch.no_grad():
+                hidden = states(torch.tensor([chosen[grant].tokens])).last_hidden_state[0]
+            begin = found[grant] + skipped
+            np.testing.assert_allclose(vector, hidden[begin : begin + count].sum(0).numpy(), atol=1e-4)
+        for sequence, token in zip([chosen[i] for i in batch.sampled.tolist()], result.tokens.tolist(), strict=True):
+            sequence.tokens.append(token)
+    assert set(one.device.waits) <= {"event.synchronize", "device.finish"}

@@ -70,9 +70,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.api import EngineConfig, PoolingParams, SamplingParams
 from pagewood.engine.core import batch, intake, kv, loop, plan, retire, speculation, waiting
 from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
 from pagewood.engine.testing import (
     Arrival,
@@ -83,6 +84,7 @@ from pagewood.engine.testing import (
     with_drafts,
     with_grammars,
     with_logprobs,
+    with_pooling,
     with_trees,
 )
 from pagewood.engine.testing.echo import EchoRunner
@@ -151,6 +153,33 @@ def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
 def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_logprobs(rng, overlap=overlap))
     run_scenario(with_logprobs(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
+
+
+def scenario_with_pooling(rng: random.Random, *, overlap: bool) -> Scenario:
+    make = rng.choice((random_scenario, scenario_with_drafts, scenario_with_faults, scenario_with_grammars))
+    return with_pooling(make(rng, overlap=overlap), rng)
+
+
+def one_aborted() -> Scenario:
+    """Return two requests for vectors in one step, the first of which is aborted while the step is in flight."""
+    arrivals = [
+        Arrival(
+            at_step=0, abort_at_step=1 if index == 0 else None, prompt=(1 + index, 2, 3), priority=0, namespace=None,
+            sampling=SamplingParams(), pooling=PoolingParams(kind="mean"),
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    return Scenario(
+        config=EngineConfig(overlap=True), num_pages=4, max_length=16, arrivals=tuple(arrivals), eager_steps=frozenset()
+    )
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_vectors_have_every_state_once_and_change_no_other_answer(rng: random.Random, overlap: bool) -> None:
+    run_scenario(one_aborted())
+    run_scenario(scenario_with_pooling(rng, overlap=overlap))
+    run_scenario(with_pooling(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
 
 
 def scenario_with_grammars(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -386,6 +415,17 @@ FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
     "those of another grant": [(loop, "retire", "num_scored += num_new", "num_scored += num_new * (num_new > 3)")],
 }
 
+FAULTS_OF_VECTORS: dict[str, list[Edit]] = {
+    "states of cached tokens missing": [(Request, "reusable_tokens", "if self.pool is not None:", "if False:")],
+    "computed again, added again": [(Pool, "wanted_in", "max(0, self.num_done - start)", "0")],
+    "those of an ended request not skipped": [
+        (loop, "retire", "if num_pooled else None", "if num_pooled and request.finish is None else None")
+    ],
+    "states that are not numbers": [(retire, "_pool", "not pool.add(total, num)", "pool.add(total, num) is None")],
+    "a token drawn": [(Request, "num_promised_at", "and self.pool is None", "")],
+    "last token left to decoding": [(plan.Planner, "_plan_prompts", "<= (request.pool is None)", "<= 1")],
+}
+
 DEGENERATIONS: dict[str, list[Edit]] = {
     "finish then launch": [
         (
@@ -553,6 +593,18 @@ def test_a_fault_of_log_probabilities_is_found(fault: str, monkeypatch: pytest.M
     for seed in range(600):
         try:
             run_scenario(scenario_with_logprobs(random.Random(seed), overlap=seed % 3 > 0))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_VECTORS)
+def test_a_seeded_fault_of_vectors_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_VECTORS[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(scenario_with_pooling(random.Random(seed), overlap=seed % 3 > 0))
+            run_scenario(one_aborted())
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

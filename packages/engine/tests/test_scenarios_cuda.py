@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.runner.cuda import masks, staging, step_arrays, verify, verify_arrays
+from pagewood.engine.runner.cuda import masks, pool, staging, step_arrays, verify, verify_arrays
 from pagewood.engine.runner.cuda import runner as cuda
-from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts
+from pagewood.engine.testing import Scenario, random_scenario, run_scenario, with_drafts, with_pooling
 from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
@@ -72,6 +72,34 @@ def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with
     run(with_drafts(random_scenario(rng, overlap=overlap), rng), device, with_graphs=with_graphs)
     assert set(device.waits) <= {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_drafts=st.booleans())
+def test_vectors_have_every_state_once(rng: random.Random, overlap: bool, has_drafts: bool) -> None:
+    device, scenario = RecordingDevice(), with_pooling(random_scenario(rng, overlap=overlap), rng)
+    run(with_drafts(scenario, rng) if has_drafts else scenario, device, with_graphs=True)
+    assert set(device.waits) <= {"event.synchronize", "device.finish"}
+    assert device.waits.count("device.finish") == 1  # by close
+
+
+FAULTS_OF_VECTORS = {
+    "states of other tokens": (step_arrays, "pooled_tokens", "+ offsets[grant] + first", "+ offsets[grant]"),
+    "states of another grant": (pool, "queue_sums", "pooled[:, 2].tolist()", "pooled[::-1, 2].tolist()"),
+    "sums read before they have come": (cuda.CUDAStepHandle, "wait", "done.synchronize()", "pass"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_VECTORS)
+def test_a_seeded_fault_of_vectors_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_VECTORS[fault], monkeypatch)
+    for seed in range(100):
+        rng = random.Random(seed)
+        try:
+            run(with_pooling(random_scenario(rng, overlap=True), rng), RecordingDevice(), with_graphs=True)
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -2,7 +2,9 @@
 
 import pytest
 
+from pagewood.engine.api import PoolingParams
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache
+from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
 from pagewood.engine.testing import make_queue, make_request, make_space
 from pagewood.kvpool import PageAllocator
@@ -134,6 +136,26 @@ def test_a_parked_request_leaves_or_returns_with_its_leader(end: str) -> None:
         queue.remove(repeat)
         queue.stopped(leader)
         assert (len(queue), list(queue.examine(0.0))) == (0, [])
+
+
+def test_a_request_that_must_compute_its_whole_prompt_is_not_parked() -> None:
+    kv = make_space(num_pages=64)
+    queue = make_queue(kv, defers=True)
+    prompt = list(range(1, 101))
+    leader, mean, last = (make_request([*prompt, arrival], arrival=arrival) for arrival in range(3))
+    mean.pool = Pool.of(PoolingParams(kind="mean"), mean.num_prompt)
+    last.pool = Pool.of(PoolingParams(kind="last"), last.num_prompt)
+    for request in (leader, mean, last):
+        queue.add(request)
+    parked: list[Request] = []
+    for request in queue.examine(0.0):
+        if queue.defer(request):
+            parked.append(request)
+        elif request is leader:
+            kv.admit(request, max_tokens=40, num_reserved=0)
+            queue.admitted(request)
+    queue.end_pass([leader])
+    assert parked == [last]
 
 
 def test_deferred_requests_do_not_starve_the_requests_behind_them() -> None:

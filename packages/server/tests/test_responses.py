@@ -26,9 +26,9 @@ SCHEMA: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
-WEATHER = {"type": "function", "name": "weather", "description": "The weather", "parameters": SCHEMA}
-CLOCK = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
-TOOLS = [WEATHER, CLOCK]
+WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "description": "The weather", "parameters": SCHEMA}
+CLOCK: dict[str, Any] = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
+TOOLS: list[dict[str, Any]] = [WEATHER, CLOCK]
 ARGUMENTS = '{"city": "Oslo", "days": 2}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
@@ -128,8 +128,19 @@ async def test_text(server: MemoryServer) -> None:
     assert message["content"] == [{"type": "output_text", "text": "Hello there.", "annotations": [], "logprobs": []}]
     assert response["status"] == "completed"
     assert response["completed_at"] >= response["created_at"]
-    repeated = {"metadata": {"trace": "7"}, "user": "u", "prompt_cache_key": "k", "safety_identifier": "s"}
-    defaults = {"temperature": 0.0, "top_p": 1.0, "tool_choice": "auto", "tools": [], "truncation": "disabled"}
+    repeated: dict[str, Any] = {
+        "metadata": {"trace": "7"},
+        "user": "u",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+    }
+    defaults: dict[str, Any] = {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+    }
     for name, value in (repeated | defaults).items():
         assert response[name] == value
     assert (response["store"], response["parallel_tool_calls"], response["background"]) == (True, True, False)
@@ -289,7 +300,7 @@ async def test_reasoning_is_sent_back(server: MemoryServer, script: Script, form
 
 
 async def test_foreign_encrypted_reasoning(server: MemoryServer) -> None:
-    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
+    item: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
     error = await refused(server, {"input": [item, {"role": "user", "content": "Hi"}]})
     assert (error["param"], error["code"]) == ("input[0].encrypted_content", "invalid_encrypted_content")
 
@@ -380,7 +391,7 @@ async def test_no_tools(server: MemoryServer, script: Script) -> None:
 
 
 async def test_tools_of_other_types_are_skipped(server: MemoryServer, script: Script) -> None:
-    others = [
+    others: list[dict[str, Any]] = [
         {"type": "web_search", "external_web_access": True},
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "s"}},
         {"type": "namespace", "name": "agents", "description": "x", "tools": [CLOCK]},

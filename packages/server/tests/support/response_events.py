@@ -47,7 +47,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the output that the deltas make, after it was compared with every `done` event."""
-    items: list[dict[str, Any]] = []
+    items: list[Any] = []
     done: list[bool] = []
     for event in events:
         kind = event["type"].removeprefix("response.")
@@ -64,10 +64,8 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         assert not done[index], "nothing comes after the end of an item"
         if kind == "output_item.done":
             done[index] = True
-            encrypted = event["item"].get("encrypted_content")
-            assert event["item"] == item | {"status": event["item"]["status"]} | (
-                {"encrypted_content": encrypted} if encrypted else {}
-            )
+            final = {name: event["item"][name] for name in ("status", "encrypted_content") if name in event["item"]}
+            assert event["item"] == {**item, **final}
             items[index] = event["item"]
             continue
         assert event["item_id"] == item["id"]

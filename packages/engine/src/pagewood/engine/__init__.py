@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pagewood.engine.api import EngineConfig, FinishReason, Grammar, SamplingParams, TokenLogprob
+from pagewood.engine.api import EngineConfig, FinishReason, Grammar, PoolingParams, SamplingParams, TokenLogprob
 from pagewood.engine.beam_search import BeamSearchParams
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pagewood.engine.offline.beam_search import BeamSearchResult, BeamSequence
     from pagewood.engine.offline.calls import Completion, EngineFailedError, LLMBusyError, LLMClosedError
     from pagewood.engine.offline.llm import LLM
+    from pagewood.engine.offline.vectors import RankedDocument
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "Grammar",
     "LLMBusyError",
     "LLMClosedError",
+    "PoolingParams",
+    "RankedDocument",
     "SamplingParams",
     "TokenLogprob",
     "__version__",
@@ -43,6 +46,7 @@ _MODULES = {
     "EngineFailedError": "calls",
     "LLMBusyError": "calls",
     "LLMClosedError": "calls",
+    "RankedDocument": "vectors",
 }
 
 

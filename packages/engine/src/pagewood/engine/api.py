@@ -297,6 +297,31 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """How the hidden states of a prompt become one vector. They are those that the output projection reads.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    kind: Literal["last", "mean", "cls"] = "last"
+    """last: the state at the last token; mean: the mean of all; cls: the state at the first token. With mean and cls
+    the prompt is computed also where it is cached, as far as its states are needed."""
+    normalize: bool = True
+    """Whether the vector is divided by its length."""
+    dimensions: int | None = None
+    """How many of its first elements are kept, before it is normalised; None: all. It is of use for models that are
+    trained for it. Source: Kusupati et al., Matryoshka Representation Learning, 2022."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.kind not in ("last", "mean", "cls"):
+            raise ValueError(f"kind must be last, mean or cls, got {self.kind!r}")
+        if self.dimensions is not None and self.dimensions < 1:
+            raise ValueError(f"dimensions must be >= 1, got {self.dimensions}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """Why a request is refused: a text for people, the name of the wrong parameter, a code for programs."""
 
@@ -310,12 +335,14 @@ class Submit:
     """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
 
     Requests share cached prefixes only within a `namespace`. Higher `priority` goes first. The engine does not read
-    `carry`; it returns it unchanged in the first `Delta` of the request.
+    `carry`; it returns it unchanged in the first `Delta` of the request. With `pooling` it answers with a vector
+    instead of tokens, and does not read `sampling`.
     """
 
     request_id: str
     tokens: bytes
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    pooling: PoolingParams | None = None
     priority: int = 0
     namespace: str | None = None
     carry: bytes = b""
@@ -377,6 +404,8 @@ class Delta(NamedTuple):
     """One for each of `tokens`, if they were asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """One for each prompt token that they were asked for, in the `Delta` with the first output tokens."""
+    vector: bytes = b""
+    """float32, little-endian: what `Submit.pooling` has asked for, in the last `Delta`; it finishes with STOP."""
 
 
 Progress = Callable[[str, int, int], None]

@@ -119,6 +119,7 @@ def assemble(
         seed=config.seed,
         compiler=compiler,
         processors=processors,
+        vector_size=info.vector_size,
     )
     return Engine(
         info=info,

@@ -106,6 +106,7 @@ def build_on(
         eos_token_ids=built.model.eos_token_ids,
         num_pages=built.num_pages,
         page_size=config.page_size,
+        vector_size=built.model.hidden_size,
     )
     make_cache = tiered_cache(config, folder, built.memory)
     control = draft_control(config, computes_padding=True)

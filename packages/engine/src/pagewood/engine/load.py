@@ -136,7 +136,7 @@ def load_head(
         target: the model that the head drafts for; the head shares its embedding and its output projection where the
             folder has none of its own.
         ops: see `load_model`, as `dtype`, `device` and `progress`.
-        captured: replaces the hidden states that the folder names, see `Decoder.with_states`.
+        captured: replaces the hidden states that the folder names, see `Decoder.states`.
         dtype: of the parameters.
         device: where the parameters lie.
         progress: called for every tensor.

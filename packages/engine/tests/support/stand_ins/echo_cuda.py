@@ -47,14 +47,26 @@ class EchoDecoder:
         """Return a table for the runner; it is never read."""
         return positions[:, None].float(), positions[:, None].float()
 
-    def __call__(
-        self, tokens: Tensor, rotation: tuple[Tensor, Tensor], attention: PlannedAttention, wanted: Tensor
-    ) -> Tensor:
-        """Return logits `[W, V]`."""
+    def states(
+        self,
+        tokens: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention: PlannedAttention,
+        wanted: Tensor,
+        *,
+        captured: tuple[int, ...] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the states `[W, 4]` of tokens, the parts of a hash; see `testing.echo.echo_state`."""
+        assert not captured
         positions = rotation[0].long()
         hashes = _parts(_mix((tokens.long() << 32) + positions + 1))
         sums = attention.run(hashes, hashes, hashes, 0).view(torch.int64)[:, 0]
-        chosen = _echo_token(sums.index_select(0, wanted), positions.index_select(0, wanted), self._vocab_size)
+        words = _mix(sums.index_select(0, wanted) + positions.index_select(0, wanted) + 1)
+        return _parts(words), []
+
+    def head(self, states: Tensor) -> Tensor:
+        """Return logits `[W, V]` of states `[W, 4]`."""
+        chosen = _token_of(_mix(_joined(states)), self._vocab_size)
         logits = torch.zeros((len(chosen), self._vocab_size), device=chosen.device)
         return logits.scatter(1, chosen[:, None], _CERTAIN)
 
@@ -286,7 +298,11 @@ def _joined(parts: Tensor) -> Tensor:
 
 def _echo_token(sums: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Return the tokens that follow `positions`, after hashes that add up to `sums`; int64."""
-    words = _mix(_mix(sums + positions + 1))
+    return _token_of(_mix(_mix(sums + positions + 1)), vocab_size)
+
+
+def _token_of(words: Tensor, vocab_size: int) -> Tensor:
+    """Return the tokens that hashes stand for: their remainders as unsigned numbers; int64."""
     high, low = _shift_right(words, 32) % vocab_size, (words & 0xFFFF_FFFF) % vocab_size
     return (high * ((1 << 32) % vocab_size) + low) % vocab_size
 

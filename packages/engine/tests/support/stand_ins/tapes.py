@@ -18,7 +18,7 @@ from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.rope import Rope
 from pagewood.engine.models.rope_config import RopeConfig
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.tape import Buffer, Tape
@@ -46,13 +46,13 @@ def write_down(
     one = attention.scope(tape) if attention else None
     scope = one.scope if one else tape.scope()
     buffers = [tape.buffer(scope.tokens, array.shape[1]) for array in arrays]
-    program = tape.program(kernel, (num_rows, num_rows, num_rows), inputs=buffers, outputs=[operation(*buffers)])
+    program = tape.program(kernel, (num_rows,) * NUM_KINDS, inputs=buffers, outputs=[operation(*buffers)])
     crew = ThreadPoolExecutor(max(1, num_threads - 1))
 
     def run() -> Float32:
         for target, array in zip(program.inputs, arrays, strict=True):
             target.view(array.dtype)[:] = array
-        scopes, counts = program.scopes.copy(), np.array([num_rows, 0, 0], np.int64)
+        scopes, counts = program.scopes.copy(), np.array([num_rows, 0, 0, 0], np.int64)
         if attention and one:
             one.lay_out(scopes, counts, attention.grants())
         started = program.start(counts, scopes)

@@ -86,9 +86,7 @@ def drafted(kind: str, tokens: list[int], count: int = 1, *, begin: int = 0) -> 
     ids, places = torch.tensor(tokens), list(range(len(tokens) - 1))
     one = torch.tensor([len(places) - 1])
     attention = SequenceAttention(head_dim=DIM).at(places)
-    _, states = target.with_states(
-        ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured
-    )
+    _, states = target.states(ids[:-1], rotation_at(target.rope, places), attention, one, captured=head.config.captured)
     attention, drafts, position = SequenceAttention(head_dim=DIM, begin=begin), [], len(places)
     logits, state = head(ids[1:], head.features(states), rotation_at(head.rope, places), attention.at(places), one)
     kept = state[0].clone()

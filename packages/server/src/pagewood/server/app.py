@@ -23,6 +23,7 @@ from pagewood.server.respond import error_response, json_response
 from pagewood.server.responses.endpoints import ResponsesEndpoints
 from pagewood.server.service import Service
 from pagewood.server.status import EngineState
+from pagewood.server.vectors.endpoints import VectorEndpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class Frontend:
             routes=[
                 *OpenAIEndpoints(self.service).routes(),
                 *ResponsesEndpoints(self.service).routes(),
+                *VectorEndpoints(self.service).routes(),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
             ],

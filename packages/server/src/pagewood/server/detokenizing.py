@@ -240,4 +240,5 @@ def _answer_to(
         num_accepted_tokens=delta.num_accepted_tokens,
         logprobs=news.logprobs,
         parts=news.parts,
+        vector=delta.vector,
     )

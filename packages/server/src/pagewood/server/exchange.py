@@ -47,7 +47,7 @@ class Exchange:
     is_complete: bool = False  # written by: FrontDoor
     """Whether the whole answer was sent."""
     error_code: str | None = None  # written by: respond
-    usage: Usage | None = None  # written by: respond, beams
+    usage: Usage | None = None  # written by: respond, server.beams, vectors.collect
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""

@@ -20,6 +20,7 @@ import zmq
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import default_sampling
+from pagewood.engine.vector_recipe import VectorRecipe, read_vector_recipe
 from pagewood.server import wire
 from pagewood.server.child import STOP_GRACE_S, Settings
 from pagewood.server.config import ServeConfig
@@ -58,9 +59,9 @@ def run_server(config: ServeConfig) -> int:
         ValueError: the address is taken, or a file in the model's folder cannot be read.
     """
     listening = bind(config.host, config.port)
-    defaults = default_sampling(config.model_folder)
+    defaults, recipe = default_sampling(config.model_folder), read_vector_recipe(config.model_folder)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
-        return runner.run(_serve(config, defaults, listening, folder))
+        return runner.run(_serve(config, defaults, recipe, listening, folder))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -90,7 +91,9 @@ def private_folder() -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socket.socket, folder: Path) -> int:
+async def _serve(
+    config: ServeConfig, defaults: SamplingParams, recipe: VectorRecipe, listening: socket.socket, folder: Path
+) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
@@ -146,6 +149,7 @@ async def _serve(config: ServeConfig, defaults: SamplingParams, listening: socke
                     defaults=defaults,
                     model_name=config.served_model_name,
                     template=ResponseTemplate.from_folder(config.model_folder),
+                    recipe=recipe,
                 ),
                 limits=limits,
                 access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.text import ResponseTemplate
+from pagewood.engine.vector_recipe import VectorRecipe
 from pagewood.server import wire
 from pagewood.server.bodies import Bodies
 from pagewood.server.errors import ApiError, unavailable
@@ -64,6 +65,8 @@ class Service:
     model_name: str
     template: ResponseTemplate | None = None
     """How answers of the model are read; None: they are plain text."""
+    recipe: VectorRecipe = field(default_factory=VectorRecipe)
+    """How vectors and scores are made."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time, seconds."""
 

@@ -22,7 +22,9 @@ from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.folder import default_sampling
 from pagewood.engine.grammars import grammar_compiler
 from pagewood.engine.testing import EchoRunner, oracle_tokens
+from pagewood.engine.testing.echo import STATE_SIZE
 from pagewood.engine.text import Tokenizer
+from pagewood.engine.vector_recipe import VectorRecipe
 from pagewood.server import wire
 from pagewood.server.access import AccessRules
 from pagewood.server.app import Frontend
@@ -171,6 +173,7 @@ class MemoryServer:
         script: Callable[[str], str] | None = None,
         grammars: bool = False,
         max_length: int = MAX_LENGTH,
+        recipe: VectorRecipe | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._script = script
@@ -190,6 +193,7 @@ class MemoryServer:
             defaults=default_sampling(folder),
             model_name="echo",
             template=tokenizer.response_template,
+            recipe=recipe or VectorRecipe(),
             started=1,
         )
         self.frontend = Frontend(
@@ -298,6 +302,7 @@ class MemoryServer:
             eos_token_ids=(EOS_ID,),
             num_pages=NUM_PAGES,
             page_size=16,
+            vector_size=STATE_SIZE,
         )
         engine = assemble(
             config,

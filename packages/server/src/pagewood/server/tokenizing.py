@@ -28,6 +28,7 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.fan_out import fan_out
 from pagewood.engine.text import ChatTemplateError, Tokenizer
+from pagewood.engine.vector_recipe import with_end
 from pagewood.server import wire
 from pagewood.server.binding import bound
 from pagewood.server.links import Receiver, Sender
@@ -218,9 +219,19 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     tokens = _prompt_tokens(tokenizer, message, text)
     if isinstance(tokens, Refusal):
         return tokens
+    tokens = with_end(tokens, message.end_token)
     if not len(tokens):
         return Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
     is_too_long = message.max_length is not None and len(tokens) > message.max_length  # the engine will refuse it
+    if is_too_long and message.pooling is not None:  # by the engine or by its folder
+        return Refusal(
+            message=(
+                f"This model's maximum context length is {message.max_length} tokens, "
+                f"but the prompt has {len(tokens)} tokens"
+            ),
+            param="prompt",
+            code="context_length_exceeded",
+        )
     sampling = _with_bad_words(tokenizer, message)
     if isinstance(sampling, Refusal):
         return sampling
@@ -245,6 +256,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         request_id=message.request_id,
         tokens=tokens.astype("<i4", copy=False).tobytes(),
         sampling=sampling,
+        pooling=message.pooling,
         priority=message.priority,
         namespace=message.namespace,
         carry=wire.encode(first),
@@ -281,9 +293,12 @@ def _encode(
 ) -> NDArray[np.int32] | Refusal:
     """Return the ids of the prompt, [num_tokens] int32; or a refusal if its bytes alone say that it is too long."""
     limit, max_tokens = message.max_length, message.sampling.max_tokens
-    if limit is not None and len(text) + (max_tokens or 1) > limit:  # a token covers a character, or many
+    room = max_tokens or 1
+    if message.pooling is not None:
+        max_tokens, room = None, 0
+    if limit is not None and len(text) + room > limit:  # a token covers a character, or many
         num_tokens = tokenizer.fewest_tokens(text)
-        if num_tokens + (max_tokens or 1) > limit:
+        if num_tokens + room > limit:
             wanted = "" if max_tokens is None else f" and max_tokens asks for {max_tokens} more"
             return Refusal(
                 message=(

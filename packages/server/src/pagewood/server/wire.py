@@ -18,6 +18,7 @@ from pagewood.engine.api import (
     Command,
     Delta,
     FinishReason,
+    PoolingParams,
     Refusal,
     Refuse,
     SamplingParams,
@@ -79,6 +80,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     request_id: str
     prompt: Prompt
     sampling: SamplingParams
+    pooling: PoolingParams | None = None
+    """The vector that is asked for instead of tokens."""
+    end_token: int | None = None
+    """Ends the prompt, unless the tokenizer has appended it."""
     sibling_ids: tuple[str, ...] = ()
     """Ids of further requests for the same prompt; with several, the prompt is still tokenized once."""
     stop: tuple[str, ...] = ()
@@ -312,6 +317,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """None: there are none for this step, or none were asked for."""
     parts: tuple[Part, ...] | None = None
     """What `text` says, read by the response template; `text` is empty then. None: the answer is plain text."""
+    vector: bytes = b""
+    """float32, little-endian, in the last Answer of a request for a vector."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

@@ -79,6 +79,9 @@ class Batch:
     scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[Q, 3] grants of prompts whose tokens are reported, ascending: the grant, how many of its first positions are
     followed by a token that is reported, and how many of the most probable tokens are reported with each."""
+    pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[P, 3] grants of prompts whose hidden states are added up, ascending: the grant, the first of its positions that
+    counts, and how many do. These grants yield no tokens."""
 
     constrained: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     """[M] indices of the S sampled grants whose tokens must be allowed by a mask, ascending. They are drawn when the
@@ -142,6 +145,7 @@ class BatchBuilder:
         admitted: list[Request] = []
         token_starts: list[int] = []
         scored: list[tuple[int, int, int]] = []
+        pooled: list[tuple[int, int, int]] = []
         for index, grant in enumerate(grants):
             request, start, is_admitted = grant.request, grant.start, grant.is_admitted
             first = 0 if is_admitted else -(-start // page_size)  # a page that contains `start` is known already
@@ -154,6 +158,10 @@ class BatchBuilder:
                 num_scored = request.num_scored_in(start, grant.num_tokens)
                 if num_scored:
                     scored.append((index, num_scored, request.sampling.prompt_logprobs or 0))
+                if request.pool is not None:
+                    skipped, num_pooled = request.pool.wanted_in(start, grant.num_tokens)
+                    if num_pooled:
+                        pooled.append((index, skipped, num_pooled))
             if is_admitted:
                 admitted.append(request)
                 reads_text = self._is_drafting or request.sampling.changes_logits
@@ -186,6 +194,8 @@ class BatchBuilder:
                 extras["namespaces"] = np.array([self._number_of(one.namespace) for one in admitted], np.int64)
         if scored:
             extras["scored"] = np.array(scored, np.int32)
+        if pooled:
+            extras["pooled"] = np.array(pooled, np.int32)
         return Batch(
             **extras,
             page_rows=pages.rows,

@@ -6,10 +6,22 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from pagewood.engine.api import Abort, Command, Delta, FinishReason, Refusal, Refuse, SetPriority, Submit
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    FinishReason,
+    PoolingParams,
+    Refusal,
+    Refuse,
+    SamplingParams,
+    SetPriority,
+    Submit,
+)
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiler
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.processors import processors_refusal
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
@@ -17,6 +29,8 @@ from pagewood.engine.core.state import EngineState
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds
 _MASK = 2**63 - 1
+_NO_SAMPLING = SamplingParams()
+"""Of requests for a vector."""
 
 
 class Intake:
@@ -31,11 +45,12 @@ class Intake:
         seed: with the arrival number, gives a seed to each request without one.
         compiler: compiles grammars; None: requests with a grammar are refused.
         processors: the functions that `logits_processors` of a request may name.
+        vector_size: elements of a hidden state; 0: requests for a vector are refused.
     """
 
     __slots__ = (
         "_compiler", "_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_processors", "_seed", "_state",
-        "_vocab_size",
+        "_vector_size", "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +64,7 @@ class Intake:
         seed: int,
         compiler: Compiler | None = None,
         processors: Mapping[str, Callable[..., None]] | None = None,
+        vector_size: int = 0,
     ) -> None:
         self._compiler = compiler
         self._processors = processors or {}
@@ -58,6 +74,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._seed = seed
+        self._vector_size = vector_size
         self._num_arrivals = 0  # written by: intake
 
     def take(self, command: Command, now_s: float) -> Delta | None:
@@ -79,8 +96,10 @@ class Intake:
         refusal = self._refusal(submit, prompt)
         if refusal is not None:
             return refuse(submit.request_id, refusal, submit.carry)
-        sampling = submit.sampling
+        sampling, pooling = submit.sampling, submit.pooling
         max_tokens = self._max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
+        if pooling is not None:
+            sampling, max_tokens = _NO_SAMPLING, 0
         tokens = np.empty(len(prompt) + max_tokens, np.int32)
         tokens[: len(prompt)] = prompt
         self._num_arrivals += 1
@@ -102,6 +121,7 @@ class Intake:
             num_unscored=(
                 0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
             ),
+            pool=None if pooling is None else Pool.of(pooling, len(prompt)),
         )
         self._state.by_id[request.request_id] = request
         if sampling.grammar is None or self._compiler is None:
@@ -160,6 +180,8 @@ class Intake:
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
             bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
             return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
+        if submit.pooling is not None:
+            return self._pooling_refusal(submit.pooling, len(prompt))
         named = {
             "logit_bias": [token for token, _ in submit.sampling.logit_bias],
             "bad_words": [token for word in submit.sampling.bad_words for token in word],
@@ -185,6 +207,27 @@ class Intake:
                     f"but the prompt has {len(prompt)} tokens{wanted}"
                 ),
                 param="prompt" if max_tokens is None else "max_tokens",
+                code="context_length_exceeded",
+            )
+        return None
+
+    def _pooling_refusal(self, pooling: PoolingParams, num_prompt: int) -> Refusal | None:
+        """Return why a request for a vector is refused whose prompt has `num_prompt` tokens; None: it is not."""
+        if not self._vector_size:
+            return Refusal(message="pooling must be None: this engine makes no vectors", param="pooling")
+        if (pooling.dimensions or 1) > self._vector_size:
+            return Refusal(
+                message=f"dimensions must be in [1, {self._vector_size}], got {pooling.dimensions}",
+                param="dimensions",
+                code="invalid_value",
+            )
+        if num_prompt > self._max_length:
+            return Refusal(
+                message=(
+                    f"This model's maximum context length is {self._max_length} tokens, "
+                    f"but the prompt has {num_prompt} tokens"
+                ),
+                param="prompt",
                 code="context_length_exceeded",
             )
         return None

@@ -99,6 +99,8 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     num_pages: int
     page_size: int
+    vector_size: int = 0
+    """Elements of a hidden state; 0: the runner makes no vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,12 +238,12 @@ class Planner:
         for request in state.running:
             start = request.num_launched
             num_missing = request.num_known + request.num_unseen - start
-            if num_missing <= 1 or request in shortage.excluded:
+            if num_missing <= (request.pool is None) or request in shortage.excluded:  # a last token alone is decoded
                 continue
             count = self._at_most(request, min(budget.offer_prefill(num_missing), room))
             if count and shortage.grow(request, start + count, grants):
                 room -= budget.take_prefill(count)
-                grants.append(Grant(request, start, count, int(count == num_missing)))
+                grants.append(Grant(request, start, count, request.num_promised_at(start + count)))
 
     def _admit(
         self, state: EngineState, now_s: float, budget: StepBudget, grants: list[Grant], shortage: Shortage
@@ -279,7 +279,7 @@ class Planner:
             state.run(request)
             admitted.append(request)
             start = request.num_matched
-            grants.append(Grant(request, start, count, int(start + count == request.num_known), is_admitted=True))
+            grants.append(Grant(request, start, count, request.num_promised_at(start + count), is_admitted=True))
         waiting.end_pass(admitted)
 
     def _open_reserve(self, running: Sequence[Request]) -> StepReserve:

@@ -20,6 +20,7 @@ import numpy as np
 from pagewood.engine.api import FinishReason, SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiling
+from pagewood.engine.core.pooling import Pool
 from pagewood.engine.grammar.matcher import Matcher
 
 _NO_TOKEN = b"\xff\xff\xff\xff"
@@ -54,6 +55,8 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     """Those that are known, of the prompt tokens from the first reported one on, until they are answered."""
     # contents written by: retire
+    pool: Pool | None = None
+    """The vector that it is answered with; None: with tokens."""  # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
     answered: bool = False
     """Whether its first `Delta` has been made."""  # written by: retire
@@ -135,8 +138,10 @@ class Request:
         """Return the tokens whose KV may come from a cache.
 
         These are all but the last, because its logits are needed; or those before the first one whose logits are needed
-        for a log probability.
+        for a log probability, or whose hidden state is needed for a vector.
         """
+        if self.pool is not None:
+            return self.tokens[: min(self.pool.num_done, self.num_known - 1)]
         if self.num_unscored:
             return self.tokens[: self.num_prompt - self.num_unscored - 1]
         return self.tokens[: self.num_known - 1]
@@ -151,6 +156,10 @@ class Request:
         if self.sampling.prompt_logprobs is None or end < self.sampling.prompt_logprobs_start:
             return 0
         return max(0, end - start)
+
+    def num_promised_at(self, end: int) -> int:
+        """Return the tokens that a grant without drafts promises if it computes the positions before `end`: 1 or 0."""
+        return int(end == self.num_known + self.num_unseen and self.pool is None)
 
     def prefix(self, num_tokens: int) -> bytes:
         """Return its first tokens as bytes, after its namespace between two int32 that are not token ids."""

@@ -13,7 +13,9 @@ from pagewood.engine.core.logprobs import Logprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The tokens that a step has yielded. Legend: S sampled grants of the batch, N tokens, E elements of a vector.
+    """The tokens that a step has yielded.
+
+    Legend: S sampled grants of the batch, N tokens, P pooled grants, E elements of a hidden state.
 
     Invariant: the tokens of one grant are consecutive, and the grants are in the order of `Batch.sampled`.
     """
@@ -41,7 +43,7 @@ class StepResult:
     num_short: int = 0
     """Rows for which a drafting head attends to a part of the text only, because its KV of the rest was missing."""
     vectors: NDArray[np.float32] | None = None
-    """[S, E] float32, hidden states of the last position of each grant; None: not requested."""
+    """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: there are none."""
 
     def by_grant(self) -> list[tuple[int, ...]]:
         """Return the tokens of each of the S grants."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pagewood.engine.api import Delta, FinishReason, Refusal, TokenLogprob
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.pooling import Float32, Pool
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.state import EngineState
@@ -14,6 +15,10 @@ from pagewood.engine.grammar.matcher import Matcher
 
 _NOT_NUMBERS = Refusal(
     message="the logits of this request are not numbers, so no token can be drawn", code="logits_not_numbers"
+)
+
+_NO_VECTOR = Refusal(
+    message="the hidden states of this request are not numbers, so it has no vector", code="logits_not_numbers"
 )
 
 
@@ -27,12 +32,13 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         result: of the step; its entries belong to the grants with a promise, in order.
 
     Returns:
-        One answer for each request that got tokens, or whose logits were not numbers.
+        One answer for each request that got tokens or its vector, or whose logits or states were not numbers.
     """
     deltas: list[Delta] = []
     yielded = iter(result.by_grant())
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
     first, num_seen, num_scored = 0, 0, 0
+    vectors = iter(() if result.vectors is None else result.vectors)
     for grant in grants:
         request, start = grant.request, grant.start
         tokens = next(yielded) if grant.num_promised else None
@@ -43,6 +49,12 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
             num_new = request.num_scored_in(start, grant.num_tokens)
             _score(request, start, prompt_logprobs.entries(num_scored, num_scored + num_new))
             num_scored += num_new
+        if request.pool is not None:
+            _, num_pooled = request.pool.wanted_in(start, grant.num_tokens)
+            total = next(vectors) if num_pooled else None
+            if request.finish is None:
+                deltas += _pool(state, kv, request, request.pool, start + grant.num_tokens, total, num_pooled)
+            continue
         if request.finish is not None:  # it ended while this step was in flight
             continue
         if tokens and request.num_foreseen:
@@ -93,6 +105,23 @@ def _score(request: Request, start: int, entries: tuple[TokenLogprob, ...]) -> N
     new = entries[max(0, num_known - start) :]
     request.prompt_logprobs += new
     request.num_unscored -= len(new)
+
+
+def _pool(
+    state: EngineState, kv: KVSpace, request: Request, pool: Pool, end_: int, total: Float32 | None, num: int
+) -> list[Delta]:
+    """Add the sum of `num` hidden states, the next ones of a request, whose KV is computed up to `end_`.
+
+    Returns:
+        The answer to the request, if that was the last of them, or if they are not numbers.
+    """
+    if total is not None and not pool.add(total, num):
+        return [end(state, kv, request, FinishReason.ERROR, refusal=_NO_VECTOR)]
+    request.num_computed = end_
+    kv.publish(request)
+    if not pool.is_complete:
+        return []
+    return [_answer(state, kv, request, (), FinishReason.STOP, None, vector=pool.vector())]
 
 
 def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:
@@ -158,6 +187,7 @@ def _answer(
     finish: FinishReason | None,
     refusal: Refusal | None,
     logprobs: tuple[TokenLogprob, ...] = (),
+    vector: bytes = b"",
 ) -> Delta:
     first = not request.answered
     request.answered = True
@@ -175,6 +205,7 @@ def _answer(
         num_accepted_tokens=request.num_accepted,
         logprobs=logprobs,
         prompt_logprobs=tuple(request.prompt_logprobs),
+        vector=vector,
     )
     if request.prompt_logprobs:
         request.prompt_logprobs = []

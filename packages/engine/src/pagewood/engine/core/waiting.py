@@ -219,8 +219,11 @@ class WaitingQueue:
                 return
 
     def defer(self, request: Request) -> bool:
-        """Park a request of this pass if it repeats a prompt in progress; return whether it is parked now."""
-        if self._deferral is None or not self._deferral.defer(request):
+        """Park a request of this pass if it repeats a prompt in progress; return whether it is parked now.
+
+        A request that must compute its whole prompt would gain nothing.
+        """
+        if self._deferral is None or not len(request.reusable_tokens()) or not self._deferral.defer(request):
             return False
         self._parked.append(request)
         return True

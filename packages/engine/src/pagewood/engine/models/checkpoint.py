@@ -28,6 +28,7 @@ class Checkpoint:
         "_device",
         "_dtype",
         "_files",
+        "_has_prefix",
         "_num_read",
         "_num_tensors",
         "_progress",
@@ -56,6 +57,8 @@ class Checkpoint:
         self._progress = progress
         self._files = [_open(path) for path in checkpoint_files(self.folder)]  # written by: finish
         self._unread = {name: file for file in self._files for name in _names(file)}  # written by: check, finish
+        self._has_prefix = any(name.startswith("model.") for name in self._unread)
+        """Whether the decoder was saved as a part of a model with a head; otherwise its tensors lack the prefix."""
         self._num_tensors = len(self._unread)
         self._num_read = 0  # written by: stack, integers
         self.num_elements = 0  # written by: check
@@ -77,6 +80,7 @@ class Checkpoint:
         files: list[tuple[str, safe_open]] = []
         for name, rows in parts:
             shape = (rows, *columns)
+            name = name if self._has_prefix else name.removeprefix("model.")
             file = self._unread.pop(name, None)
             if file is None:
                 raise ValueError(f"{self.folder} lacks the tensor {name} of shape {shape}")

@@ -170,12 +170,12 @@ class Decoder(Generic[A]):
         Returns:
             `[W, V]`, logits.
         """
-        return self.with_states(tokens, rotation, attention, wanted, captured=())[0]
+        return self.head(self.states(tokens, rotation, attention, wanted)[0])
 
-    def with_states(
-        self, tokens: A, rotation: tuple[A, A], attention: Attention[A], wanted: A, *, captured: Sequence[int]
+    def states(
+        self, tokens: A, rotation: tuple[A, A], attention: Attention[A], wanted: A, *, captured: Sequence[int] = ()
     ) -> tuple[A, list[A]]:
-        """Compute a step and keep hidden states of all its tokens.
+        """Compute a step up to what the output projection reads, and keep hidden states of all its tokens.
 
         The last layer computes only what `wanted` needs, unless a state behind it is captured.
 
@@ -183,12 +183,12 @@ class Decoder(Generic[A]):
             tokens: see `__call__`, as the next three.
             rotation: of each token.
             attention: of this step.
-            wanted: tokens whose logits are wanted.
+            wanted: tokens whose last state is wanted.
             captured: which states: i in [0, num_layers] is the residual stream after the first i layers (0: the
                 embeddings), and num_layers + 1 is what the output projection reads, after the last norm.
 
         Returns:
-            `[W, V]`, logits; and `[T, E]` for each of `captured`, in its order.
+            `[W, E]`, the states after the last norm; and `[T, E]` for each of `captured`, in its order.
         """
         ops, epsilon, last = self._ops, self.config.norm_epsilon, len(self._layers) - 1
         narrows = all(state <= last for state in captured)  # the last layer's other tokens are not needed
@@ -210,7 +210,7 @@ class Decoder(Generic[A]):
         if not narrows:
             states[last + 1], states[last + 2] = residual, x
             x = ops.take(x, wanted)
-        return self.head(x), [states[state] for state in captured]
+        return x, [states[state] for state in captured]
 
 
 def read_layer(

@@ -52,7 +52,7 @@ class HeadConfig:
     """Sizes, norms and rope of its layers, which are ordinary ones; `vocab_size` is the target's."""
     target_hidden_size: int
     captured: tuple[int, ...]
-    """The target's hidden states that it reads, see `Decoder.with_states`."""
+    """The target's hidden states that it reads, see `Decoder.states`."""
     output_size: int
     """Number of tokens that it can draft."""
     names: HeadNames

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.fan_out import fan_out
 from pagewood.engine.text import ChatMessage, ChatTemplateError, Tokenizer
+from pagewood.engine.vector_recipe import VectorRecipe
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 """Text, or token ids."""
@@ -90,14 +91,23 @@ class Arguments:
         tokenizer: of the model.
         default_sampling: used by calls that pass no sampling parameters.
         vocab_size: token ids are below it.
+        recipe: how texts become vectors; None: as without files that say it.
     """
 
-    __slots__ = ("_ids", "default_sampling", "tokenizer", "vocab_size")
+    __slots__ = ("_ids", "default_sampling", "recipe", "tokenizer", "vocab_size")
 
-    def __init__(self, tokenizer: Tokenizer, *, default_sampling: SamplingParams, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        default_sampling: SamplingParams,
+        vocab_size: int,
+        recipe: VectorRecipe | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
         self.vocab_size = vocab_size
+        self.recipe = recipe or VectorRecipe()
         self._ids = itertools.count(1)
 
     def prompts(self, prompts: object) -> list[bytes]:

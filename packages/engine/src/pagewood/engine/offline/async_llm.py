@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
 
-from pagewood.engine.api import Abort, SamplingParams
+from pagewood.engine.api import Abort, PoolingParams, SamplingParams, Submit
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.offline.arguments import (
@@ -23,6 +23,7 @@ from pagewood.engine.offline.arguments import (
 from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.engine_thread import EngineThread
+from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
 from pagewood.engine.text import Tokenizer
 
 
@@ -218,11 +219,49 @@ class AsyncLLM:
         tokens = await asyncio.to_thread(arguments.prompts, prompts)
         searches = BeamSearches(tokens, params, priority, arguments=arguments, info=self.info)
         while submits := searches.submits():
-            news = asyncio.Event()
-            call = Call(submits, tokenizer=self.tokenizer, stop=(), notify=news.set)
-            await self._answer(call, news)
+            call = await self._answered(submits)
             searches.take(call.completions())
         return searches.results(self.tokenizer)
+
+    async def embed(
+        self,
+        prompts: Prompts,
+        pooling: PoolingParams | None = None,
+        *,
+        prompt_name: str | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> Vectors:
+        """Return the vectors of texts; arguments and result are those of `LLM.embed`.
+
+        Raises what `generate` raises.
+        """
+        requests = VectorRequests(self._engine.arguments, self.info)
+        submits = await asyncio.to_thread(requests.of_prompts, prompts, pooling, prompt_name, priority)
+        return requests.vectors(await self._answered(submits))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        priority: int = 0,
+    ) -> list[RankedDocument]:
+        """Return documents in the order of their relevance; arguments and result are those of `LLM.rerank`.
+
+        Raises what `generate` raises.
+        """
+        requests = VectorRequests(self._engine.arguments, self.info)
+        submits = await asyncio.to_thread(requests.of_query, query, documents, instruction, priority, top_n=top_n)
+        return requests.ranked(await self._answered(submits), top_n)
+
+    async def _answered(self, submits: Sequence[Submit]) -> Call:
+        """Return a call of these requests when it has all answers."""
+        news = asyncio.Event()
+        call = Call(submits, tokenizer=self.tokenizer, stop=(), notify=news.set)
+        await self._answer(call, news)
+        return call
 
     def _call(
         self,

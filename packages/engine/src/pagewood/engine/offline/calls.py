@@ -146,6 +146,10 @@ class Call:
         self.num_open -= len(ended)
         return News("".join(texts), tuple(ended))
 
+    def ends(self) -> list[Delta]:
+        """Return the last answer to each request, in the order of the prompts; all must be complete."""
+        return [answer.last for answer in self._answers.values() if answer.last is not None]
+
     def completions(self) -> list[Completion]:
         """Return the complete answers, in the order of the prompts."""
         return [answer.completion() for answer in self._answers.values()]

@@ -15,6 +15,7 @@ from pagewood.engine.links import ThreadInbox, ThreadOutbox
 from pagewood.engine.offline.arguments import Arguments
 from pagewood.engine.offline.calls import Call, EngineFailedError, LLMClosedError, Router
 from pagewood.engine.text import Tokenizer
+from pagewood.engine.vector_recipe import read_vector_recipe
 
 _log = logging.getLogger(__name__)
 
@@ -201,11 +202,17 @@ class EngineThread:
         from pagewood.engine.build import build_engine  # imports torch, which takes seconds
 
         folder = model_folder(self._config.model)
-        tokenizer, sampling = Tokenizer.from_folder(folder), default_sampling(folder)
+        tokenizer, sampling, recipe = (
+            Tokenizer.from_folder(folder),
+            default_sampling(folder),
+            read_vector_recipe(folder),
+        )
         outbox = ThreadOutbox(loop.call_soon_threadsafe, self._deliver)
         engine: Engine = build_engine(self._config, inbox=self._inbox, outbox=outbox, progress=self._progress)
         try:
-            arguments = Arguments(tokenizer, default_sampling=sampling, vocab_size=engine.info.vocab_size)
+            arguments = Arguments(
+                tokenizer, default_sampling=sampling, vocab_size=engine.info.vocab_size, recipe=recipe
+            )
             loop.call_soon_threadsafe(self._begin, arguments, engine.info)
             # Answers that are scheduled in a closed loop are never delivered, so sending them does not reveal it.
             engine.run(lambda: self._stopping.is_set() or loop.is_closed())

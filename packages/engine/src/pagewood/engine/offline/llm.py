@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from tqdm import tqdm
 
-from pagewood.engine.api import Abort, SamplingParams
+from pagewood.engine.api import Abort, PoolingParams, SamplingParams, Submit
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.folder import default_sampling, model_folder
@@ -26,7 +26,9 @@ from pagewood.engine.offline.arguments import (
 from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
 from pagewood.engine.offline.calls import Call, Completion, by_prompt
 from pagewood.engine.offline.shared_engine import SharedEngine
+from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
 from pagewood.engine.text import Tokenizer
+from pagewood.engine.vector_recipe import read_vector_recipe
 
 _PROGRESS_AFTER_S = 2.0
 
@@ -58,9 +60,15 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         config = engine_config(model, options)
         folder = model_folder(config.model)
-        tokenizer, sampling = Tokenizer.from_folder(folder), default_sampling(folder)
+        tokenizer, sampling, recipe = (
+            Tokenizer.from_folder(folder),
+            default_sampling(folder),
+            read_vector_recipe(folder),
+        )
         self._engine = SharedEngine(config)
-        self._arguments = Arguments(tokenizer, default_sampling=sampling, vocab_size=self._engine.info.vocab_size)
+        self._arguments = Arguments(
+            tokenizer, default_sampling=sampling, vocab_size=self._engine.info.vocab_size, recipe=recipe
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -251,6 +259,71 @@ class LLM:
             searches.take(call.completions())
         return searches.results(self.tokenizer)
 
+    def embed(
+        self,
+        prompts: Prompts,
+        pooling: PoolingParams | None = None,
+        *,
+        prompt_name: str | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> Vectors:
+        """Return the vectors of texts.
+
+        Args:
+            prompts: one prompt or several, each text or token ids.
+            pooling: how hidden states become a vector; None: as the model's folder says, otherwise the last state,
+                normalised.
+            prompt_name: which of the prompts of the model's folder goes before each text, such as `query`; None: its
+                default, if it has one.
+            priority: for all prompts, or one for each.
+
+        Returns:
+            `[num_prompts, dim] float32`, in the order of the prompts.
+
+        Raises:
+            TypeError: an argument has the wrong type. Nothing was computed.
+            ValueError: an argument has a wrong value, or a prompt is too long.
+            LLMClosedError: the LLM is closed.
+            LLMBusyError: another thread is using it.
+            EngineFailedError: the engine has failed.
+        """
+        self._engine.check()
+        requests = VectorRequests(self._arguments, self.info)
+        return requests.vectors(self._answered(requests.of_prompts(prompts, pooling, prompt_name, priority)))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        priority: int = 0,
+    ) -> list[RankedDocument]:
+        """Return documents in the order of their relevance for a query, the best first.
+
+        A reranker (a folder with a `LogitScore` module, or `classifier_from_token` in its config.json) reads each
+        document with the query. Any other model compares their vectors.
+
+        Args:
+            query: what is searched for.
+            documents: what may answer it.
+            top_n: how many are returned; None: all.
+            instruction: what a reranker is asked about the query; None: its own.
+            priority: of the requests.
+
+        Raises:
+            TypeError: an argument has the wrong type. Nothing was computed.
+            ValueError: an argument has a wrong value, or a text is too long.
+            LLMClosedError: the LLM is closed.
+            LLMBusyError: another thread is using it.
+            EngineFailedError: the engine has failed.
+        """
+        self._engine.check()
+        requests = VectorRequests(self._arguments, self.info)
+        submits = requests.of_query(query, documents, instruction, priority, top_n=top_n)
+        return requests.ranked(self._answered(submits), top_n)
+
     def close(self) -> None:
         """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""
         self._engine.close()
@@ -264,6 +337,13 @@ class LLM:
     ) -> None:
         """Close."""
         self.close()
+
+    def _answered(self, submits: Sequence[Submit]) -> Call:
+        """Return a call of these requests when it has all answers."""
+        call = Call(submits, tokenizer=self.tokenizer, stop=())
+        with tqdm(total=len(submits), unit="prompt", disable=None, delay=_PROGRESS_AFTER_S, leave=False) as bar:
+            self._engine.complete(call, bar.update)
+        return call
 
     def _complete(
         self,

@@ -1,6 +1,6 @@
 """Test an engine without weights: an echo model, and random scenarios that compare it with a sequential oracle."""
 
-from pagewood.engine.testing.echo import EchoRunner, oracle_tokens
+from pagewood.engine.testing.echo import EchoRunner, oracle_tokens, oracle_vector
 from pagewood.engine.testing.faulty import Fault, random_faults
 from pagewood.engine.testing.parts import make_queue, make_request, make_space
 from pagewood.engine.testing.scenario import (
@@ -11,6 +11,7 @@ from pagewood.engine.testing.scenario import (
     with_drafts,
     with_grammars,
     with_logprobs,
+    with_pooling,
     with_trees,
 )
 
@@ -23,11 +24,13 @@ __all__ = [
     "make_request",
     "make_space",
     "oracle_tokens",
+    "oracle_vector",
     "random_faults",
     "random_scenario",
     "run_scenario",
     "with_drafts",
     "with_grammars",
     "with_logprobs",
+    "with_pooling",
     "with_trees",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import SamplingParams, TokenLogprob
+from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
@@ -24,6 +24,8 @@ from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
 
 _UInt64 = NDArray[np.uint64]
 _GARBAGE = np.uint64(0xDEADBEEF)
+STATE_SIZE = 4
+"""Elements of a hidden state."""
 
 
 def oracle_tokens(
@@ -46,6 +48,27 @@ def oracle_tokens(
         tokens.append(token)
         output.append(token)
     return output
+
+
+def oracle_vector(prompt: Sequence[int], pooling: PoolingParams) -> NDArray[np.float32]:
+    """Return the vector of a prompt, computed alone."""
+    tokens = np.array(prompt, np.int32)
+    sums = np.cumsum(_kv_of(tokens, np.arange(len(tokens), dtype=np.int32)), dtype=np.uint64)
+    states = np.stack([echo_state(int(total), i) for i, total in enumerate(sums)])
+    chosen = {"last": states[-1], "cls": states[0], "mean": states.astype(np.float64).mean(axis=0)}[pooling.kind]
+    vector = chosen[: pooling.dimensions].astype(np.float64)
+    if pooling.normalize:
+        vector /= np.sqrt((vector**2).sum()) or 1.0
+    return vector.astype(np.float32)
+
+
+def echo_state(kv_sum: int, position: int) -> NDArray[np.float32]:
+    """Return the hidden state `[STATE_SIZE]` at a position, up to which the KV adds up to `kv_sum`.
+
+    It consists of the parts of a hash, small whole numbers, so that sums of them are exact.
+    """
+    word = mix(np.array([(kv_sum + position + 1) % 2**64], np.uint64))[0]
+    return np.array([int(word) >> 16 * part & 0xFFFF for part in range(STATE_SIZE)], np.float32)
 
 
 def echo_logprob(token: int, position: int, num_top: int) -> TokenLogprob:
@@ -170,6 +193,8 @@ class EchoRunner:
         earlier = [_sum(self._kv[self._slots(row, 0, start)]) for row, start in zip(rows, starts, strict=True)]
         promised = dict(zip(batch.sampled.tolist(), batch.num_promised.tolist(), strict=True))
         indices = {grant: index for index, grant in enumerate(promised)}
+        pooled = {grant: (first, num) for grant, first, num in batch.pooled.tolist()}
+        vectors: list[NDArray[np.float32]] = []
         yielded: list[list[int]] = []
         drafted: list[int] = []
         for grant, (row, start, count, total) in enumerate(
@@ -197,6 +222,8 @@ class EchoRunner:
                 self._lengths[row] = max(self._lengths[row], start + count + 1)
             else:
                 self._kv[self._slots(row, start, start + count)] = kv
+            if grant in pooled:
+                vectors.append(self._pool(kv, total, start, *pooled[grant], is_broken=grant in broken))
             if grant not in promised:
                 continue
             num_drafts = count - 1 if promised[grant] > 1 else 0
@@ -218,7 +245,26 @@ class EchoRunner:
             num_drafted=np.array(drafted, np.int32),
             logprobs=self._logprobs(batch, yielded),
             prompt_logprobs=prompt_logprobs,
+            vectors=np.stack(vectors) if vectors else None,
         )
+
+    def _pool(
+        self, kv: _UInt64, total: int, start: int, first: int, num: int, *, is_broken: bool
+    ) -> NDArray[np.float32]:
+        """Return the sum of the states of `num` tokens of a grant, from its token `first` on.
+
+        Args:
+            kv: `[tokens of the grant]`.
+            total: sum of the KV before it.
+            start: its first position.
+            first: of its tokens.
+            num: how many.
+            is_broken: whether the states are not numbers.
+        """
+        if is_broken:
+            return np.full(STATE_SIZE, np.nan, np.float32)
+        ends = range(first + 1, first + 1 + num)
+        return np.stack([echo_state(total + _sum(kv[:end]), start + end - 1) for end in ends]).sum(axis=0)
 
     def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
         """Return what is reported of the tokens that a step has yielded; the tables have them already."""

@@ -26,7 +26,7 @@ class Fault(enum.Enum):
     INTERRUPTED_WAIT = enum.auto()
     """`wait` raises a KeyboardInterrupt when it is first called."""
     NO_TOKEN = enum.auto()
-    """Some rows yield no token, and their KV is wrong."""
+    """Some rows yield no token, or no states that are numbers, and their KV is wrong."""
 
 
 def random_faults(rng: random.Random) -> dict[int, Fault]:
@@ -84,7 +84,7 @@ class FaultyRunner:
             raise KeyboardInterrupt if fault is Fault.INTERRUPTED_LAUNCH else RuntimeError("launch failed")
         grants: list[int] = {
             Fault.WAIT: list(range(len(requests))),
-            Fault.NO_TOKEN: batch.sampled[self._num_calls % 2 :: 2].tolist(),
+            Fault.NO_TOKEN: sorted([*batch.sampled.tolist(), *batch.pooled[:, 0].tolist()])[self._num_calls % 2 :: 2],
             Fault.INTERRUPTED_WAIT: [],
         }[fault]
         self._broken[id(batch)] = grants

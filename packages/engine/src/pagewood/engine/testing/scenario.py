@@ -16,6 +16,7 @@ from pagewood.engine.api import (
     Delta,
     EngineConfig,
     FinishReason,
+    PoolingParams,
     SamplingParams,
     SetPriority,
     Submit,
@@ -27,7 +28,7 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing.echo import EchoRunner, echo_logprob, oracle_tokens
+from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, random_grammar
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
 
@@ -71,6 +72,8 @@ class Arrival:
     namespace: str | None
     priority_from_step: tuple[int, int] | None = None
     """A new priority, and the step at which it is set."""
+    pooling: PoolingParams | None = None
+    """The vector that it asks for, instead of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +244,22 @@ def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, arrivals=arrivals)
 
 
+def with_pooling(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with requests that ask for a vector, about half of them."""
+    arrivals = tuple(
+        replace(arrival, pooling=_random_pooling(rng) if rng.random() < 0.5 else None) for arrival in scenario.arrivals
+    )
+    return replace(scenario, arrivals=arrivals)
+
+
+def _random_pooling(rng: random.Random) -> PoolingParams:
+    return PoolingParams(
+        kind=rng.choice(("last", "mean", "mean", "cls")),
+        normalize=rng.random() < 0.5,
+        dimensions=rng.choice((None, None, 1, 3)),
+    )
+
+
 def with_grammars(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario with requests that have a grammar, most of them, and sometimes log probabilities."""
     arrivals = tuple(
@@ -315,6 +334,7 @@ class _Run:
                 eos_token_ids=(_EOS,),
                 num_pages=scenario.num_pages,
                 page_size=scenario.config.page_size,
+                vector_size=STATE_SIZE,
             ),
             make_runner=self._make_runner,
             make_cache=None if make_caches is None else make_caches(self._memory, page_size),
@@ -404,6 +424,7 @@ class _Run:
                         request_id=str(index),
                         tokens=np.array(arrival.prompt, "<i4").tobytes(),
                         sampling=arrival.sampling,
+                        pooling=arrival.pooling,
                         priority=arrival.priority,
                         namespace=arrival.namespace,
                         carry=str(index).encode(),
@@ -431,6 +452,10 @@ class _Run:
         for index, arrival in enumerate(self._scenario.arrivals):
             name = str(index)
             output, last = self._outputs[name], self._ends[name]
+            if arrival.pooling is not None:
+                self._check_vector(name, arrival, arrival.pooling)
+                continue
+            assert not last.vector, f"request {name} has a vector"
             if len(arrival.prompt) + (arrival.sampling.max_tokens or 1) > self._scenario.max_length:
                 assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
                 continue
@@ -464,6 +489,26 @@ class _Run:
             assert last.num_prompt_tokens == len(arrival.prompt)
             assert last.num_output_tokens >= last.num_accepted_tokens or stopped
             assert last.num_accepted_tokens <= last.num_drafted_tokens
+
+    def _check_vector(self, name: str, arrival: Arrival, pooling: PoolingParams) -> None:
+        """A request for a vector must end with the right one, and have no tokens."""
+        last, prompt = self._ends[name], arrival.prompt
+        assert not self._outputs[name], f"request {name} has tokens"
+        assert not self._logprobs[name]
+        if len(prompt) > self._scenario.max_length:
+            assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
+            return
+        assert (last.finish is FinishReason.ERROR) == (name in self._failed), f"request {name}: {last.finish}"
+        if last.finish in (FinishReason.ABORT, FinishReason.ERROR):
+            assert name in self._aborted or last.finish is FinishReason.ERROR
+            assert not last.vector
+            return
+        assert last.finish is FinishReason.STOP
+        vector, expected = np.frombuffer(last.vector, "<f4"), oracle_vector(prompt, pooling)
+        assert vector.shape == expected.shape
+        assert np.allclose(vector, expected, rtol=1e-6, atol=0), f"request {name}: {pooling} of {len(prompt)} tokens"
+        assert (last.num_prompt_tokens, last.num_output_tokens) == (len(prompt), 0)
+        assert pooling.kind == "last" or not last.num_cached_tokens
 
     def _check_logprobs(self, name: str, arrival: Arrival, output: Sequence[int]) -> None:
         """What was reported must be that of each token at its position, in order."""

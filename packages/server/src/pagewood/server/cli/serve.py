@@ -19,7 +19,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve a model over HTTP, with OpenAI's API: chat completions, completions and models.",
+        description="Serve a model over HTTP, with OpenAI's API: chat completions, completions, embeddings and models.",
         epilog="SIGINT (Ctrl-C) and SIGTERM stop the server with all its processes.",
     )
     http = parser.add_argument_group("HTTP")

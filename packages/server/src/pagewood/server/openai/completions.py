@@ -43,7 +43,7 @@ Texts = list[str]
 TokenLists = list[list[int]]
 
 
-def _prompts(value: Any) -> Texts | TokenLists:
+def parse_prompts(value: Any) -> Texts | TokenLists:
     """Return the prompts of a text, a list of texts, a list of ids, or a list of lists of ids."""
     if isinstance(value, str):
         return [value]
@@ -70,7 +70,7 @@ def _is_ids(items: list[Any]) -> bool:
 class CompletionRequest(GenerationFields):
     """The body of a request."""
 
-    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    prompt: Annotated[Any, BeforeValidator(parse_prompts)]
     echo: bool | None = None
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     """0, together with `echo`, shows the prompt alone: with `logprobs`, this scores a text."""
@@ -145,13 +145,18 @@ def prompts(request: CompletionRequest, *, vocab_size: int) -> list[wire.TextPro
     Raises:
         ApiError: a token id is not in the vocabulary.
     """
-    return [_prompt(one, vocab_size=vocab_size) for one in cast("Texts | TokenLists", request.prompt)]
+    return [prompt_of(one, vocab_size=vocab_size) for one in cast("Texts | TokenLists", request.prompt)]
 
 
-def _prompt(prompt: str | list[int], *, vocab_size: int) -> wire.TextPrompt | wire.TokenPrompt:
+def prompt_of(prompt: str | list[int], *, vocab_size: int, param: str = "prompt") -> wire.TextPrompt | wire.TokenPrompt:
+    """Return the prompt that a text or token ids stand for.
+
+    Raises:
+        ApiError: a token id is not in the vocabulary; `param` is the client's name of the field.
+    """
     if isinstance(prompt, str):
         return wire.TextPrompt(text=prompt)
-    check_tokens(prompt, param="prompt", vocab_size=vocab_size)
+    check_tokens(prompt, param=param, vocab_size=vocab_size)
     return wire.TokenPrompt(tokens=np.array(prompt, dtype="<i4").tobytes())
 
 

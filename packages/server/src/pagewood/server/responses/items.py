@@ -230,52 +230,75 @@ def messages(items: Sequence[Item], *, instructions: str | None, num_earlier: in
     Raises:
         ApiError: an item cannot be read, or is the output of a call that there is not.
     """
-    found: list[Message] = []
-    system = [] if instructions is None else [instructions]
-    answer = Message(role="assistant")
-    call_ids: set[str] = set()
-
-    def flush() -> None:
-        nonlocal answer
-        if answer.content is not None or answer.tool_calls or answer.reasoning_content:
-            found.append(answer)
-            answer = Message(role="assistant")
-
+    conversation = _Conversation(instructions)
     for index, item in enumerate(items):
-        param = f"input[{index - num_earlier}]"
-        match item:
-            case ReasoningItem():
-                if answer.content is not None or answer.tool_calls:
-                    flush()
-                answer.reasoning_content = (answer.reasoning_content or "") + item.text(param)
-            case MessageItem(role="assistant"):
-                if answer.content is not None or answer.tool_calls:
-                    flush()
-                answer.content = item.content
-            case FunctionCall() | CustomCall():
-                call_ids.add(item.call_id)
-                answer.tool_calls = [*(answer.tool_calls or ()), _call(item)]
-            case CallOutput():
-                if item.call_id not in call_ids:
-                    raise ApiError(
-                        f"No tool call found for function call output with call_id {item.call_id[:100]}.",
-                        param=f"{param}.call_id",
-                        code="invalid_value",
-                    )
-                flush()
-                found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
-            case MessageItem():
-                flush()
-                if item.role != "user" and not found:
-                    system.append(item.content)
-                else:
-                    found.append(Message(role=item.role, content=item.content))
-    flush()
-    if system:
-        found.insert(0, Message(role="system", content="\n\n".join(system)))
+        conversation.add(item, f"input[{index - num_earlier}]")
+    found = conversation.messages()
     if not found:
         raise ApiError("Invalid value for 'input': expected at least one item.", param="input", code="invalid_value")
     return [message.for_template() for message in found]
+
+
+class _Conversation:
+    """Messages that are put together from items.
+
+    Invariant: reasoning, text and calls that are not a message yet belong to one answer.
+    """
+
+    __slots__ = ("_call_ids", "_calls", "_found", "_reasoning", "_system", "_text")
+
+    def __init__(self, instructions: str | None) -> None:
+        self._system = [] if instructions is None else [instructions]
+        self._found: list[Message] = []
+        self._call_ids: set[str] = set()
+        self._reasoning = ""
+        self._text: str | None = None
+        self._calls: list[CallMessage] = []
+
+    def add(self, item: Item, param: str) -> None:
+        """Append an item; `param` is its name."""
+        match item:
+            case ReasoningItem():
+                if self._text is not None or self._calls:
+                    self._end_answer()
+                self._reasoning += item.text(param)
+            case MessageItem(role="assistant"):
+                if self._text is not None or self._calls:
+                    self._end_answer()
+                self._text = item.content
+            case FunctionCall() | CustomCall():
+                self._call_ids.add(item.call_id)
+                self._calls.append(_call(item))
+            case CallOutput():
+                if item.call_id not in self._call_ids:
+                    message = f"No tool call found for function call output with call_id {item.call_id[:100]}."
+                    raise ApiError(message, param=f"{param}.call_id", code="invalid_value")
+                self._end_answer()
+                self._found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            case MessageItem():
+                self._end_answer()
+                if item.role != "user" and not self._found:
+                    self._system.append(item.content)
+                else:
+                    self._found.append(Message(role=item.role, content=item.content))
+
+    def messages(self) -> list[Message]:
+        """Return the messages."""
+        self._end_answer()
+        system = [Message(role="system", content="\n\n".join(self._system))] if self._system else []
+        return system + self._found
+
+    def _end_answer(self) -> None:
+        if self._text is not None or self._calls or self._reasoning:
+            self._found.append(
+                Message(
+                    role="assistant",
+                    content=self._text,
+                    reasoning_content=self._reasoning or None,
+                    tool_calls=self._calls or None,
+                )
+            )
+        self._reasoning, self._text, self._calls = "", None, []
 
 
 def _call(item: FunctionCall | CustomCall) -> CallMessage:

@@ -133,7 +133,7 @@ class DraftModel:
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
-        return self._target(verify.tokens, (verify.cosines, verify.sines), attention, verify.wanted)
+        return self._target.states(verify.tokens, (verify.cosines, verify.sines), attention, verify.kept)[0]
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing: a draft model needs nothing from the target."""

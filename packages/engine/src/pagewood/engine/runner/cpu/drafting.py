@@ -95,7 +95,7 @@ class ProgramDrafter(Protocol):
         ...
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
-        """Write the instructions of the target, which attends with `attention`, and return its logits `[W, V]`."""
+        """Write the instructions of the target, which attends with `attention`, and return its states `[K, E]`."""
         ...
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:

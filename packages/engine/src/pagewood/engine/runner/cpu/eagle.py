@@ -205,13 +205,13 @@ class EagleDrafter:
 
     def record_target(self, tape: Tape, verify: Pass, attention: CPUAttention) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
-        logits, self._hidden = self._target.with_states(
-            verify.tokens, (verify.cosines, verify.sines), attention, verify.wanted, captured=self._head.config.captured
+        kept, self._hidden = self._target.states(
+            verify.tokens, (verify.cosines, verify.sines), attention, verify.kept, captured=self._head.config.captured
         )
         scope = verify.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
             tape.emit(Operation.STASH, scope.sampled, scope.index, state, state.size, stash, self._depth)
-        return logits
+        return kept
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Write the pass of the head over all positions of the step; see `ProgramDrafter`."""

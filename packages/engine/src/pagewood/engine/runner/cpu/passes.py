@@ -1,6 +1,7 @@
 """Forward passes on a tape: their inputs, and how the grants of a step are laid out in them.
 
-Legend: T tokens of a pass, W wanted tokens, G grants, S sampled grants, F head_dim / 2.
+Legend: T tokens of a pass, W wanted tokens, K kept tokens, G grants, S sampled grants, P pooled grants, E
+elements of a hidden state, F head_dim / 2.
 """
 
 # pyright: basic
@@ -111,6 +112,8 @@ class Grants:
     """Whether a grant promises more than one token."""
     scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[Q, 3], prompt tokens that are reported, see `Batch.scored`."""
+    pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[P, 3], prompt tokens whose states are added up, see `Batch.pooled`."""
 
     def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
         """Return some of the grants.
@@ -121,9 +124,6 @@ class Grants:
             places: the place of each of these among `grants`.
         """
         promised = self.promised[sampled]
-        scored = self.scored
-        if len(scored) > 0:
-            scored = np.column_stack([np.searchsorted(grants, scored[:, 0]), scored[:, 1:]]).astype(np.int32)
         return Grants(
             rows=self.rows[grants],
             starts=self.starts[grants],
@@ -132,8 +132,16 @@ class Grants:
             promised=promised,
             sampling=self.sampling.take(sampled),
             is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
-            scored=scored,
+            scored=_moved(self.scored, grants),
+            pooled=_moved(self.pooled, grants),
         )
+
+
+def _moved(entries: Int32, grants: Int32) -> Int32:
+    """Return `entries` `[n, 3]`, whose first column is a grant, after only some of the grants are left."""
+    if len(entries) == 0:
+        return entries
+    return np.column_stack([np.searchsorted(grants, entries[:, 0]), entries[:, 1:]]).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +169,7 @@ class HeldLogits:
 class Pass:
     """A forward pass of a model on a tape, in a scope of its own."""
 
-    __slots__ = ("_rotations", "choices", "cosines", "parents", "scope", "sines", "tokens", "wanted")
+    __slots__ = ("_rotations", "choices", "cosines", "kept", "parents", "scope", "sines", "tokens", "wanted")
 
     def __init__(
         self,
@@ -194,7 +202,9 @@ class Pass:
         """[T, F]"""
         self.sines: Buffer = tape.buffer(scope.tokens, half)
         """[T, F]"""
-        self.wanted: Buffer = tape.buffer(scope.wanted, 1)
+        self.kept: Buffer = tape.buffer(scope.kept, 1)
+        """[K, 1] int32, tokens whose last hidden state is wanted."""
+        self.wanted: Buffer = self.kept.first(scope.wanted)
         """[W, 1] int32, tokens whose logits are wanted."""
         self.choices: Buffer = tape.buffer(scope.wanted, NUM_CHOICE_COLUMNS)
         """[W, NUM_CHOICE_COLUMNS], how to draw the token after each."""
@@ -220,11 +230,12 @@ class Pass:
             Column.TOKENS: self.tokens,
             Column.COSINES: self.cosines,
             Column.SINES: self.sines,
-            Column.WANTED: self.wanted,
+            Column.WANTED: self.kept,
             Column.CHOICES: self.choices,
             Column.SAMPLED: tape.buffer(scope.wanted, 1),
             Column.FIRSTS: tape.buffer(scope.wanted, 2),
             Column.SCORED: tape.buffer(scope.wanted, 2),
+            Column.POOLED: tape.buffer(scope.kept, 2),
         }
         if self.parents is not None:
             path_size = max_nodes + 1
@@ -251,6 +262,12 @@ class Pass:
             Operation.COMPACT, self.scope.sampled, self.scope.index, memory, groups, page_size, words, accepted.nodes,
             accepted.counts,
         )  # fmt: skip
+
+    def pool(self, states: Buffer) -> Buffer:
+        """Write the instruction that adds `states` `[K, E]` up; return `[>= P, E]`, the sums of pooled grants."""
+        out = states.tape.buffer(states.rows, states.size)
+        states.tape.emit(Operation.POOL, states.rows, self.scope.index, states, states.size, out)
+        return out
 
     def adjust(self, logits: Buffer) -> Buffer:
         """Write the instruction that changes `logits` `[W, V]` of rows with penalties or biases.
@@ -342,7 +359,7 @@ class Pass:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
                 grants.promised, sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps,
-                sampling.typical_ps, sampling.seeds, ahead, all_wanted, grants.scored,
+                sampling.typical_ps, sampling.seeds, ahead, all_wanted, grants.scored, grants.pooled,
             )  # fmt: skip
             if outcome != Outcome.TOO_FAR:
                 return outcome

@@ -3,7 +3,7 @@
 A thread that waits for a step helps to compute it. So the engine's thread is one of the compute threads; while it
 plans, the others continue without it.
 
-Legend: G grants, S sampled grants, W wanted tokens, V vocab_size.
+Legend: G grants, S sampled grants, W wanted tokens, V vocab_size, E elements of a hidden state.
 """
 
 # pyright: basic
@@ -183,8 +183,8 @@ class CPURunner:
     __slots__ = (
         "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_change", "_first_draw", "_found",
         "_helpers", "_kernel", "_lookup", "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_processors",
-        "_program", "_reported", "_reports", "_rotations", "_rows", "_sampled_rows", "_selected", "_target_lines",
-        "_worker",
+        "_program", "_reported", "_reports", "_rotations", "_rows", "_sampled_rows", "_selected", "_sums",
+        "_target_lines", "_worker",
     )  # fmt: skip
 
     def __init__(
@@ -263,6 +263,8 @@ class CPURunner:
         """[capacity, 1], the node after which each was drawn."""
         self._reports: Float32  # written by: _write_down
         """[capacity, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
+        self._sums: Float32  # written by: _write_down
+        """[capacity, E], sums of the hidden states of pooled grants."""
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
         self._write_down([num_tokens] * NUM_KINDS)
@@ -281,6 +283,7 @@ class CPURunner:
             sampling=SamplingArrays(**{name: _writable(array) for name, array in batch.sampling.fields().items()}),
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
+            pooled=_writable(batch.pooled),
         )
         self._processors.admit(batch)
         calls = self._processors.of_batch(batch)
@@ -354,6 +357,7 @@ class CPURunner:
             num_rebuilt=drafted.num_rebuilt,
             num_postponed=drafted.num_postponed,
             num_short=drafted.num_short,
+            vectors=self._sums[: len(grants.pooled)].copy() if len(grants.pooled) else None,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
@@ -548,9 +552,11 @@ class CPURunner:
         if one.parents is not None:
             one.plant()
         if drafter is not None:
-            logits = drafter.record_target(tape, one, self._attention)
+            states = drafter.record_target(tape, one, self._attention)
         else:
-            logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
+            states = self._model.states(one.tokens, (one.cosines, one.sines), self._attention, one.kept)[0]
+        sums = one.pool(states)
+        logits = self._model.head(states.first(one.scope.wanted))
         self._first_change = tape.num_lines
         raw = one.adjust(logits)
         self._first_draw = tape.num_lines
@@ -573,11 +579,12 @@ class CPURunner:
         capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
         capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
         capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
-        outputs = (logits, accepted.tokens, accepted.counts, accepted.nodes, reported)
+        capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
+        outputs = (logits, accepted.tokens, accepted.counts, accepted.nodes, reported, sums)
         self._pass = one
         self._program = program = tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
         self._found, self._num_found, self._nodes = (output.view(np.int32) for output in program.outputs[1:4])
-        self._reports = program.outputs[4]
+        self._reports, self._sums = program.outputs[4:]
 
 
 def _spread(values: Int32, places: Int32, size: int) -> Int32:

@@ -1,6 +1,7 @@
 """A step that is written once and run many times: its instructions, and the memory of their intermediate results.
 
-Legend: T tokens of a scope, W tokens whose logits are wanted, S sampled grants, N instructions.
+Legend: T tokens of a scope, W tokens whose logits are wanted, S sampled grants, K tokens whose last
+hidden state is wanted, N instructions.
 """
 
 # pyright: basic
@@ -54,6 +55,11 @@ class Scope:
         """[S], grants that yield tokens."""
         return Rows(NUM_KINDS * self.index + 2, self.index)
 
+    @property
+    def kept(self) -> Rows:
+        """[K], tokens whose last hidden state is wanted: the wanted ones, and behind them those that are pooled."""
+        return Rows(NUM_KINDS * self.index + 3, self.index)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
@@ -63,6 +69,12 @@ class Buffer:
     rows: Rows
     size: int
     """Elements of a row."""
+    whole: Buffer | None = None
+    """The matrix whose first rows it is; None: it has memory of its own."""
+
+    def first(self, rows: Rows) -> Buffer:
+        """Return the first rows of this matrix, without a copy; there are never more `rows` than it has."""
+        return Buffer(self.tape, rows, self.size, self)
 
 
 Operand = Buffer | NDArray[np.generic] | int
@@ -131,7 +143,7 @@ class Tape:
 
         def value(operand: Operand) -> int:
             if isinstance(operand, Buffer):
-                return memory.ctypes.data + 4 * places[operand]
+                return memory.ctypes.data + 4 * places[operand.whole or operand]
             return operand if isinstance(operand, int) else operand.ctypes.data
 
         instructions = np.zeros((len(self._lines), NUM_COLUMNS), np.int64)
@@ -140,7 +152,8 @@ class Tape:
             row[FUNCTION] = kernel.function(line.operation, line.operands[-1] if line.operands else 0)
         scopes = np.zeros((len(self._scopes), NUM_SCOPE_COLUMNS), np.int64)
         for index, columns in enumerate(self._scopes):
-            scopes[index, Column.MOST_TOKENS], scopes[index, Column.MOST_WANTED] = capacity[NUM_KINDS * index :][:2]
+            most = capacity[NUM_KINDS * index :]
+            scopes[index, [Column.MOST_TOKENS, Column.MOST_WANTED, Column.MOST_KEPT]] = most[0], most[1], most[3]
             for column, operand in columns.items():
                 scopes[index, column] = value(operand)
         return Program(
@@ -166,7 +179,8 @@ class Tape:
         for index, line in enumerate(self._lines):
             for operand in line.operands:
                 if isinstance(operand, Buffer):
-                    spans[operand] = (spans.get(operand, (index, index))[0], index)
+                    buffer = operand.whole or operand
+                    spans[buffer] = (spans.get(buffer, (index, index))[0], index)
         for buffer in outputs:
             spans[buffer] = (spans[buffer][0], len(self._lines))
         for columns in self._scopes:

@@ -87,7 +87,7 @@ class EagleDrafter:
 
     @property
     def captured(self) -> Sequence[int]:
-        """Which hidden states of the target it reads, see `Decoder.with_states`."""
+        """Which hidden states of the target it reads, see `Decoder.states`."""
         return self._head.config.captured
 
     @property

@@ -34,6 +34,7 @@ from pagewood.engine.runner.cuda.device import Device, Event
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.graphs import capture_graphs
 from pagewood.engine.runner.cuda.masks import packed_masks
+from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.sampling import Sampler
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
@@ -87,6 +88,8 @@ class Expected:
     """Of drawn tokens, by row of logits; None: none is reported."""
     scored: PendingReport | None = None
     """Of prompt tokens; None: none is reported."""
+    sums: PendingSums | None = None
+    """Of hidden states; None: no prompt is pooled."""
 
     def result(self, words: Int32) -> StepResult:
         """Return the result that `words` stand for; the device has reached the end of the step."""
@@ -95,6 +98,8 @@ class Expected:
             result = replace(result, logprobs=self.drawn.of(self.tokens.places(result)))
         if self.scored is not None:
             result = replace(result, prompt_logprobs=self.scored.of(np.arange(len(self.scored.places))))
+        if self.sums is not None:
+            result = replace(result, vectors=self.sums.read())
         return result
 
 
@@ -313,7 +318,8 @@ class CUDARunner:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
             host, step = _upload(slot, arrays)
-            logits = self._logits(host, step, self._apply_updates(host, step), slot, is_decode=False)
+            states = self._states(host, step, self._apply_updates(host, step), slot, is_decode=False)
+            logits = self._model.head(states)
         self._device.finish()
         self._staging.give_back(slot)
         return logits
@@ -365,9 +371,11 @@ class CUDARunner:
         rejected position may be read by the next step.
         """
         self._inexact.settle(launch)
-        if self._drafter is None or result.counts.all():
+        if self._drafter is None or (result.counts.all() and result.vectors is None):
             return
         broken = batch.sampled[result.counts == 0]
+        if result.vectors is not None:
+            broken = np.append(broken, batch.pooled[~np.isfinite(result.vectors).all(axis=1), 0])
         ends = -(-(batch.starts + batch.counts)[broken] // self._tables.page_size)
         with torch.inference_mode(), self._device.computing():
             for row, end in zip(batch.rows[broken].tolist(), ends.tolist(), strict=True):
@@ -388,13 +396,15 @@ class CUDARunner:
     def _queue_plain(self, batch: Batch, slot: StagingSlot) -> Callable[[Int32 | None], Expected]:
         """Queue a step without drafts, of rows whose start the host knows."""
         num_grants = len(batch.rows)
-        is_decode = batch.num_tokens == num_grants and not len(batch.scored)
+        is_decode = batch.num_tokens == num_grants and not len(batch.scored) and not len(batch.pooled)
+        sums = None
         size = self._graphs.size_for(num_grants) if is_decode else None
         if size is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, num_grants)
             host, step = _upload(slot, step_arrays(batch, self._tables, num_empty=num_empty))
             indices = self._apply_updates(host, step)
-            logits = self._logits(host, step, indices, slot, is_decode=is_decode)
+            states = self._states(host, step, indices, slot, is_decode=is_decode)
+            logits, sums = self._logits(states, batch, step)
         else:
             host, step = _upload(slot, step_arrays(batch, self._tables, num_padding=size - num_grants))
             indices = self._apply_updates(host, step)
@@ -411,7 +421,7 @@ class CUDARunner:
                 drawn = self._sample(batch, step, logits[: len(step.wanted)], masks, target)
             if self._head is not None:
                 self._extend_plain(host, step, indices, slot, is_decode=is_decode)
-            return Expected(tokens=OneEach(size=len(batch.sampled)), drawn=drawn, scored=scored)
+            return Expected(tokens=OneEach(size=len(batch.sampled)), drawn=drawn, scored=scored, sums=sums)
 
         return draw
 
@@ -449,8 +459,10 @@ class CUDARunner:
         arrays = _host_arrays(host, is_decode=False)
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
-            logits = self._forward(where.sources, where.positions, planned, _wanted(step))
+            states = self._last_states(where.sources, where.positions, planned, _wanted(step))
+            logits, sums = self._logits(states, batch, step)
         else:
+            sums = None
             logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
@@ -472,7 +484,8 @@ class CUDARunner:
                     )
                 )  # fmt: skip
             stamps.append(self._device.stamp())
-            return Expected(tokens=Yielded(promised=batch.num_promised, stamps=stamps), drawn=drawn, scored=scored)
+            tokens = Yielded(promised=batch.num_promised, stamps=stamps)
+            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums)
 
         return draw
 
@@ -624,6 +637,14 @@ class CUDARunner:
         )
 
     def _logits(
+        self, states: Tensor, batch: Batch, step: StepArrays[Tensor] | VerifyArrays[Tensor]
+    ) -> tuple[Tensor, PendingSums | None]:
+        """Queue the logits of tokens from the last `states` of `_wanted`, and the sums of those that are pooled."""
+        num_logits = len(states) - len(step.pooled)
+        sums = queue_sums(self._device, batch.pooled, states[num_logits:])
+        return self._model.head(states[:num_logits]), sums
+
+    def _states(
         self,
         host: StepArrays[Tensor],
         step: StepArrays[Tensor],
@@ -632,10 +653,10 @@ class CUDARunner:
         *,
         is_decode: bool,
     ) -> Tensor:
-        """Queue a step without a graph; return the logits of the wanted tokens."""
+        """Queue a step without a graph; return the last states of the tokens of `_wanted`."""
         places = _places(step, indices)
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
-        return self._forward(step.sources, step.positions, planned, _wanted(step))
+        return self._last_states(step.sources, step.positions, planned, _wanted(step))
 
     def _apply_updates(
         self, host: StepArrays[Tensor] | VerifyArrays[Tensor], step: StepArrays[Tensor] | VerifyArrays[Tensor]
@@ -650,20 +671,20 @@ class CUDARunner:
         grants = torch.searchsorted(step.kv_indptr[1:], pages, right=True, out_int32=True)
         return self._page_table.index_select(0, step.page_shifts.index_select(0, grants).add_(pages))
 
-    def _forward(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
-        tokens = self._tokens.index_select(0, sources)
-        if self._head is None:
-            return self._model(tokens, (positions, self._rotations), attention, wanted)
-        logits, states = self._model.with_states(
-            tokens, (positions, self._rotations), attention, wanted, captured=self._head.captured
+    def _last_states(self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor) -> Tensor:
+        """Queue the model; return the states of the wanted tokens after the last norm."""
+        captured = () if self._head is None else self._head.captured
+        last, states = self._model.states(
+            self._tokens.index_select(0, sources), (positions, self._rotations), attention, wanted, captured=captured
         )
-        self._features = self._head.features(states)
-        return logits
+        if self._head is not None:
+            self._features = self._head.features(states)
+        return last
 
     def _forward_in_graph(
         self, sources: Tensor, positions: Tensor, attention: PlannedAttention, wanted: Tensor
     ) -> Tensor:
-        logits = self._forward(sources, positions, attention, wanted)
+        logits = self._model.head(self._last_states(sources, positions, attention, wanted))
         if self._features is not None:
             self._feature_memory[: len(self._features)].copy_(self._features)
         return logits
@@ -675,8 +696,10 @@ def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Te
 
 
 def _wanted(step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> Tensor:
-    """Return the tokens whose logits are needed."""
-    return torch.cat([step.wanted, step.scored]) if len(step.scored) else step.wanted
+    """Return the tokens whose last states are needed: first those whose logits are."""
+    if not len(step.scored) and not len(step.pooled):
+        return step.wanted
+    return torch.cat([step.wanted, step.scored, step.pooled])
 
 
 def _places(step: StepArrays[Tensor], indices: Tensor) -> Places:

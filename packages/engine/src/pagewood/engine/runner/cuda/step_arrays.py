@@ -14,6 +14,7 @@ import numpy as np
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
+from pagewood.engine.runner.cuda.pool import pooled_tokens
 
 X = TypeVar("X")
 """An array type: numpy's on the host, torch's in pinned memory or on the device."""
@@ -64,6 +65,8 @@ class StepArrays(Generic[X]):
     """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array."""
     scored: X
     """[R] tokens of prompts that are followed by a token that is reported."""
+    pooled: X
+    """[K] tokens of prompts whose hidden states are added up."""
     targets: X
     """[2S] int64 viewed as int32, place in the token table for each sampled token."""
     sampling: Mapping[str, X]
@@ -124,6 +127,7 @@ def step_arrays(
         kv_lens=extended(kv_lens, num_empty, 0),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         scored=scored_tokens(batch, offsets),
+        pooled=pooled_tokens(batch, offsets),
         targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
         sampling={name: array.view(np.int32) for name, array in batch.sampling.fields().items()},
         drawn_positions=ends,

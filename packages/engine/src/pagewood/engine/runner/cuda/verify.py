@@ -115,7 +115,7 @@ class HeadDrafter(Drafter, Protocol):
 
     @property
     def captured(self) -> Sequence[int]:
-        """Which hidden states it reads, see `Decoder.with_states`."""
+        """Which hidden states it reads, see `Decoder.states`."""
         ...
 
     @property

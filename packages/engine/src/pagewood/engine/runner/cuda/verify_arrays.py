@@ -17,6 +17,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.cuda.masks import MaskShape
+from pagewood.engine.runner.cuda.pool import pooled_tokens
 from pagewood.engine.runner.cuda.step_arrays import TableShape, X, extended, scored_tokens, updates
 
 _PADDING_LENGTH = 8
@@ -63,6 +64,8 @@ class VerifyArrays(Generic[X]):
     """[V] token at each verified position."""
     scored: X
     """[R], see `StepArrays`."""
+    pooled: X
+    """[K], see `StepArrays`."""
     cells: X
     """[V] place of each in a matrix of S rows, see `width`."""
     first_tokens: X
@@ -170,6 +173,7 @@ def verify_step(
         mask_offsets=mask.offsets,
         wanted=firsts[owners] + steps if len(owners) else np.zeros(1, np.int32),
         scored=scored_tokens(batch, offsets),
+        pooled=pooled_tokens(batch, offsets),
         cells=owners * np.int32(width) + steps,
         first_tokens=firsts,
         drafting=drafting,

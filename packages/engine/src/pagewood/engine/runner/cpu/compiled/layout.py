@@ -3,7 +3,8 @@
 A program computes one or more scopes. A scope is a group of tokens that go through a model together. A row of the table
 of scopes says where the scope's tables are and how long they are, so that instructions find them by address.
 
-Legend: T tokens of a scope, G grants, S sampled grants, W wanted tokens, F head_dim / 2.
+Legend: T tokens of a scope, G grants, S sampled grants, W wanted tokens, K kept tokens, P pooled grants, F
+head_dim / 2.
 """
 
 # pyright: basic
@@ -64,7 +65,7 @@ class Column(IntEnum):
     """`[T, F] float32`."""
     SINES = 24
     WANTED = 25
-    """`[W] int32`, tokens whose logits are wanted."""
+    """`[K] int32`, tokens whose last hidden state is wanted; the first W are those whose logits are wanted."""
     CHOICES = 26
     """`[W, NUM_CHOICE_COLUMNS]`, how to draw the token after each."""
     SAMPLED = 27
@@ -88,6 +89,11 @@ class Column(IntEnum):
     """S."""
     SCORED = 37
     """`[wanted rows behind those of sampled grants, 2] int32`, the prompt token after each, and its alternatives."""
+    MOST_KEPT = 38
+    """K for which the scope has memory."""
+    POOLED = 39
+    """`[NUM_POOLED, 2] int32`, of each pooled grant the first of its kept rows, and their number."""
+    NUM_POOLED = 40
 
 
 class Adjustment(IntEnum):
@@ -115,8 +121,9 @@ class Adjustment(IntEnum):
 
 NUM_ADJUSTMENT_COLUMNS = len(Adjustment)
 NUM_SCOPE_COLUMNS = len(Column)
-NUM_KINDS = 3
-"""Numbers of rows of a scope, consecutive in the counts of a run: tokens, wanted tokens, sampled grants."""
+NUM_KINDS = 4
+"""Numbers of rows of a scope, consecutive in the counts of a run: tokens, wanted tokens, sampled grants, kept tokens
+(see `tape.Scope`)."""
 
 
 class Outcome(IntEnum):
@@ -187,10 +194,10 @@ def lay_out_scope(
         end = max(end, starts[g] + ahead + nums[g])
     for s in range(num_sampled):
         num_wanted += nums[sampled[s]] if promised[s] > 1 or all_wanted != 0 else 1
-    counts[0], counts[1], counts[2] = num_tokens, num_wanted, num_sampled
+    counts[0], counts[1], counts[2], counts[3] = num_tokens, num_wanted, num_sampled, num_wanted
     scope[Column.COSINE_TABLE], scope[Column.SINE_TABLE] = rotations[0], rotations[1]
     scope[Column.NUM_ROTATIONS] = rotations[2]
-    if num_tokens > scope[Column.MOST_TOKENS] or num_wanted > scope[Column.MOST_WANTED]:
+    if num_tokens > scope[Column.MOST_TOKENS] or num_wanted > scope[Column.MOST_WANTED]:  # of kept ones there are more
         return Outcome.TOO_LARGE
     if end > scope[Column.NUM_ROTATIONS]:
         scope[Column.NUM_ROTATIONS] = end
@@ -262,7 +269,7 @@ def _add_scored(scope: Any, counts: Any, scored: Any, outcome: Any) -> Any:
     first, num = counts[1], 0
     for q in range(scored.shape[0]):
         num += scored[q, 1]
-    counts[1] = first + num
+    counts[1] = counts[3] = first + num
     if outcome != Outcome.DONE or first + num > scope[Column.MOST_WANTED]:
         return outcome if outcome != Outcome.DONE else Outcome.TOO_LARGE
     rows, starts, offsets = (
@@ -293,25 +300,53 @@ def _add_scored(scope: Any, counts: Any, scored: Any, outcome: Any) -> Any:
     return outcome
 
 
+@inlined
+def _add_pooled(scope: Any, counts: Any, pooled: Any, outcome: Any) -> Any:
+    """Keep the states of tokens of prompts, behind those of wanted tokens; return an `Outcome`.
+
+    Args:
+        scope: the row of the table of scopes, as `lay_out_scope` has left it.
+        counts: `[NUM_KINDS]`, changed.
+        pooled: `[P, 3]`, see `Batch.pooled`.
+        outcome: what the functions before have returned.
+    """
+    k = counts[3]
+    for p in range(pooled.shape[0]):
+        counts[3] += pooled[p, 2]
+    if outcome != Outcome.DONE or counts[3] > scope[Column.MOST_KEPT]:
+        return outcome if outcome != Outcome.DONE else Outcome.TOO_LARGE
+    offsets, wanted = integers(scope[Column.OFFSETS], 0), integers(scope[Column.WANTED], 0)
+    spans = integer_rows(scope[Column.POOLED], 0, 2)
+    for p in range(pooled.shape[0]):
+        spans[p, 0], spans[p, 1] = k, pooled[p, 2]
+        for i in range(pooled[p, 2]):
+            wanted[k] = offsets[pooled[p, 0]] + pooled[p, 1] + i
+            k += 1
+    scope[Column.NUM_POOLED] = pooled.shape[0]
+    return outcome
+
+
 @kernel(
     "i8(i8[:,::1], i8, i8[::1], i8[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], f4[::1], i4[::1], f4[::1], "
-    "f4[::1], f4[::1], i8[::1], i8, i8, i4[:,::1])"
+    "f4[::1], f4[::1], i8[::1], i8, i8, i4[:,::1], i4[:,::1])"
 )
 def lay_out(
     scopes: Any, index: Any, counts: Any, rotations: Any, rows: Any, starts: Any, nums: Any, sampled: Any,
     promised: Any, temperatures: Any, top_ks: Any, top_ps: Any, min_ps: Any, typical_ps: Any, seeds: Any,
-    ahead: Any, all_wanted: Any, scored: Any,
+    ahead: Any, all_wanted: Any, scored: Any, pooled: Any,
 ) -> Any:  # fmt: skip
     """Call `lay_out_scope` for the scope with this index in `scopes` `[scopes, NUM_SCOPE_COLUMNS]`.
 
-    The tokens of `scored` `[Q, 3]`, see `Batch.scored`, are wanted too.
+    The tokens of `scored` `[Q, 3]`, see `Batch.scored`, are wanted too, and the states of `pooled` `[P, 3]`.
     """
     own = counts[index * NUM_KINDS : (index + 1) * NUM_KINDS]
     outcome = lay_out_scope(
         scopes[index], own, rotations, rows, starts, nums, sampled, promised, temperatures, top_ks, top_ps, min_ps,
         typical_ps, seeds, ahead, all_wanted,
     )  # fmt: skip
-    return _add_scored(scopes[index], own, scored, outcome) if scored.shape[0] > 0 else outcome
+    if scored.shape[0] > 0:
+        outcome = _add_scored(scopes[index], own, scored, outcome)
+    return _add_pooled(scopes[index], own, pooled, outcome) if pooled.shape[0] > 0 else outcome
 
 
 @kernel("void(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i4[::1])")

@@ -40,6 +40,7 @@ from pagewood.engine.runner.cpu.compiled.memory import (
     wait_for,
     write_time,
 )
+from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.report import report as report_token
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
@@ -114,6 +115,9 @@ class Operation(IntEnum):
     """scope, states `[rows of the runner, size]`, out `[rows, size]`, size."""
     SPREAD = 26
     """scope, logits `[rows, size]`, size, token map `[size]`, out `[rows, V]`, V."""
+    POOL = 27
+    """scope, states `[rows, size]`, size, sums `[rows, size]`; see `pool`. The rows are kept tokens, the parts pooled
+    grants."""
     HOLD_LOGITS = 34
     """scope, scope of the target, logits `[rows, V]`, held logits `[grants of the target, drafts, V]`, V, drafts, index
     of the draft; see `drafting.hold_logits`."""
@@ -161,6 +165,8 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return num_rows if scopes[one[2], Column.NUM_ADJUSTED] > 0 else 0
     if op == Operation.REPORT:
         return num_rows if scopes[one[2], Column.NUM_REPORTED] > 0 else 0
+    if op == Operation.POOL:
+        return scopes[one[2], Column.NUM_POOLED]
     if op == Operation.DRAW or op >= Operation.ACCEPT:
         return num_rows
     return (num_rows + _ROWS - 1) // _ROWS
@@ -268,8 +274,11 @@ def draft(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part
 
 @kernel(_PART)
 def report(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
-    """Compute a part of REPORT."""
+    """Compute a part of REPORT or POOL."""
     one, scopes = longs(one_at, NUM_COLUMNS), long_rows(scopes_at, 0, NUM_SCOPE_COLUMNS)
+    if op == Operation.POOL:
+        pool(scopes[one[2]], part, one[3], one[4], one[5])
+        return
     report_token(scopes[one[2]], part, one[3], one[4], one[5], one[6], one[7], one[8], one[9])
 
 
@@ -400,7 +409,7 @@ class StepKernel:
             if not isinstance(last_operand, int) or last_operand not in self._heads:
                 raise ValueError(f"heads must have one of {list(self._heads)} elements, got {last_operand}")
             return self._heads[last_operand]
-        if operation == Operation.REPORT:
+        if operation in (Operation.REPORT, Operation.POOL):
             return self._report
         if operation < Operation.FILL:
             return 0

@@ -1,0 +1,266 @@
+"""How a model's folder says that texts become vectors, or pairs of texts become scores. Imports neither torch nor
+transformers.
+
+The files are those of sentence-transformers: `modules.json` and the folders that it names,
+`config_sentence_transformers.json` and `sentence_bert_config.json`. A folder without them gives the last hidden state,
+normalised.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
+from pagewood.engine.models.fields import Fields
+
+DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""What Qwen3-Reranker is asked if the caller does not say it."""
+
+_LARGEST = (1 << 31) - 1
+_KINDS: Mapping[str, Literal["last", "mean", "cls"]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+_FLAGS = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}  # fmt: skip
+_SURE = 100.0
+"""Added to the logits of two tokens, this leaves no other a probability that a float32 can tell from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairScoring:
+    """A reranker: the score of a pair is the probability of one token against another behind it.
+
+    Both get the largest bias, so the distribution that a token is drawn from is that of the two, to about 1e-5. It is
+    then the processed log probability of one of them.
+    """
+
+    true_token: int
+    false_token: int
+    has_template: bool = False
+    """Whether the chat template has the roles `query` and `document`; otherwise the prompt is that of
+    Qwen3-Reranker."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The request that finds the score: one token, of two."""
+        return SamplingParams(
+            max_tokens=1,
+            temperature=1.0,
+            seed=0,
+            ignore_eos=True,
+            logit_bias=((self.true_token, _SURE), (self.false_token, _SURE)),
+            logprobs=2,
+            logprobs_kind="processed",
+        )
+
+    def score(self, logprobs: Sequence[TokenLogprob]) -> float:
+        """Return the score of a pair in [0, 1], given what was reported of the one token."""
+        return self.score_of(logprobs[0].top)
+
+    def score_of(self, top: Sequence[tuple[int, float]]) -> float:
+        """Return the score of a pair in [0, 1], given its most probable tokens with their log probabilities."""
+        return math.exp(dict(top).get(self.true_token, -math.inf))
+
+    def messages(self, query: str, document: str, *, instruction: str | None = None) -> list[dict[str, str]]:
+        """Return the conversation of a pair for the chat template."""
+        system = [] if instruction is None else [{"role": "system", "content": instruction}]
+        return [*system, {"role": "query", "content": query}, {"role": "document", "content": document}]
+
+    def text(self, query: str, document: str, *, instruction: str | None = None) -> str:
+        """Return the prompt of a pair, in the form that Qwen3-Reranker is trained with."""
+        return (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorRecipe:
+    """How texts become vectors with a model."""
+
+    pooling: PoolingParams = field(default_factory=PoolingParams)
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Texts that go before a text, by name, such as `query`."""
+    default_prompt: str | None = None
+    """The name of the one that is used if the caller names none."""
+    max_tokens: int | None = None
+    """Longest text in tokens; None: what the engine allows."""
+    lowers_case: bool = False
+    end_token: int | None = None
+    """Ends every text, unless the tokenizer has appended it; None: what the tokenizer appends is all."""
+    scoring: PairScoring | None = None
+    """How pairs get scores; None: by the cosine of their vectors."""
+
+    def text(self, text: str, *, prompt_name: str | None = None) -> str:
+        """Return what is tokenized for a text: the text behind a prompt.
+
+        Raises:
+            ValueError: there is no prompt with this name.
+        """
+        name = self.default_prompt if prompt_name is None else prompt_name
+        if name is not None and name not in self.prompts:
+            known = ", ".join(self.prompts) or "none: this model has no prompts"
+            raise ValueError(f"prompt_name must be one of {known}, got {name!r}")
+        whole = text if name is None else self.prompts[name] + text
+        return whole.lower() if self.lowers_case else whole
+
+    def prompt_of(self, kind: Literal["query", "document"]) -> str | None:
+        """Return the name of the prompt of queries or documents; None: the default."""
+        return kind if kind in self.prompts else None
+
+    def longest(self, max_length: int) -> int:
+        """Return the longest text in tokens, for an engine whose longest request has `max_length`."""
+        return max_length if self.max_tokens is None else min(max_length, self.max_tokens)
+
+
+def with_end(tokens: NDArray[np.int32], end_token: int | None) -> NDArray[np.int32]:
+    """Return the tokens of a text, ended by `end_token` if that is given and they are not."""
+    if end_token is None or (len(tokens) and int(tokens[-1]) == end_token):
+        return tokens
+    return np.append(tokens, np.int32(end_token))
+
+
+def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Return the cosine of the angle between two vectors; 0 if one has no length."""
+    lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    return float(np.dot(one.astype(np.float64), other)) / lengths if lengths > 0.0 else 0.0
+
+
+def read_vector_recipe(folder: str | Path) -> VectorRecipe:
+    """Read how a folder makes vectors.
+
+    Raises:
+        ValueError: a file is damaged, or asks for something that is not supported.
+    """
+    folder = Path(folder)
+    modules = _modules(folder / "modules.json")
+    pooling, scoring = PoolingParams(), _classifier(folder)
+    for kind, path in modules or ():
+        if kind == "Pooling":
+            pooling = _pooling(folder / path / "config.json", normalize=any(kind == "Normalize" for kind, _ in modules))
+        elif kind == "LogitScore":
+            scoring = _logit_score(folder, folder / path / "config.json")
+        elif kind not in ("Transformer", "Normalize"):
+            raise ValueError(
+                f"{folder / 'modules.json'} must name modules of type Transformer, Pooling, Normalize or LogitScore, "
+                f"got {kind}"
+            )
+    files = (folder / "config_sentence_transformers.json", folder / "sentence_bert_config.json")
+    prompted, limited = (Fields.from_file(file) if file.is_file() else Fields(str(file), {}) for file in files)
+    prompts = prompted.section("prompts") or prompted.empty("prompts")
+    return VectorRecipe(
+        pooling=pooling,
+        prompts={name: prompts.text(name) for name in prompts.values},
+        default_prompt=prompted.text("default_prompt_name", "") or None,
+        max_tokens=limited.integer("max_seq_length", 0, high=_LARGEST) or None,
+        lowers_case=limited.flag("do_lower_case", False),
+        end_token=_end_token(folder),
+        scoring=scoring,
+    )
+
+
+def _modules(file: Path) -> list[tuple[str, str]]:
+    """Return the type and the folder of each module, in their order; none if there is no such file."""
+    if not file.is_file():
+        return []
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} must hold JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise ValueError(f"{file} must hold a list of modules, got {entries!r:.80}")
+    modules: list[tuple[str, str]] = []
+    for entry in cast("list[object]", entries):
+        if not isinstance(entry, dict):
+            raise ValueError(f"{file} must hold a list of modules, got {entry!r:.80}")
+        fields = Fields(str(file), cast("dict[str, object]", entry))
+        path = fields.text("path", "")
+        if ".." in Path(path).parts or Path(path).is_absolute():
+            raise ValueError(f"{file}: path must stay in the model's folder, got {path!r:.80}")
+        modules.append((fields.text("type").rpartition(".")[2], path))
+    return modules
+
+
+def _pooling(file: Path, *, normalize: bool) -> PoolingParams:
+    """Read the pooling of a module."""
+    fields = Fields.from_file(file)
+    if "pooling_mode" in fields.values:
+        modes = fields.texts("pooling_mode") or ()
+    else:
+        modes = tuple(mode for flag, mode in _FLAGS.items() if fields.flag(flag, False))
+    if len(modes) != 1 or modes[0] not in _KINDS:
+        raise ValueError(f"{file}: pooling must be one of {', '.join(_KINDS)}, got {' and '.join(modes) or 'none'}")
+    if not fields.flag("include_prompt", True):
+        raise ValueError(f"{file}: include_prompt must be true, got false")
+    return PoolingParams(kind=_KINDS[modes[0]], normalize=normalize)
+
+
+def _logit_score(folder: Path, file: Path) -> PairScoring:
+    """Read a module that compares the logits of two tokens."""
+    fields = Fields.from_file(file)
+    if fields.values.get("false_token_id") is None:
+        raise ValueError(f"{file}: false_token_id must be a token, got none: scores of one logit are not supported")
+    return PairScoring(
+        true_token=fields.integer("true_token_id", high=_LARGEST),
+        false_token=fields.integer("false_token_id", high=_LARGEST),
+        has_template=_has_roles(folder),
+    )
+
+
+def _classifier(folder: Path) -> PairScoring | None:
+    """Read `classifier_from_token` of config.json, the tokens of no and yes, as vLLM does for Qwen3-Reranker."""
+    file = folder / "config.json"
+    tokens = Fields.from_file(file).texts("classifier_from_token") if file.is_file() else None
+    if tokens is None:
+        return None
+    if len(tokens) != 2:
+        raise ValueError(f"{file}: classifier_from_token must name two tokens, got {len(tokens)}")
+    false_token, true_token = (_token_id(folder, token) for token in tokens)
+    return PairScoring(true_token=true_token, false_token=false_token, has_template=_has_roles(folder))
+
+
+def _has_roles(folder: Path) -> bool:
+    """Return whether the chat template of a folder is one for pairs."""
+    file = folder / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return all(f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document"))
+
+
+def _end_token(folder: Path) -> int | None:
+    """Return the token that `add_eos_token` of tokenizer_config.json asks for; None: it does not."""
+    file = folder / "tokenizer_config.json"
+    fields = Fields.from_file(file) if file.is_file() else Fields(str(file), {})
+    if not fields.flag("add_eos_token", False):
+        return None
+    token = fields.values.get("eos_token")
+    if isinstance(token, dict):
+        token = cast("dict[str, object]", token).get("content")
+    if not isinstance(token, str):
+        raise ValueError(f"{file}: eos_token must be given with add_eos_token, got {token!r:.80}")
+    return _token_id(folder, token)
+
+
+def _token_id(folder: Path, token: str) -> int:
+    """Return the id of a token in tokenizer.json, by its text there."""
+    file = folder / "tokenizer.json"
+    fields = Fields.from_file(file)
+    for entry in cast("list[dict[str, object]]", fields.values.get("added_tokens") or []):
+        if entry.get("content") == token:
+            return Fields(str(file), entry).integer("id", high=_LARGEST)
+    section = fields.section("model") or fields.empty("model")
+    vocab = section.values.get("vocab")
+    found = cast("dict[str, object]", vocab).get(token) if isinstance(vocab, dict) else None
+    if not isinstance(found, int):
+        raise ValueError(f"{file} must have the token {token!r:.80}")
+    return found

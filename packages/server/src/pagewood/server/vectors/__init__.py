@@ -1,0 +1,1 @@
+"""Vectors of texts, and what follows from them: embeddings, rankings and scores."""

@@ -1,0 +1,57 @@
+"""The endpoints of vectors: OpenAI's embeddings, the ranking of Cohere and Jina, and vLLM's score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagewood.server.live import new_request_id
+from pagewood.server.service import Service, names_of
+from pagewood.server.vectors import embeddings, rerank
+from pagewood.server.vectors.collect import CollectedResponse, Work
+
+
+@dataclass(frozen=True, slots=True)
+class VectorEndpoints:
+    """Embeddings, rankings and scores."""
+
+    service: Service
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *(Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+            *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+        ]
+
+    async def embeddings(self, request: Request) -> ASGIApp:
+        """Return the vectors of texts."""
+        said = embeddings.parse_embeddings(await self.service.body(request))
+        model = self.service.model(said.model)
+        work = embeddings.embeddings(said, self.service.recipe, model, model_name=self.service.model_name)
+        return self._collect(request, work, new_request_id("embd"))
+
+    async def rerank(self, request: Request) -> ASGIApp:
+        """Return documents in the order of their relevance for a query."""
+        said = rerank.parse_rerank(await self.service.body(request))
+        model, answer_id = self.service.model(said.model), new_request_id("rerank")
+        name = self.service.model_name
+        work = rerank.rerank(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
+        return self._collect(request, work, answer_id)
+
+    async def score(self, request: Request) -> ASGIApp:
+        """Return the scores of pairs of texts."""
+        said = rerank.parse_score(await self.service.body(request))
+        model, answer_id = self.service.model(said.model), new_request_id("score")
+        name = self.service.model_name
+        work = rerank.score(said, self.service.recipe, model, answer_id=answer_id, model_name=name)
+        return self._collect(request, work, answer_id)
+
+    def _collect(self, request: Request, work: Work, answer_id: str) -> ASGIApp:
+        live = self.service.live
+        group = live.submit(work.requests, prompt_param=work.prompt_param, names=names_of(request, answer_id))
+        return CollectedResponse(live=live, group=group, num_requests=len(work.requests), render=work.render)
