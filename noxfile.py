@@ -14,7 +14,7 @@ nox.options.error_on_external_run = True
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
-PEERS = ("transformers", "openai", "openai-agents", "jsonschema")  # what tests compare with, and clients that they use
+PEERS = ("transformers", "openai", "openai-agents", "anthropic", "ollama", "jsonschema")  # oracles, and clients
 EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent
 
@@ -38,6 +38,14 @@ def tests(session: nox.Session) -> None:
     install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS)
     in_parallel = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]  # two: most tests compute themselves
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not gpu and not slow", *in_parallel]))
+
+
+@nox.session
+def litellm(session: nox.Session) -> None:
+    """Test the server with LiteLLM, which needs an older client of OpenAI than constraints.txt has."""
+    editable = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
+    session.install(*editable, *TEST_TOOLS, "litellm", "mcp", "jsonschema", "openai<3")
+    session.run("python", "-m", "pytest", "packages/server/tests/test_protocol_clients.py", "-k", "litellm")
 
 
 @nox.session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.server.responses.store import ResponseStore, StoredResponse
@@ -11,6 +11,7 @@ MAX_RESPONSES = 4
 MAX_BYTES = 100
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(["put", "get", "delete"]), st.integers(0, 9), st.integers(2, 60))))
 def test_the_least_recently_used_go_first(operations: list[tuple[str, int, int]]) -> None:
     store = ResponseStore(max_responses=MAX_RESPONSES, max_bytes=MAX_BYTES)

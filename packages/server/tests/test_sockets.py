@@ -329,6 +329,32 @@ async def test_a_half_closed_client_gets_its_answer(patient: MemoryServer, strea
         assert await client.is_closed()
 
 
+@pytest.mark.parametrize(("path", "beginning"), [("/v1/completions", b"data: "), ("/api/generate", b"{")])
+async def test_a_client_that_is_half_closed_within_a_stream_gets_what_it_can_read(
+    patient: MemoryServer, path: str, beginning: bytes
+) -> None:
+    patient.gate.allow(3)
+    async with listening(patient) as connect:
+        client = await connect()
+        said = {**LONG, "max_tokens": 9} if path.startswith("/v1") else {"options": {"num_predict": 9}, "raw": True}
+        await client.send(post({"model": "echo", "prompt": "x", **said, "stream": True}, path=path))
+        head = await client.reader.readuntil(beginning)
+        await patient.until(lambda: patient.gate.is_held)
+        await asyncio.sleep(0.1)  # everything has arrived
+        client.writer.write_eof()
+        await asyncio.sleep(5 * PATIENT.peer_check_s)
+        patient.gate.open()
+        chunks = (head.partition(b"\r\n\r\n")[2] + await client.reader.read()).split(b"\r\n")[1::2]
+        body = b"".join(chunks)
+        if path.startswith("/v1"):
+            assert b"\n\n:\n\n" in body  # the comment
+            assert body.endswith(b"data: [DONE]\n\n")
+        else:
+            assert b"\n {" in body  # the space
+            assert json.loads(body.splitlines()[-1])["done"]
+            assert all(json.loads(line)["model"] == "echo" for line in body.splitlines())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_closes_its_connection_ends_its_request(patient: MemoryServer, stream: bool) -> None:
     patient.gate.close()

@@ -444,3 +444,34 @@ def test_a_prompt_too_long_by_its_bytes_is_not_encoded(tokenizer: Tokenizer) -> 
     assert isinstance(command(counting, prompt("a", text, max_length=200_000)), Submit)
     assert isinstance(command(counting, prompt("a", text)), Submit)
     assert isinstance(command(counting, prompt("a", "a" * 872, max_length=1000)), Submit)
+
+
+def test_the_ids_of_a_prompt_pass_the_engine_as_a_refusal_and_are_a_normal_answer(tokenizer: Tokenizer) -> None:
+    messages = ({"role": "user", "content": "héllo"},)
+    for prompt, expected in (
+        (wire.TextPrompt(text="héllo"), tokenizer.encode("héllo").tolist()),
+        (wire.TextPrompt(text=""), []),
+        (wire.TokenPrompt(tokens=np.array([3, 9], "<i4").tobytes()), [3, 9]),
+        (
+            wire.ChatPrompt(messages=messages),
+            tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False).tolist(),
+        ),
+    ):
+        refuse = command(tokenizer, wire.Encode(request_id="a", prompt=prompt))
+        assert isinstance(refuse, Refuse)
+        streams = TextStreams(tokenizer)
+        delta = Delta(
+            request_id="a", finish=FinishReason.REFUSED, refusal=refuse.refusal, first=True, carry=refuse.carry
+        )
+        (answer,) = answers(streams.take(step(delta)))
+        assert (answer.finish, answer.ended, answer.refusal, answer.text) == (FinishReason.STOP, True, None, "")
+        ids = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
+        assert np.frombuffer(ids, "<i4").tolist() == expected
+        assert streams.num_open == 0
+
+
+def test_a_prompt_that_cannot_be_encoded_is_refused(tokenizer: Tokenizer) -> None:
+    prompt = wire.ChatPrompt(messages=({"role": "user", "content": "refuse me"},))
+    refuse = command(tokenizer, wire.Encode(request_id="a", prompt=prompt))
+    assert isinstance(refuse, Refuse)
+    assert (refuse.refusal.code, refuse.carry) == ("invalid_messages", b"")

@@ -14,10 +14,14 @@ from starlette.types import ASGIApp
 
 from pagewood.server import wire
 from pagewood.server.access import AccessRules
+from pagewood.server.anthropic.endpoints import AnthropicEndpoints
+from pagewood.server.anthropic.errors import anthropic_error
 from pagewood.server.connections import Connections
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import FrontDoor
 from pagewood.server.limits import HttpLimits
+from pagewood.server.ollama.endpoints import OllamaEndpoints
+from pagewood.server.ollama.errors import ollama_error
 from pagewood.server.openai.endpoints import OpenAIEndpoints
 from pagewood.server.respond import error_response, json_response
 from pagewood.server.responses.endpoints import ResponsesEndpoints
@@ -48,6 +52,8 @@ class Frontend:
         app = Starlette(
             routes=[
                 *OpenAIEndpoints(self.service).routes(),
+                *AnthropicEndpoints(self.service).routes(),
+                *OllamaEndpoints(self.service).routes(),
                 *ResponsesEndpoints(self.service).routes(),
                 *VectorEndpoints(self.service).routes(),
                 Route("/health", self.health, methods=["GET"]),
@@ -67,7 +73,7 @@ class Frontend:
             access=self.access,
             is_crowded=lambda: self.connections.is_crowded,
             respond=error_response,
-            error_bodies={},
+            error_forms={"/v1/messages": anthropic_error, "/api/": ollama_error},
         )
 
     async def health(self, request: Request) -> Response:

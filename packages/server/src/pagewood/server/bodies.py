@@ -20,15 +20,21 @@ class Bodies:
         self._limits = limits
         self.num_buffered_bytes = 0  # written by: read
 
-    async def read(self, request: Request) -> bytes:
+    async def read(self, request: Request, *, is_declared: bool = True) -> bytes:
         """Return the JSON body of a request.
+
+        Args:
+            request: its body has not been read.
+            is_declared: whether it must be declared as JSON. If not, it still must be if a web page may have sent it:
+                browsers name the origin of every POST.
 
         Raises:
             ApiError: 415 if it is not declared as JSON, 413 if it is too long (before any of it is read, if its length
                 is declared), 408 if it comes too slowly, 503 if the bodies of other requests take all the memory.
             ClientDisconnect: the client left before the body was complete.
         """
-        check_json(request.headers)
+        if is_declared or "origin" in request.headers:
+            check_json(request.headers)
         limits = self._limits
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limits.max_body_bytes:

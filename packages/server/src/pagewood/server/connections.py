@@ -7,20 +7,21 @@ import logging
 import select
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pagewood.server.errors import ApiError
-from pagewood.server.exchange import Exchange, error_headers, new_id
+from pagewood.server.exchange import Exchange, error_headers, exchange_of, new_id
+from pagewood.server.formats import EVENTS, LINES
 from pagewood.server.limits import HttpLimits
 
 WARN_EVERY_S = 10.0
 INTERIM_RESPONSE = b"HTTP/1.1 100 Continue\r\n\r\n"
-COMMENT_CHUNK = b"3\r\n:\n\n\r\n"
-"""A comment of an event stream as a chunk; only event streams are sent in chunks."""
+FILLERS = {EVENTS: b"3\r\n:\n\n\r\n", LINES: b"1\r\n \r\n"}
+"""Content type of a stream -> a chunk without meaning: a comment, or a space before the next JSON value."""
 
 _log = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class HttpConnection(HttpToolsProtocol):
         """Return bytes that do not change the meaning of the present response."""
         if not self.cycle.response_started:
             return INTERIM_RESPONSE if self.scope["http_version"] == "1.1" else b""
-        return COMMENT_CHUNK if self.cycle.chunked_encoding else b""
+        return FILLERS.get(exchange_of(cast("Any", self.scope)).media_type, b"") if self.cycle.chunked_encoding else b""
 
     def _is_answering(self) -> bool:
         """Return whether a request was received whose answer is not complete."""

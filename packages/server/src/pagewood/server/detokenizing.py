@@ -42,6 +42,8 @@ class _Open:
     """None: the answer is plain text."""
     is_scoring: bool
     """Whether its answer is not shown."""
+    is_encoding: bool
+    """Whether the ids of its prompt are the whole answer."""
 
 
 class _News(NamedTuple):
@@ -53,6 +55,8 @@ class _News(NamedTuple):
     logprobs: wire.Logprobs | None = None
     parts: tuple[wire.Part, ...] | None = None
     """What `text` says, if the answer is read by a response template."""
+    stopped_by: str | None = None
+    """The stop string, or the match of an expression, that ended the text in this step."""
 
 
 _NO_NEWS = _News()
@@ -144,6 +148,8 @@ class TextStreams:
             finish = FinishReason.STOP
         elif open_ is not None and open_.is_scoring and finish is FinishReason.STOP:
             finish = FinishReason.LENGTH  # of no tokens; that the token which is not shown ended the text says nothing
+        elif open_ is not None and open_.is_encoding:
+            delta, finish = delta._replace(refusal=None), FinishReason.STOP
         return _answer_to(delta, news, finish=finish, ended=ended)
 
     def _read(self, delta: Delta) -> tuple[_Open, _News]:
@@ -161,7 +167,13 @@ class TextStreams:
             )
             prefix, prompt_tokens = options.prefix, options.prompt_tokens
             entries = TokenEntries(self._tokenizer, start=len(prefix))
-            open_ = _Open(stream=stream, entries=entries, parser=parser, is_scoring=options.is_scoring)
+            open_ = _Open(
+                stream=stream,
+                entries=entries,
+                parser=parser,
+                is_scoring=options.is_scoring,
+                is_encoding=options.is_encoding,
+            )
             if options.first_token is not None:
                 prompt = self._prompt(options.first_token, delta)
         if open_.is_scoring:
@@ -173,11 +185,12 @@ class TextStreams:
         if delta.logprobs or prompt is not None or prompt_tokens:
             logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
         if open_.parser is None:
-            return open_, _News(prefix + text, num_unused, logprobs)
+            return open_, _News(prefix + text, num_unused, logprobs, None, open_.stream.stopped_by)
         parts = open_.parser.feed(text) if text else []
         if delta.finish is not None or open_.stream.stopped_by is not None:
             parts += open_.parser.finish()
-        return open_, _News("", num_unused, logprobs, tuple([_part(part) for part in parts]))
+        shown = tuple([_part(part) for part in parts])
+        return open_, _News("", num_unused, logprobs, shown, open_.stream.stopped_by)
 
     def _parser(self, reading: wire.Reading | None) -> ResponseParser | None:
         """Return what reads an answer. Where no function was offered, calls are text."""
@@ -240,5 +253,6 @@ def _answer_to(
         num_accepted_tokens=delta.num_accepted_tokens,
         logprobs=news.logprobs,
         parts=news.parts,
+        stopped_by=news.stopped_by,
         vector=delta.vector,
     )

@@ -28,6 +28,14 @@ _LOGGED_PATH_CHARS = 200
 
 _log = logging.getLogger("pagewood.server.requests")
 
+ErrorForm = Callable[[ApiError, str], tuple[int, bytes]]
+"""Returns the status and the body of an error in the words of a protocol; the text is the id of the request."""
+
+
+def openai_error(error: ApiError, request_id: str) -> tuple[int, bytes]:
+    """Return the status and the body of an error as in OpenAI's API."""
+    return error.status, error.body()
+
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
@@ -39,11 +47,13 @@ class Exchange:
     client: str
     started_s: float
     """When it began, on the clock of `FrontDoor`."""
-    error_body: Callable[[ApiError], bytes] = ApiError.body
-    """Writes an error as the protocol of the path does."""
+    error_form: ErrorForm = openai_error
+    """Writes errors as the protocol of the path does."""
     send: Send | None = None
     """Sends a piece of a body past the middlewares, which have nothing to do for it but take time for every token."""
     status: int = CLIENT_LEFT  # written by: FrontDoor
+    media_type: str = ""  # written by: FrontDoor
+    """Content type of the answer, once it has begun."""
     is_complete: bool = False  # written by: FrontDoor
     """Whether the whole answer was sent."""
     error_code: str | None = None  # written by: respond
@@ -107,7 +117,7 @@ class FrontDoor:
     """Whether too many connections are open."""
     respond: Callable[[Scope, ApiError], Response]
     """Makes the response to a refused request."""
-    error_bodies: Mapping[str, Callable[[ApiError], bytes]] = field(default_factory=dict[str, Any])
+    error_forms: Mapping[str, ErrorForm] = field(default_factory=dict[str, Any])
     """Beginning of a path -> how errors are written there; elsewhere as in OpenAI's API."""
     clock: Callable[[], float] = time.monotonic
 
@@ -124,7 +134,7 @@ class FrontDoor:
             path=_loggable(scope),
             client=":".join(map(str, scope.get("client") or ("-",))),
             started_s=self.clock(),
-            error_body=self._error_body(scope["path"]),
+            error_form=self._error_form(scope["path"]),
             send=send,
         )
         scope[_SCOPE_KEY] = exchange
@@ -133,8 +143,9 @@ class FrontDoor:
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                MutableHeaders(scope=message).update(added)
+                sent = MutableHeaders(scope=message)
+                sent.update(added)
+                exchange.status, exchange.media_type = message["status"], sent.get("content-type", "")
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 exchange.is_complete = True
@@ -145,9 +156,9 @@ class FrontDoor:
         finally:
             exchange.log(self.clock())
 
-    def _error_body(self, path: str) -> Callable[[ApiError], bytes]:
-        found = (body for beginning, body in self.error_bodies.items() if path.startswith(beginning))
-        return next(found, ApiError.body)
+    def _error_form(self, path: str) -> ErrorForm:
+        found = (form for beginning, form in self.error_forms.items() if path.startswith(beginning))
+        return next(found, openai_error)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         try:

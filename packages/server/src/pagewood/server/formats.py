@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pagewood.server.errors import ApiError
 
 EVENTS = "text/event-stream; charset=utf-8"
 """Content type of server-sent events."""
+LINES = "application/x-ndjson"
+"""Content type of lines of JSON."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -132,6 +135,10 @@ class Choice:
     calls: list[ToolCall] = field(default_factory=list[ToolCall])  # written by: add
     finish: str = ""  # written by: add
     """`stop` or `length`; empty: it has not ended."""
+    stopped_by: str | None = None  # written by: add
+    """The stop string, or the match of a stop expression, that ended it."""
+    first_s: float | None = None  # written by: add
+    """When its first message came, seconds on the clock of `time.monotonic`."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: add
     """Of the tokens of the answer, if their log probabilities are known."""
     prompt: tuple[wire.TokenEntry, ...] = ()  # written by: add
@@ -145,6 +152,8 @@ class Choice:
 
     def add(self, answer: wire.Answer) -> None:
         """Append a message."""
+        if self.first_s is None:
+            self.first_s = time.monotonic()
         parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
         touched = [self._add(part) for part in parts if part.text or part.kind == "tool_call"]
         if answer.logprobs is not None:
@@ -152,6 +161,7 @@ class Choice:
             self.prompt = self.prompt or answer.logprobs.prompt or ()
         if answer.finish is not None:
             self.finish = answer.finish.value
+            self.stopped_by = answer.stopped_by
             self.text = self._joined("content")
             self.reasoning = self._joined("reasoning")
             for section in self.sections:

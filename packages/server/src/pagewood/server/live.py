@@ -134,7 +134,7 @@ class LiveRequests:
 
     def submit(
         self,
-        prompts: Sequence[wire.Generate],
+        prompts: Sequence[wire.NewRequest],
         *,
         prompt_param: str,
         grammar_param: str | None = None,
@@ -227,7 +227,7 @@ class LiveRequests:
             if answer.request_id in self._live:
                 self._fail(answer.request_id, error)
 
-    def _send(self, group: LiveGroup, prompts: Sequence[wire.Generate]) -> None:
+    def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest]) -> None:
         indices = itertools.count()
         for prompt in prompts:
             frame = wire.encode(prompt)

@@ -32,7 +32,8 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     """Return the response with an error in the words of the path's protocol, and note the error for the log."""
     exchange = exchange_of(scope)
     exchange.error_code = error.code
-    return json_response(exchange.error_body(error), status=error.status, headers=error.headers)
+    status, body = exchange.error_form(error, exchange.request_id)
+    return json_response(body, status=status, headers=error.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class GroupResponse:
             if started:
                 await _send(send, stream.fail(error))
             else:
-                start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
+                start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
                 await send(start)
                 await _send(send, bytes(response.body))
             return

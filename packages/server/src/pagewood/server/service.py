@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -70,14 +72,18 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time, seconds."""
 
-    async def body(self, request: Request) -> bytes:
+    async def body(self, request: Request, *, is_declared: bool = True) -> bytes:
         """Return the JSON body of a request.
+
+        Args:
+            request: its body has not been read.
+            is_declared: whether it must be declared as JSON even if no web page can have sent it.
 
         Raises:
             ApiError: it is not JSON, too long or too slow.
             ClientDisconnect: the client left before it was complete.
         """
-        return await self.bodies.read(request)
+        return await self.bodies.read(request, is_declared=is_declared)
 
     def model(self, name: str) -> wire.Model:
         """Return the loaded model.
@@ -155,6 +161,28 @@ class Service:
             stream=generation.stream,
             is_speculating=self.status.speculation is not None,
         )
+
+    async def encode(self, prompt: wire.Prompt, *, prompt_param: str) -> NDArray[np.int32]:
+        """Return the token ids of a prompt, [num_tokens] int32: those with which the engine would compute it.
+
+        A tokenizer process encodes it; the engine computes nothing. A prompt may be longer than the model accepts.
+
+        Args:
+            prompt: to encode.
+            prompt_param: the client's name of the prompt field.
+
+        Raises:
+            ApiError: the tokenizer or the chat template refuses the prompt, the server holds too many requests, or a
+                process that held the request died.
+        """
+        message = wire.Encode(request_id=new_request_id("req"), prompt=prompt)
+        group = self.live.submit([message], prompt_param=prompt_param)
+        try:
+            _, answer = await group.next()
+        finally:
+            self.live.close(group)
+        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
+        return np.frombuffer(tokens, dtype="<i4")
 
     def _reading(self, generation: Generation) -> wire.Reading | None:
         """Return how the answers are read; None: they are plain text.

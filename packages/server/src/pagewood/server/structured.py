@@ -16,7 +16,8 @@ from pagewood.server.validation import kind
 MAX_GRAMMAR_LENGTH = 262_144
 """Characters of a schema, an expression, a list of choices or another grammar, as compact JSON where it is JSON."""
 
-_ANY_OBJECT = {"type": "object"}
+ANY_OBJECT = {"type": "object"}
+"""Schema of any JSON object."""
 
 
 def _object_or_text(value: Any) -> Any:
@@ -166,7 +167,15 @@ def constraint(fields: StructuredFields, *, format_param: str = "response_format
         )
     if not given:
         return None
-    name, make, value = given[0]
+    return constrained(*given[0])
+
+
+def constrained(name: str, make: Callable[[Any], Grammar], value: Any) -> Constraint:
+    """Return the constraint that field `name` asks for; `make` makes a grammar of its value.
+
+    Raises:
+        ApiError: the value is no grammar, or is too long.
+    """
     try:
         grammar = make(value)
     except (ValueError, RecursionError) as error:
@@ -201,7 +210,7 @@ def _response_format(format: ResponseFormat | None, given_as: str) -> Iterator[_
         case "text":
             pass
         case "json_object":
-            yield given_as, Grammar.json_schema, _ANY_OBJECT
+            yield given_as, Grammar.json_schema, ANY_OBJECT
         case "json_schema":
             if format.json_schema is None:
                 param = f"{given_as}.json_schema"
@@ -220,7 +229,7 @@ def _structured_outputs(outputs: StructuredOutputs | None) -> Iterator[_Given]:
         ("structured_outputs.regex", Grammar.regex, outputs.regex),
         ("structured_outputs.choice", Grammar.choice, outputs.choice),
         ("structured_outputs.grammar", _lark, outputs.grammar),
-        ("structured_outputs.json_object", Grammar.json_schema, _ANY_OBJECT if outputs.json_object else None),
+        ("structured_outputs.json_object", Grammar.json_schema, ANY_OBJECT if outputs.json_object else None),
         ("structured_outputs.structural_tag", Grammar.structural_tag, outputs.structural_tag),
     )
 

@@ -173,11 +173,13 @@ class MemoryServer:
         script: Callable[[str], str] | None = None,
         grammars: bool = False,
         max_length: int = MAX_LENGTH,
+        num_pages: int = NUM_PAGES,
         recipe: VectorRecipe | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._script = script
         self._max_length = max_length
+        self._num_pages = num_pages
         self._grammar_folder = folder if grammars else None
         self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
@@ -258,7 +260,7 @@ class MemoryServer:
             return not busy and not live.num_live and not live.num_ending
 
         await self.until(idle)
-        assert status.counters["num_free_pages"] + status.counters["num_cached_pages"] == NUM_PAGES
+        assert status.counters["num_free_pages"] + status.counters["num_cached_pages"] == self._num_pages
         assert status.counters["num_violations"] == 0
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -300,7 +302,7 @@ class MemoryServer:
             max_length=self._max_length,
             vocab_size=self.tokenizer.vocab_size,
             eos_token_ids=(EOS_ID,),
-            num_pages=NUM_PAGES,
+            num_pages=self._num_pages,
             page_size=16,
             vector_size=STATE_SIZE,
         )
@@ -311,7 +313,7 @@ class MemoryServer:
                 EchoRunner(
                     num_rows=NUM_ROWS,
                     max_length=self._max_length,
-                    num_pages=NUM_PAGES,
+                    num_pages=self._num_pages,
                     page_size=16,
                     vocab_size=self.tokenizer.vocab_size,
                     held_pages=kv.held_pages,

@@ -62,7 +62,7 @@ def run_tokenizer(tokenizer: Tokenizer, inbox: Receiver, outbox: Sender, *, stop
 class _Pending:
     """A prompt that is not tokenized yet, and what happened to its requests meanwhile."""
 
-    message: wire.Generate
+    message: wire.NewRequest
     num_bytes: int
     cancelled: set[str] = field(default_factory=set[str])  # written by: take
     """Ids of its requests that were cancelled."""
@@ -103,7 +103,7 @@ class TokenizerStage:
         """Accept a message of `num_bytes`: queue a new request, or change one that is queued or in the engine."""
         with self._lock:
             match message:
-                case wire.Generate():
+                case wire.Generate() | wire.Encode():
                     pending = _Pending(message=message, num_bytes=num_bytes)
                     self._pending.update(dict.fromkeys(message.request_ids, pending))
                     lane = sum(num_bytes > longest for longest in LANE_BYTES)
@@ -192,9 +192,10 @@ def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Comman
             return [Abort(request_id=message.request_id)]
         case wire.Prioritize():
             return [SetPriority(request_id=message.request_id, priority=message.priority)]
-        case wire.Generate():
+        case wire.Generate() | wire.Encode():
             try:
-                result = _submits(tokenizer, message)
+                is_encode = isinstance(message, wire.Encode)
+                result = [_encoded(tokenizer, message)] if is_encode else _submits(tokenizer, message)
             except ChatTemplateError as error:
                 result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
             except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
@@ -209,6 +210,14 @@ def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Comman
             return result
 
 
+def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> Refuse:
+    """Return the command that carries the ids of a prompt through the engine, which has nothing to compute for it."""
+    tokens = _prompt_tokens(tokenizer, message.prompt, _prompt_text(tokenizer, message.prompt))
+    options = wire.TextOptions(is_encoding=True, prompt_tokens=tokens.astype("<i4", copy=False).tobytes())
+    refusal = Refusal(message="the request asks for the ids of its prompt only", code="encoded")
+    return Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))
+
+
 def _encodable(error: Exception) -> str:
     """Return the text of an error without lone surrogates, which no message can carry."""
     return str(error).encode(errors="replace").decode()
@@ -216,9 +225,10 @@ def _encodable(error: Exception) -> str:
 
 def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Refusal:
     text = _prompt_text(tokenizer, message.prompt)
-    tokens = _prompt_tokens(tokenizer, message, text)
-    if isinstance(tokens, Refusal):
-        return tokens
+    refusal = None if isinstance(message.prompt, wire.TokenPrompt) else _overlong(tokenizer, message, text)
+    if refusal is not None:
+        return refusal
+    tokens = _prompt_tokens(tokenizer, message.prompt, text)
     tokens = with_end(tokens, message.end_token)
     if not len(tokens):
         return Refusal(message="the prompt must hold at least one token, got 0", param="prompt", code="empty_prompt")
@@ -282,16 +292,15 @@ def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
             )
 
 
-def _prompt_tokens(tokenizer: Tokenizer, message: wire.Generate, text: str) -> NDArray[np.int32] | Refusal:
-    if isinstance(message.prompt, wire.TokenPrompt):
-        return np.frombuffer(message.prompt.tokens, dtype="<i4")
-    return _encode(tokenizer, message, text, add_special_tokens=isinstance(message.prompt, wire.TextPrompt))
+def _prompt_tokens(tokenizer: Tokenizer, prompt: wire.Prompt, text: str) -> NDArray[np.int32]:
+    """Return the ids of a prompt with that text, [num_tokens] int32."""
+    if isinstance(prompt, wire.TokenPrompt):
+        return np.frombuffer(prompt.tokens, dtype="<i4")
+    return tokenizer.encode(text, add_special_tokens=isinstance(prompt, wire.TextPrompt))
 
 
-def _encode(
-    tokenizer: Tokenizer, message: wire.Generate, text: str, *, add_special_tokens: bool
-) -> NDArray[np.int32] | Refusal:
-    """Return the ids of the prompt, [num_tokens] int32; or a refusal if its bytes alone say that it is too long."""
+def _overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal | None:
+    """Return the refusal of a prompt whose bytes alone say that it is too long; None: they do not."""
     limit, max_tokens = message.max_length, message.sampling.max_tokens
     room = max_tokens or 1
     if message.pooling is not None:
@@ -308,7 +317,7 @@ def _encode(
                 param="prompt" if max_tokens is None else "max_tokens",
                 code="context_length_exceeded",
             )
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return None
 
 
 def _with_bad_words(tokenizer: Tokenizer, message: wire.Generate) -> SamplingParams | Refusal:

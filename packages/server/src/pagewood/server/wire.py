@@ -112,6 +112,21 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
         return (self.request_id, *self.sibling_ids)
 
 
+class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
+    """A request for the ids of a prompt. The engine computes nothing for it, but it passes all stages as others do."""
+
+    request_id: str
+    prompt: Prompt
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+NewRequest = Generate | Encode
+
+
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     """End a request in any stage."""
 
@@ -125,7 +140,7 @@ class Prioritize(msgspec.Struct, frozen=True, kw_only=True, tag="prioritize"):
     priority: int
 
 
-ToTokenizer = Generate | Cancel | Prioritize
+ToTokenizer = NewRequest | Cancel | Prioritize
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +156,8 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the prompt for the client, int32, little-endian; empty if it does not ask for them."""
     is_scoring: bool = False
     """Whether the tokens of the answer are not shown, nor counted."""
+    is_encoding: bool = False
+    """Whether the ids of the prompt are the whole answer, so that the request's refusal is its normal end."""
     reading: Reading | None = None
     """None: the answer is plain text."""
 
@@ -317,6 +334,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """None: there are none for this step, or none were asked for."""
     parts: tuple[Part, ...] | None = None
     """What `text` says, read by the response template; `text` is empty then. None: the answer is plain text."""
+    stopped_by: str | None = None
+    """With a `finish`: the stop string, or the match of a stop expression, that ended the text. None: neither did."""
     vector: bytes = b""
     """float32, little-endian, in the last Answer of a request for a vector."""
 

@@ -18,6 +18,7 @@ from pagewood.server.openai.fields import INT32_MAX, Extent, GenerationFields, S
 from pagewood.server.openai.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from pagewood.server.openai.messages import Message, ToolsFields
 from pagewood.server.openai.stream import ChunkStream, ChunkUsage
+from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.tools import Tools
 from pagewood.server.validation import parse
 
@@ -116,7 +117,7 @@ def effort_kwargs(effort: str | None) -> dict[str, Any]:
     """Return the variables by which chat templates know how much to reason; a template may read none of them."""
     if effort is None:
         return {}
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
+    return reasoning_kwargs(thinks=effort != "none", effort=effort)
 
 
 def max_tokens(request: ChatRequest) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
@@ -18,11 +19,10 @@ from pagewood.engine.api import (
     SamplingParams,
 )
 from pagewood.server.errors import ApiError
+from pagewood.server.sampling import INT32_MAX, MAX_STOPS, chosen
 from pagewood.server.structured import StructuredFields
 from pagewood.server.validation import kind
 
-INT32_MAX = 2**31 - 1
-MAX_STOPS = 16
 MAX_STOP_EXPRESSIONS = 4
 """They are compiled in the HTTP process and in the detokenizer, a few milliseconds each."""
 MAX_WORDS = MAX_BAD_WORDS // 2
@@ -341,19 +341,18 @@ def sampling(
             param="min_tokens",
             code="invalid_value",
         )
-    top_p = defaults.top_p if fields.top_p is None else fields.top_p
-    temperature = defaults.temperature if fields.temperature is None else fields.temperature
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature if top_p else 0.0,  # top_p 0 leaves only the most likely token
-        top_k=defaults.top_k if fields.top_k is None else max(fields.top_k, 0),
-        top_p=top_p or 1.0,
-        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
-        typical_p=defaults.typical_p if fields.typical_p is None else fields.typical_p,
-        seed=fields.seed,
-        repetition_penalty=(
-            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+    return dataclasses.replace(
+        chosen(
+            defaults,
+            temperature=fields.temperature,
+            top_k=fields.top_k,
+            top_p=fields.top_p,
+            min_p=fields.min_p,
+            typical_p=fields.typical_p,
+            repetition_penalty=fields.repetition_penalty,
         ),
+        max_tokens=max_tokens,
+        seed=fields.seed,
         frequency_penalty=fields.frequency_penalty or 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
         logit_bias=tuple(fields.logit_bias),

@@ -1,0 +1,70 @@
+"""The endpoints of Anthropic's protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagewood.server.anthropic import fields
+from pagewood.server.anthropic.conversation import chat_prompt
+from pagewood.server.anthropic.format import MessageFormat
+from pagewood.server.exchange import exchange_of
+from pagewood.server.respond import json_response
+from pagewood.server.sampling import chosen
+from pagewood.server.service import Generation, Service, names_of
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicEndpoints:
+    """Messages, and counts of their tokens."""
+
+    service: Service
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+        ]
+
+    async def messages(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        said = fields.parse_messages(await self.service.body(request))
+        model = self.service.model(said.model)
+        tools, constraint = fields.tools_of(said), fields.constraint(said)
+        sampling = dataclasses.replace(
+            chosen(self.service.defaults, temperature=said.temperature, top_k=said.top_k, top_p=said.top_p),
+            max_tokens=said.max_tokens,
+            grammar=None if constraint is None else constraint.grammar,
+        )
+        generation = Generation(
+            prompts=[chat_prompt(said, tools)],
+            sampling=sampling,
+            prompt_param="messages",
+            grammar_param=None if constraint is None else constraint.param,
+            stop=tuple(said.stop_sequences or ()),
+            is_chat=True,
+            tools=tools,
+            stream=bool(said.stream),
+        )
+        format = MessageFormat(
+            id=f"msg_{uuid.uuid4().hex[:24]}",
+            model=self.service.model_name,
+            request_id=exchange_of(request.scope).request_id,
+            shows_thinking=said.thinking is None or said.thinking.display != "omitted",
+        )
+        return self.service.generate(generation, model, names=names_of(request, format.id), format=format)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a prompt."""
+        said = fields.parse_count(await self.service.body(request))
+        self.service.model(said.model)
+        tokens = await self.service.encode(chat_prompt(said, fields.tools_of(said)), prompt_param="messages")
+        return json_response(msgspec.json.encode({"input_tokens": len(tokens)}))

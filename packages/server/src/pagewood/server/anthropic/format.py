@@ -1,0 +1,280 @@
+"""The JSON of answers: a message, and the events of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from pagewood.server import wire
+from pagewood.server.anthropic.errors import anthropic_error
+from pagewood.server.errors import ApiError
+from pagewood.server.formats import EVENTS, Choice, Section, Usage, event, new_call_id
+
+UNSIGNED = "unsigned"
+"""The signature of all reasoning: clients need one, and this server checks none."""
+
+
+class _Text(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Thinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class _ToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+_Block = _Text | _Thinking | _ToolUse
+
+
+class _TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class _ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class _SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class _InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    """Without those that the cache had."""
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    id: str
+    role: str
+    model: str
+    content: tuple[_Block, ...]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: _Usage
+
+
+class _MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
+    message: _Message
+
+
+class _Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
+    pass
+
+
+class _BlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: _Block
+
+
+class _BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: _TextDelta | _ThinkingDelta | _SignatureDelta | _InputDelta
+
+
+class _BlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class _End(msgspec.Struct, frozen=True):
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class _MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
+    delta: _End
+    usage: _Usage
+
+
+class _MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
+    pass
+
+
+_Event = _MessageStart | _Ping | _BlockStart | _BlockDelta | _BlockStop | _MessageDelta | _MessageStop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFormat:
+    """The answer to one request."""
+
+    id: str
+    model: str
+    request_id: str
+    """Of the HTTP request, for errors."""
+    shows_thinking: bool = True
+    """Whether the text of the reasoning is shown."""
+
+    media_type: ClassVar[str] = EVENTS
+
+    def stream(self, usage: Callable[[], Usage]) -> MessageStream:
+        """Return a new stream."""
+        return MessageStream(self, usage)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """Return the complete answer."""
+        (choice,) = choices
+        blocks = tuple(self._block(section) for section in choice.sections)
+        end = _end(choice.finish, choice.stopped_by, has_called=bool(choice.calls))
+        return msgspec.json.encode(self._message(blocks, end, usage))
+
+    def begin(self, usage: Usage) -> bytes:
+        """Return the events that begin a stream."""
+        return _event(_MessageStart(self._message((), None, usage))) + _event(_Ping())
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return event(anthropic_error(error, self.request_id)[1], name=b"error")
+
+    def _block(self, section: Section) -> _Block:
+        if section.call is not None:
+            call = section.call
+            return _ToolUse(_tool_use_id(call.id), call.name, msgspec.Raw(call.arguments.encode() or b"{}"))
+        if section.kind == "content":
+            return _Text(section.text)
+        return _Thinking(section.text if self.shows_thinking else "", UNSIGNED)
+
+    def _message(self, blocks: tuple[_Block, ...], end: _End | None, usage: Usage) -> _Message:
+        reason, sequence = (None, None) if end is None else (end.stop_reason, end.stop_sequence)
+        return _Message(self.id, "assistant", self.model, blocks, reason, sequence, _usage(usage))
+
+
+class MessageStream:
+    """The events of one answer. Invariant: at most one block is open, and only the open block gets deltas.
+
+    A badly written call may have text between its arguments: the text is held back until the arguments are complete.
+    """
+
+    __slots__ = ("_arguments", "_format", "_has_begun", "_has_called", "_held", "_index", "_kind", "_usage")
+
+    def __init__(self, format: MessageFormat, usage: Callable[[], Usage]) -> None:
+        self._format = format
+        self._usage = usage
+        self._has_begun = False  # written by: take
+        self._has_called = False  # written by: _part
+        self._index = -1
+        """Of the newest block."""  # written by: _open
+        self._kind: wire.PartKind | None = None
+        """Of the open block; None: no block is open."""  # written by: _open, _close
+        self._arguments: list[str] = []
+        """Of the newest call, so far."""  # written by: _part
+        self._held: list[wire.Part] = []
+        """What came before the newest call was complete."""  # written by: _part, _release
+
+    def take(self, index: int, answer: wire.Answer) -> bytes:
+        """Return the events of one message of the engine."""
+        found: list[bytes] = []
+        if not self._has_begun:
+            self._has_begun = True
+            found.append(self._format.begin(self._usage()))
+        for part in (wire.Part("content", answer.text),) if answer.parts is None else answer.parts:
+            found += self._part(part)
+        if answer.finish is not None:
+            found += [*self._release(), *self._close()]
+            end = _end(answer.finish.value, answer.stopped_by, has_called=self._has_called)
+            found.append(_event(_MessageDelta(end, _usage(self._usage()))))
+        return b"".join(found)
+
+    def end(self) -> bytes:
+        """Return the last event."""
+        return _event(_MessageStop())
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return self._format.error(error)
+
+    def _part(self, part: wire.Part) -> list[bytes]:
+        """Return the events of a piece of the answer."""
+        if part.kind == "tool_call":
+            self._has_called = True
+            before = [*self._release(), *self._close()]
+            self._arguments.clear()
+            block = _ToolUse(_tool_use_id(part.id or new_call_id()), part.text, msgspec.Raw(b"{}"))
+            return [*before, self._open("tool_call", block)]
+        if not part.text:
+            return []
+        if part.kind == "arguments":
+            self._arguments.append(part.text)
+            delta = self._delta(_InputDelta(part.text))
+            return [delta, *self._release()] if self._held and self._is_call_complete() else [delta]
+        if self._kind == "tool_call" and not self._is_call_complete():
+            self._held.append(part)
+            return []
+        return self._text(part)
+
+    def _text(self, part: wire.Part) -> list[bytes]:
+        """Return the events of further text or reasoning."""
+        if part.kind == "content":
+            before = [] if self._kind == "content" else [*self._close(), self._open("content", _Text(""))]
+            return [*before, self._delta(_TextDelta(part.text))]
+        before = [] if self._kind == "reasoning" else [*self._close(), self._open("reasoning", _Thinking("", ""))]
+        return [*before, self._delta(_ThinkingDelta(part.text))] if self._format.shows_thinking else before
+
+    def _is_call_complete(self) -> bool:
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except msgspec.DecodeError:
+            return False
+        return True
+
+    def _release(self) -> list[bytes]:
+        """Return the events of what was held back."""
+        held, self._held = self._held, []
+        return [event for part in held for event in self._text(part)]
+
+    def _open(self, kind: wire.PartKind, block: _Block) -> bytes:
+        self._index += 1
+        self._kind = kind
+        return _event(_BlockStart(self._index, block))
+
+    def _close(self) -> list[bytes]:
+        if self._kind is None:
+            return []
+        before = [self._delta(_SignatureDelta(UNSIGNED))] if self._kind == "reasoning" else []
+        self._kind = None
+        return [*before, _event(_BlockStop(self._index))]
+
+    def _delta(self, delta: _TextDelta | _ThinkingDelta | _SignatureDelta | _InputDelta) -> bytes:
+        return _event(_BlockDelta(self._index, delta))
+
+
+def _event(body: _Event) -> bytes:
+    return event(msgspec.json.encode(body), name=str(body.__struct_config__.tag).encode())
+
+
+def _usage(usage: Usage) -> _Usage:
+    num_cached = usage.prompt_tokens_details.cached_tokens
+    return _Usage(
+        input_tokens=usage.prompt_tokens - num_cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=num_cached,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+def _end(finish: str, stopped_by: str | None, *, has_called: bool) -> _End:
+    """Return why an answer ended. Every request says how long its answer may be, so no other length ends it."""
+    if finish == "length":
+        return _End("max_tokens", None)
+    if stopped_by is not None:
+        return _End("stop_sequence", stopped_by)
+    return _End("tool_use" if has_called else "end_turn", None)
+
+
+def _tool_use_id(id: str) -> str:
+    """Return the id of a call as Anthropic writes ids; ids that the model has chosen are kept."""
+    return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id

@@ -1,0 +1,1 @@
+"""Ollama's protocol: chat, generate, and what it says about models."""

@@ -1,0 +1,165 @@
+"""The endpoints of Ollama's protocol."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagewood.server import wire
+from pagewood.server.exchange import exchange_of
+from pagewood.server.formats import LINES
+from pagewood.server.ollama import fields
+from pagewood.server.ollama.format import OllamaFormat
+from pagewood.server.respond import json_response
+from pagewood.server.service import Generation, Service, names_of
+from pagewood.server.status import EngineState
+from pagewood.server.tools import Tools
+
+OLLAMA_VERSION = "0.12.11"
+"""The version of Ollama whose API this is: clients compare it before they use a field."""
+_TAG = ":latest"
+_NEVER = "9999-12-31T23:59:59Z"
+_DETAILS: dict[str, Any] = {
+    "parent_model": "",
+    "format": "safetensors",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+"""What Ollama reads from its own files; the HTTP process does not know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaEndpoints:
+    """Chat, generate, and what there is to say about the one model."""
+
+    service: Service
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/api/chat", self.chat, methods=["POST"]),
+            Route("/api/generate", self.generate, methods=["POST"]),
+            Route("/api/tags", self.tags, methods=["GET"]),
+            Route("/api/show", self.show, methods=["POST"]),
+            Route("/api/ps", self.ps, methods=["GET"]),
+            Route("/api/version", self.version, methods=["GET"]),
+        ]
+
+    async def chat(self, request: Request) -> ASGIApp:
+        """Answer a conversation."""
+        said = fields.parse_chat(await self._body(request))
+        tools = fields.tools_of(said)
+        prompt = fields.chat_prompt(said, tools) if said.messages else None
+        return self._respond(request, said, prompt, prompt_param="messages", tools=tools)
+
+    async def generate(self, request: Request) -> ASGIApp:
+        """Answer or continue one prompt."""
+        said = fields.parse_generate(await self._body(request))
+        prompt = fields.generate_prompt(said) if said.prompt else None
+        return self._respond(request, said, prompt, prompt_param="prompt")
+
+    async def tags(self, request: Request) -> Response:
+        """List the one model."""
+        return json_response(msgspec.json.encode({"models": [self._listed()]}))
+
+    async def show(self, request: Request) -> Response:
+        """Describe the one model."""
+        self.service.check_name(self._own_name(fields.parse_show(await self._body(request))))
+        template, model = self.service.template, self.service.status.model
+        kinds = {field.kind for field in template.fields} if template is not None else set[str]()
+        read = {"calls": "tools", "reasoning": "thinking"}
+        info: dict[str, Any] = {"general.architecture": "pagewood", "general.basename": self.service.model_name}
+        if model is not None:
+            info["pagewood.context_length"] = model.max_length
+        body: dict[str, Any] = {
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": _DETAILS,
+            "model_info": info,
+            "capabilities": ["completion", *(word for kind, word in read.items() if kind in kinds)],
+            "modified_at": self._started_at,
+        }
+        return json_response(msgspec.json.encode(body))
+
+    async def ps(self, request: Request) -> Response:
+        """List the one model if it is loaded."""
+        model = self.service.status.model
+        if model is None or self.service.status.state is not EngineState.READY:
+            return json_response(b'{"models":[]}')
+        running = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.max_length}
+        return json_response(msgspec.json.encode({"models": [{**self._listed(), **running}]}))
+
+    async def version(self, request: Request) -> Response:
+        """Return the version of the API."""
+        return json_response(msgspec.json.encode({"version": OLLAMA_VERSION}))
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body of a request. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
+        return await self.service.body(request, is_declared=False)
+
+    def _respond(
+        self,
+        request: Request,
+        said: fields.CommonFields,
+        prompt: wire.Prompt | None,
+        *,
+        prompt_param: str,
+        tools: Tools | None = None,
+    ) -> ASGIApp:
+        exchange, streams = exchange_of(request.scope), said.stream is not False
+        model = self.service.model(self._own_name(said.model))
+        is_chat = isinstance(said, fields.ChatRequest)
+        format = OllamaFormat(
+            model=said.model, is_chat=is_chat, started_s=exchange.started_s, logprobs=bool(said.logprobs)
+        )
+        if prompt is None:
+            return Response(format.loaded() + b"\n", media_type=LINES if streams else "application/json")
+        constraint = fields.constraint(said)
+        generation = Generation(
+            prompts=[prompt],
+            sampling=fields.sampling(
+                said,
+                self.service.defaults,
+                max_length=model.max_length,
+                grammar=None if constraint is None else constraint.grammar,
+            ),
+            prompt_param=prompt_param,
+            grammar_param=None if constraint is None else constraint.param,
+            stop=() if said.options is None else tuple(said.options.stop or ()),
+            is_chat=isinstance(prompt, wire.ChatPrompt),
+            tools=tools,
+            stream=streams,
+        )
+        return self.service.generate(generation, model, names=names_of(request, exchange.request_id), format=format)
+
+    def _own_name(self, name: str) -> str:
+        """Return the name of a model without the tag that Ollama gives to models without one."""
+        own = self.service.model_name
+        return own if name == own + _TAG else name
+
+    def _listed(self) -> dict[str, Any]:
+        name = self.service.model_name
+        tagged = name if ":" in name else name + _TAG
+        return {
+            "name": tagged,
+            "model": tagged,
+            "modified_at": self._started_at,
+            "size": 0,
+            "digest": hashlib.sha256(name.encode()).hexdigest(),  # of the name: nothing else tells models apart here
+            "details": _DETAILS,
+        }
+
+    @property
+    def _started_at(self) -> str:
+        return datetime.fromtimestamp(self.service.started, UTC).isoformat().replace("+00:00", "Z")

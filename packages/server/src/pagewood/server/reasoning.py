@@ -1,0 +1,20 @@
+"""How much a model reasons, in the variables that chat templates read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def reasoning_kwargs(*, thinks: bool | None = None, effort: str | None = None) -> dict[str, Any]:
+    """Return the variables of a chat template; a template may read none of them.
+
+    Args:
+        thinks: whether the model reasons before it answers; None: as its template does by default.
+        effort: how much it reasons; None: as its template does by default.
+    """
+    found: dict[str, Any] = {}
+    if effort is not None:
+        found["reasoning_effort"] = effort
+    if thinks is not None:
+        found |= {"enable_thinking": thinks, "thinking": thinks}
+    return found

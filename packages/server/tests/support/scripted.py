@@ -1,0 +1,75 @@
+"""An in-memory server whose model answers what a test has chosen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pagewood.engine.text import Tokenizer
+from pagewood.server.errors import unavailable
+from pagewood.server.http_server import http_server
+from pagewood.server.serve import bind
+from pagewood.server.testing import MemoryServer
+
+
+class Script:
+    """The answers of the model, and the prompts that it saw. A prompt without an answer of its own gets `answer`."""
+
+    def __init__(self) -> None:
+        self.answer = "Hello there."
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        if not self.prompts or self.prompts[-1] != prompt:
+            self.prompts.append(prompt)
+        return self.answer
+
+
+@asynccontextmanager
+async def scripted_server(folder: Path, script: Script | None, **options: Any) -> AsyncGenerator[MemoryServer]:
+    """Run a server with the model in `folder`; in the end it must be idle. Without a script, answers are hashes."""
+    options = {"limit": 64, "grammars": True, "max_length": 1600, **options}
+    server = MemoryServer(folder, Tokenizer.from_folder(folder), script=script, **options)
+    await server.start()
+    try:
+        yield server
+        await server.until_idle()
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def listening(server: MemoryServer) -> AsyncGenerator[str]:
+    """Serve a server over a real socket; yield its URL."""
+    socket = bind("127.0.0.1", 0)
+    http = http_server(server.frontend, stop_grace_s=5)
+    serving = asyncio.create_task(http.serve(sockets=[socket]))
+    await server.until(lambda: http.started)
+    try:
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+    finally:
+        http.should_exit = True  # not ours
+        await serving
+        socket.close()
+
+
+async def interrupted(server: MemoryServer, path: str, body: dict[str, Any]) -> list[str]:
+    """Return the lines of a stream whose engine dies after a few tokens, without those that are empty."""
+    server.gate.allow(5)
+    async with (
+        listening(server) as url,
+        httpx.AsyncClient(base_url=url) as client,
+        client.stream("POST", path, json={"model": "echo", **body}) as response,
+    ):
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        found = [await anext(lines)]
+        server.service.live.fail_all(unavailable("The engine process died.", code="engine_lost"))
+        server.gate.open()
+        found += [line async for line in lines]
+    return [line for line in found if line]
