@@ -14,7 +14,10 @@ nox.options.error_on_external_run = True
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
 TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "hypothesis")
-PEERS = ("transformers", "openai", "openai-agents", "anthropic", "ollama", "jsonschema")  # oracles, and clients
+# What tests compare with, and the clients and the checker of contracts that they use.
+PEERS = (
+    "transformers", "openai", "openai-agents", "langchain-openai", "anthropic", "ollama", "jsonschema", "schemathesis",
+)  # fmt: skip
 EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent
 
@@ -87,9 +90,26 @@ def bench(session: nox.Session, package: str) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Compare the prefix cache with its oracle over a million random operations; another number can follow --."""
-    session.install("-c", "constraints.txt", "./packages/radixcache", "hypothesis")
+    """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
+
+    Then send 2,000 random requests to the server, and compare its answers with its OpenAPI document.
+    """
+    install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
+    session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Run clients, unmodified, against `pagewood serve`: guidellm, lm-eval, and the requests of `vllm bench serve`."""
+    install_everything(session, *PEERS)
+    tools: list[str] = []
+    for name, packages in {"guidellm": ["guidellm"], "lm-eval": ["lm-eval[api]", "transformers"]}.items():
+        folder = Path(session.create_tmp()).resolve() / name  # their dependencies may exclude ours
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        session.run(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *packages, external=True)
+        tools.append(str(folder / "bin"))
+    session.run("python", "tools/clients_check.py", *tools)
 
 
 @nox.session

@@ -3,10 +3,10 @@
 python benchmarks/server_cpu.py                         # 48, 256 and 512 streams; about five minutes on two cores
 python benchmarks/server_cpu.py --streams 256 --rounds 1
 
-A real `pagewood serve` with the embedded model; the clients are one other process with plain sockets, which only counts
-events. The cost is the processor time of a process (all its threads, from `/proc`) while the streams run, divided by
-their tokens. The variants take turns: plain chats; chats that offer a function, so that answers are read by the response
-template; chats with the log probabilities of two alternatives.
+A real `pagewood serve` with the embedded model; the clients are in this process, with plain sockets. The cost is the
+processor time of a process (all its threads, from `/proc`) while the streams run, divided by their tokens. The variants
+take turns: plain chats; chats that offer a function, so that answers are read by the response template; chats with the
+log probabilities of two alternatives.
 
 The added time is that of a request for one token over HTTP, less that of the same request to an engine in this process.
 """
@@ -67,8 +67,9 @@ def main() -> None:
         over_http = [asyncio.run(first_token(server)) for _ in range(options.first)]
     if over_http:
         within = in_process(options.first)
-        print(f"\nfirst token at idle: {1e3 * median(over_http):.2f} ms over HTTP, {1e3 * median(within):.2f} ms within a")
-        print(f"process: the server adds {1e3 * (median(over_http) - median(within)):.2f} ms")
+        served_ms, within_ms = 1e3 * median(over_http), 1e3 * median(within)
+        print(f"\nfirst token at idle: {served_ms:.2f} ms over HTTP, {within_ms:.2f} ms in one process")
+        print(f"the server adds {served_ms - within_ms:.2f} ms")
 
 
 class Server:

@@ -9,9 +9,10 @@ import pytest
 
 from pagewood.engine.api import Delta, SamplingParams
 from pagewood.server import wire
-from pagewood.server.formats import Format
 from pagewood.server.openai.chat import ChatFormat, parse_chat
 from pagewood.server.openai.completions import CompletionFormat
+from pagewood.server.openai.fields import StreamOptions
+from pagewood.server.openai.stream import Chunks
 
 STEP = wire.Step(
     tuple(
@@ -43,7 +44,7 @@ def test_decode(benchmark: Any, decoder: Any, message: Any) -> None:
 
 @pytest.mark.parametrize("format", [ChatFormat, CompletionFormat])
 def test_chunk(benchmark: Any, format: Any) -> None:
-    looks: Format = format(id="chatcmpl-" + "0" * 32, created=1, model="pagewood-demo")
+    looks: Chunks = format(id="chatcmpl-" + "0" * 32, created=1, model="pagewood-demo", options=StreamOptions())
     benchmark(looks.text, 0, " word", None, msgspec.UNSET)
 
 

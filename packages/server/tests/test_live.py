@@ -28,7 +28,7 @@ class Recorder:
 
     def take(self) -> list[str]:
         """Return the messages since the last call: `+id` for a request, `-id` a cancellation, `^id` a priority."""
-        signs = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
+        signs: dict[type[wire.ToTokenizer], str] = {wire.Generate: "+", wire.Cancel: "-", wire.Prioritize: "^"}
         words = [signs[type(m)] + m.request_id for m in self.messages]
         self.messages.clear()
         return words

@@ -224,7 +224,8 @@ def test_openais_client_parses_answers(server: Server) -> None:
 
 def test_the_snippet_of_the_readme_runs(server: Server) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    section = readme[readme.index("\n## Structured output") :]
+    code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
     assert "http://127.0.0.1:8000" in code
     code = code.replace("http://127.0.0.1:8000", server.url).replace(
         "response_format=Item", "response_format=Item, temperature=0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather", "description": "The weather", "parameters": SCHEMA},
 }
-CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+CLOCK: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}},
+}
 USER = {"role": "user", "content": "Is it raining in Oslo?"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
@@ -299,12 +302,8 @@ async def test_strict_functions_are_bound_where_they_may_be_called(server: Memor
 
 async def test_the_openai_client_reads_calls(server: MemoryServer, script: Script) -> None:
     script.answer = f"I look.\n{CALL}"
-    make: Callable[..., httpx.AsyncClient] = httpx.AsyncClient
-    async with AsyncOpenAI(
-        api_key="x",
-        base_url="http://memory/v1",
-        http_client=make(transport=httpx.ASGITransport(server.app), base_url="http://memory"),
-    ) as client:
+    over: Any = httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://memory")
+    async with AsyncOpenAI(api_key="x", base_url="http://memory/v1", http_client=over) as client:
         tools: Any = [WEATHER]
         messages: Any = [USER]
         async with client.chat.completions.stream(model="echo", messages=messages, tools=tools) as stream:

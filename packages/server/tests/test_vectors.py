@@ -69,7 +69,8 @@ async def test_base64_holds_the_bytes_of_the_numbers_and_dimensions_cut_before_t
 
 @pytest.mark.anyio
 async def test_the_client_of_openai_reads_vectors(server: MemoryServer) -> None:
-    client = AsyncOpenAI(base_url="http://memory/v1", api_key="none", http_client=server.client, max_retries=0)
+    over: Any = server.client
+    client = AsyncOpenAI(base_url="http://memory/v1", api_key="none", http_client=over, max_retries=0)
     found = await client.embeddings.create(model="echo", input=TEXTS)
     for one, text in zip(found.data, TEXTS, strict=True):
         np.testing.assert_allclose(one.embedding, vector(server.tokenizer, text), rtol=1e-6)

@@ -147,6 +147,28 @@ def test_eviction_waits_for_a_copy_that_reads_the_pages() -> None:
     engine.index.close()
 
 
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+def test_clear_drops_device_and_host_but_not_what_is_locked(policy: WritePolicy) -> None:
+    engine = Engine(write_policy=policy)
+    engine.compute(TOKENS)
+    engine.evict()  # to the host
+    engine.compute(TOKENS + 20)
+    lease = engine.index.lock(engine.index.match(TOKENS[:2] + 20).node)
+    num_copied = engine.index.counters.num_demoted
+    engine.allocator.free(engine.index.clear())
+    assert engine.index.locate(TOKENS).num_tokens == 0
+    assert engine.index.locate(TOKENS + 20).num_device == 2
+    assert engine.index.locate(TOKENS + 20).num_host == 0
+    if policy is WritePolicy.WRITE_BACK:  # eviction would have copied them
+        assert engine.index.counters.num_demoted == num_copied
+    engine.index.unlock(lease)
+    assert engine.allocator.num_free == 7
+    engine.allocator.free(engine.index.clear())
+    assert engine.allocator.num_free == 8
+    engine.index.check()
+    engine.index.close()
+
+
 def test_selective_write_through_copies_only_pages_used_again() -> None:
     engine = Engine(write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE, min_uses=2)
     engine.compute(TOKENS)

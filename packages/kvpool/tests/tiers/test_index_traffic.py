@@ -110,7 +110,7 @@ class Traffic:
         """Take random steps, and check everything after each."""
         steps = [self.run_request] * 5 + [self.end_request] * 6 + [self.evict] * 5 + [self.recall] * 6
         steps += [self.advance] * 12 + [self.cancel] + [self.copy] * 14 + [self.pass_time] * 2
-        faults = [self.fail_device, self.fail_store, self.corrupt, self.restart]
+        faults = [self.fail_device, self.fail_store, self.corrupt, self.restart, self.clear]
         for _ in range(num_steps):
             self.rng.choice(steps)()
             if self.has_faults and self.rng.random() < 0.04:
@@ -176,6 +176,13 @@ class Traffic:
         evicted = self.index.evict(n)
         assert at_least <= len(evicted) <= n  # a copy that ended in the meantime may free more
         self.free(evicted.tolist())
+
+    def clear(self) -> None:
+        num_evictable = self.index.num_evictable
+        pages = self.index.clear()
+        assert len(pages) >= num_evictable  # a copy that ended in the meantime may free more
+        self.free(pages.tolist())
+        assert self.index.num_evictable == 0
 
     def recall(self) -> None:
         if len(self.recalls) >= 3 or not self.seen:

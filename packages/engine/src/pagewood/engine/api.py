@@ -376,7 +376,17 @@ class Refuse:
     carry: bytes = b""
 
 
-Command = Submit | Abort | SetPriority | Refuse
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """Drop all cached KV that no request uses, on the device and in the host cache; a disk cache keeps what it has.
+
+    The answer is a `Delta` that ends with `stop`; its `num_cached_tokens` are those that were dropped from the device.
+    """
+
+    request_id: str
+
+
+Command = Submit | Abort | SetPriority | Refuse | Flush
 
 
 class Delta(NamedTuple):

@@ -122,6 +122,7 @@ def assemble(
         vector_size=info.vector_size,
     )
     return Engine(
+        config=config,
         info=info,
         state=state,
         intake=intake,
@@ -135,7 +136,6 @@ def assemble(
         inbox=inbox,
         outbox=outbox,
         clock=clock,
-        overlap=config.overlap,
     )
 
 

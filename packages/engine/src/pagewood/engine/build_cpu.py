@@ -84,6 +84,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_pages=num_pages,
         page_size=config.page_size,
         vector_size=model_config.hidden_size,
+        page_bytes=page_layout.bytes_per_page,
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "

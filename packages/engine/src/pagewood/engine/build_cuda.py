@@ -107,6 +107,7 @@ def build_on(
         num_pages=built.num_pages,
         page_size=config.page_size,
         vector_size=built.model.hidden_size,
+        page_bytes=built.memory.layout.bytes_per_page,
     )
     make_cache = tiered_cache(config, folder, built.memory)
     control = draft_control(config, computes_padding=True)

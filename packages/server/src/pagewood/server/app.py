@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server import wire
@@ -17,17 +17,42 @@ from pagewood.server.access import AccessRules
 from pagewood.server.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.anthropic.errors import anthropic_error
 from pagewood.server.connections import Connections
+from pagewood.server.documentation.pages import Documentation
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import FrontDoor
 from pagewood.server.limits import HttpLimits
+from pagewood.server.native.endpoints import NativeEndpoints
 from pagewood.server.ollama.endpoints import OllamaEndpoints
 from pagewood.server.ollama.errors import ollama_error
 from pagewood.server.openai.endpoints import OpenAIEndpoints
+from pagewood.server.operations import Operation, routes_of
 from pagewood.server.respond import error_response, json_response
 from pagewood.server.responses.endpoints import ResponsesEndpoints
 from pagewood.server.service import Service
 from pagewood.server.status import EngineState
 from pagewood.server.vectors.endpoints import VectorEndpoints
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The HTTP process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the engine serves."""
+
+    status: str
+    detail: str
+    """What it is doing, in words."""
+    model: str
+    requests: dict[str, int]
+    """Live requests, and those whose end the engine has not confirmed yet."""
+    engine: dict[str, int]
+    """Counters of its last pulse."""
+    speculation: wire.Speculation | msgspec.UnsetType = msgspec.UNSET
+    seconds_since_pulse: float | None
+    seconds_in_step: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +74,19 @@ class Frontend:
 
     def app(self) -> ASGIApp:
         """Return the application."""
+        operations = [
+            *OpenAIEndpoints(self.service).operations(),
+            *NativeEndpoints(self.service).operations(),
+            *self.operations(),
+        ]
+        others = [
+            *AnthropicEndpoints(self.service).routes(),
+            *OllamaEndpoints(self.service).routes(),
+            *ResponsesEndpoints(self.service).routes(),
+            *VectorEndpoints(self.service).routes(),
+        ]
         app = Starlette(
-            routes=[
-                *OpenAIEndpoints(self.service).routes(),
-                *AnthropicEndpoints(self.service).routes(),
-                *OllamaEndpoints(self.service).routes(),
-                *ResponsesEndpoints(self.service).routes(),
-                *VectorEndpoints(self.service).routes(),
-                Route("/health", self.health, methods=["GET"]),
-                Route("/ready", self.ready, methods=["GET"]),
-            ],
+            routes=[*routes_of(operations), *others, *Documentation(operations).routes()],
             exception_handlers={
                 ApiError: _api_error,
                 HTTPException: _http_error,
@@ -76,24 +104,32 @@ class Frontend:
             error_forms={"/v1/messages": anthropic_error, "/api/": ollama_error},
         )
 
+    def operations(self) -> list[Operation]:
+        """Return the operations of no protocol."""
+        tag = "Health"
+        return [
+            Operation(name="Health", tag=tag, method="GET", path="/health", endpoint=self.health, answer=Health),
+            Operation(name="Ready", tag=tag, method="GET", path="/ready", endpoint=self.ready, answer=Ready),
+        ]
+
     async def health(self, request: Request) -> Response:
         """Liveness: this process answers."""
-        return json_response(b'{"status":"ok"}')
+        return json_response(msgspec.json.encode(Health()))
 
     async def ready(self, request: Request) -> Response:
         """Readiness and progress: whether the engine serves, and the counts of its last pulse."""
         status, live = self.service.status, self.service.live
         silent_s = status.seconds_since_pulse
-        body = {
-            "status": status.state.value,
-            "detail": status.detail,
-            "model": self.service.model_name,
-            "requests": {"live": live.num_live, "ending": live.num_ending},
-            "engine": status.counters,
-            **({} if status.speculation is None else {"speculation": status.speculation}),
-            "seconds_since_pulse": None if silent_s is None else round(silent_s, 3),
-            "seconds_in_step": round(status.step_s, 3),
-        }
+        body = Ready(
+            status=status.state.value,
+            detail=status.detail,
+            model=self.service.model_name,
+            requests={"live": live.num_live, "ending": live.num_ending},
+            engine=status.counters,
+            speculation=msgspec.UNSET if status.speculation is None else status.speculation,
+            seconds_since_pulse=None if silent_s is None else round(silent_s, 3),
+            seconds_in_step=round(status.step_s, 3),
+        )
         is_ready = status.state is EngineState.READY
         headers = None if is_ready else {"Retry-After": "2"}
         return json_response(msgspec.json.encode(body), status=200 if is_ready else 503, headers=headers)

@@ -16,6 +16,7 @@ from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, TextStr
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 from pagewood.server.token_entries import TokenEntries
+from pagewood.server.token_ids import bytes_of, ids_of
 
 LOST = Refusal(message="The detokenizer process was restarted while it worked on this request.")
 
@@ -44,6 +45,8 @@ class _Open:
     """Whether its answer is not shown."""
     is_encoding: bool
     """Whether the ids of its prompt are the whole answer."""
+    reports_tokens: bool
+    """Whether its client gets the ids of its tokens."""
 
 
 class _News(NamedTuple):
@@ -57,6 +60,8 @@ class _News(NamedTuple):
     """What `text` says, if the answer is read by a response template."""
     stopped_by: str | None = None
     """The stop string, or the match of an expression, that ended the text in this step."""
+    tokens: bytes = b""
+    """Ids of the new tokens that are shown, int32, little-endian, if they were asked for."""
 
 
 _NO_NEWS = _News()
@@ -173,9 +178,12 @@ class TextStreams:
                 parser=parser,
                 is_scoring=options.is_scoring,
                 is_encoding=options.is_encoding,
+                reports_tokens=options.reports_tokens,
             )
             if options.first_token is not None:
                 prompt = self._prompt(options.first_token, delta)
+            elif options.shows_pieces:
+                prompt = tuple([entries.first_of_prompt(token) for token in ids_of(prompt_tokens)])
         if open_.is_scoring:
             return open_, _News(prefix, delta.num_output_tokens, None if prompt is None else wire.Logprobs((), prompt))
         text, num_shown, num_unused = _push(open_.stream, delta)
@@ -184,13 +192,14 @@ class TextStreams:
         logprobs = None
         if delta.logprobs or prompt is not None or prompt_tokens:
             logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
+        tokens = bytes_of(delta.tokens[:num_shown]) if open_.reports_tokens else b""
         if open_.parser is None:
-            return open_, _News(prefix + text, num_unused, logprobs, None, open_.stream.stopped_by)
+            return open_, _News(prefix + text, num_unused, logprobs, None, open_.stream.stopped_by, tokens)
         parts = open_.parser.feed(text) if text else []
         if delta.finish is not None or open_.stream.stopped_by is not None:
             parts += open_.parser.finish()
         shown = tuple([_part(part) for part in parts])
-        return open_, _News("", num_unused, logprobs, shown, open_.stream.stopped_by)
+        return open_, _News("", num_unused, logprobs, shown, open_.stream.stopped_by, tokens)
 
     def _parser(self, reading: wire.Reading | None) -> ResponseParser | None:
         """Return what reads an answer. Where no function was offered, calls are text."""
@@ -255,4 +264,5 @@ def _answer_to(
         parts=news.parts,
         stopped_by=news.stopped_by,
         vector=delta.vector,
+        tokens=news.tokens,
     )

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pagewood.engine.api import Command, Delta
+from pagewood.engine.api import Command, Delta, EngineConfig
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 
@@ -30,10 +31,27 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
     counts = counters.speculation
     return wire.Pulse(
         incarnation=incarnation,
-        model=wire.Model(max_length=info.max_length, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids),
+        model=wire.Model(
+            max_length=info.max_length,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            num_pages=info.num_pages,
+            page_size=info.page_size,
+            page_bytes=info.page_bytes,
+            config=shown_config(engine.config),
+        ),
         counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name != "speculation"},
         speculation=None if counts is None else msgspec.convert(counts, wire.Speculation, from_attributes=True),
     )
+
+
+def shown_config(config: EngineConfig) -> dict[str, Any]:
+    """Return a configuration as JSON values: of folders the last name only, of logits processors their names."""
+    found = {one.name: getattr(config, one.name) for one in fields(config)}
+    for name in ("model", "disk_cache_path", "speculative_model"):
+        found[name] = None if found[name] is None else Path(found[name]).name
+    found["logits_processors"] = [name for name, _ in config.logits_processors]
+    return found
 
 
 def log_speculation(counts: wire.Speculation | None) -> None:

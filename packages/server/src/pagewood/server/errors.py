@@ -9,15 +9,19 @@ import msgspec
 from pagewood.engine.api import FinishReason, Refusal
 
 
-class _Error(msgspec.Struct, frozen=True):
+class ErrorFields(msgspec.Struct, frozen=True):
+    """OpenAI's error object."""
+
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _Envelope(msgspec.Struct, frozen=True):
-    error: _Error
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """The body of an error."""
+
+    error: ErrorFields
 
 
 class ApiError(Exception):
@@ -38,11 +42,32 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = headers or {}
-        self._error = _Error(message, type, param, code)
+        self._error = ErrorFields(message, type, param, code)
 
     def body(self) -> bytes:
         """Return the JSON of the error envelope."""
-        return msgspec.json.encode(_Envelope(self._error))
+        return msgspec.json.encode(ErrorEnvelope(self._error))
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Return this error with the client's names of fields: in `param`, and where the message quotes it."""
+        param = self._error.param or ""
+        first, dot, rest = param.partition(".")
+        if first not in names:
+            return self
+        name = names[first] + dot + rest
+        return ApiError(
+            str(self).replace(f"'{param}'", f"'{name}'"),
+            status=self.status,
+            type=self._error.type,
+            param=name,
+            code=self.code,
+            headers=self.headers,
+        )
+
+
+def aborted() -> ApiError:
+    """Return the error of a request that another request has ended. Not 5xx: clients would send it again."""
+    return ApiError("The request was aborted by POST /abort.", code="aborted")
 
 
 def overloaded(limit: int) -> ApiError:

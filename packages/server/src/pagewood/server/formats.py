@@ -13,6 +13,7 @@ import msgspec
 
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
+from pagewood.server.token_ids import ids_of
 
 EVENTS = "text/event-stream; charset=utf-8"
 """Content type of server-sent events."""
@@ -139,10 +140,15 @@ class Choice:
     """The stop string, or the match of a stop expression, that ended it."""
     first_s: float | None = None  # written by: add
     """When its first message came, seconds on the clock of `time.monotonic`."""
+    last_s: float | None = None  # written by: add
+    """When it ended, seconds on the clock of `time.monotonic`."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: add
     """Of the tokens of the answer, if their log probabilities are known."""
     prompt: tuple[wire.TokenEntry, ...] = ()  # written by: add
     """Of the tokens of the prompt, if their log probabilities are known."""
+    ids: list[int] = field(default_factory=list[int])  # written by: add
+    """Of its tokens, if they were asked for."""
+    tally: Tally = field(default_factory=Tally)
     sections: list[Section] = field(default_factory=list[Section])  # written by: add
     """Contents, reasoning and calls in their order."""
     _num_tokens: int = 0  # written by: _count
@@ -154,6 +160,7 @@ class Choice:
         """Append a message."""
         if self.first_s is None:
             self.first_s = time.monotonic()
+        self.ids += ids_of(answer.tokens)
         parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
         touched = [self._add(part) for part in parts if part.text or part.kind == "tool_call"]
         if answer.logprobs is not None:
@@ -161,6 +168,7 @@ class Choice:
             self.prompt = self.prompt or answer.logprobs.prompt or ()
         if answer.finish is not None:
             self.finish = answer.finish.value
+            self.last_s = time.monotonic()
             self.stopped_by = answer.stopped_by
             self.text = self._joined("content")
             self.reasoning = self._joined("reasoning")

@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from pagewood.server import wire
-from pagewood.server.errors import ApiError, failed, overloaded, too_many_at_once, unavailable
+from pagewood.server.errors import ApiError, aborted, failed, overloaded, too_many_at_once, unavailable
 from pagewood.server.links import Sender
 from pagewood.server.loads import TokenizerLoads
 
@@ -61,6 +61,8 @@ class LiveGroup:
     """The client's name of the prompt field."""
     grammar_param: str | None = None
     """The client's name of the field with the grammar; None: it sent none."""
+    param_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The client's names of further fields of the engine, where they differ."""
     names: frozenset[str] = frozenset()
     """Names by which a client may refer to the HTTP request."""
     queue: AnswerQueue = field(default_factory=AnswerQueue)
@@ -82,7 +84,7 @@ class LiveGroup:
             raise item
         index, answer = item
         if answer.finish is not None:
-            names = {"prompt": self.prompt_param, "grammar": self.grammar_param}
+            names = {"prompt": self.prompt_param, "grammar": self.grammar_param, **self.param_names}
             error = failed(answer.finish, answer.refusal, names=names)
             if error is not None:
                 raise error
@@ -138,6 +140,7 @@ class LiveRequests:
         *,
         prompt_param: str,
         grammar_param: str | None = None,
+        param_names: Mapping[str, str] | None = None,
         names: frozenset[str] = frozenset(),
         room: int = 0,
     ) -> LiveGroup:
@@ -147,11 +150,13 @@ class LiveRequests:
             prompts: one message for each; the engine gets a request for each of its answers.
             prompt_param: the client's name of the prompt field.
             grammar_param: the client's name of the field with the grammar; None: it sent none.
+            param_names: the client's names of further fields of the engine, where they differ.
             names: names by which a client may refer to the HTTP request.
             room: most requests at a time, if `extend` will add some to the group: that many stay reserved for it.
 
         Raises:
-            ApiError: the server holds too many requests, or could never hold this many; no prompt was sent.
+            ApiError: the server holds too many requests, or could never hold this many, or a prompt cannot be a
+                message; no prompt was sent.
         """
         num_requests = max(room, sum(len(prompt.request_ids) for prompt in prompts))
         if num_requests > self._limit:
@@ -161,10 +166,16 @@ class LiveRequests:
         num_reserved = sum(group.room - len(group.open_ids) for group in self._growing)
         if len(self._live) + len(self._ending) + num_reserved + num_requests > self._limit:
             raise overloaded(self._limit)
-        group = LiveGroup(prompt_param=prompt_param, grammar_param=grammar_param, names=names, room=room)
+        group = LiveGroup(
+            prompt_param=prompt_param,
+            grammar_param=grammar_param,
+            param_names=param_names or {},
+            names=names,
+            room=room,
+        )
+        self._send(group, prompts)
         if room:
             self._growing.add(group)
-        self._send(group, prompts)
         return group
 
     def extend(self, group: LiveGroup, prompts: Sequence[wire.Generate]) -> None:
@@ -191,6 +202,16 @@ class LiveRequests:
         for group in growing:
             group.priority = priority
         return bool(named or growing)
+
+    def abort(self, name: str) -> int:
+        """End the HTTP requests with that name; each gets an error. Return how many there are."""
+        groups = {request.group for request in self._live.values()} | self._growing
+        named = [group for group in groups if name in group.names]
+        for group in named:
+            for request_id in tuple(group.open_ids):
+                self._cancel(request_id, self._forget(request_id))
+            group.queue.put_nowait(aborted())
+        return len(named)
 
     def take(self, answers: wire.Answers) -> None:
         """Pass the answers of one step to their groups."""
@@ -229,8 +250,7 @@ class LiveRequests:
 
     def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest]) -> None:
         indices = itertools.count()
-        for prompt in prompts:
-            frame = wire.encode(prompt)
+        for prompt, frame in zip(prompts, _frames(prompts), strict=True):
             tokenizer = self._loads.add(prompt.request_id, len(frame))
             for request_id in prompt.request_ids:
                 self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
@@ -268,6 +288,21 @@ class LiveRequests:
         request = self._live.pop(request_id)
         request.group.open_ids.discard(request_id)
         return request
+
+
+def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:
+    """Return the frame of each prompt.
+
+    Raises:
+        ApiError: a chat template's variable, a document or a tool has a value that no message can carry.
+    """
+    try:
+        return [wire.encode(prompt) for prompt in prompts]
+    except (OverflowError, RecursionError) as error:
+        raise ApiError(
+            "Integers in the request must be in [-2**63, 2**64), and objects not nested too deeply.",
+            code="invalid_value",
+        ) from error
 
 
 def new_request_id(prefix: str) -> str:

@@ -65,7 +65,7 @@ class GroupResponse:
             self.live.close(self.group)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send, tallies: list[Tally]) -> None:
-        answers = [Choice() for _ in tallies]
+        answers = [Choice(tally=tally) for tally in tallies]
         try:
             async for index, answer in self._answers(tallies):
                 answers[index].add(answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,10 @@ class Generation:
     is_chat: bool = False
     """Whether answers are read by the model's response template: into content, reasoning and calls."""
     tools: Tools | None = None
+    reports_tokens: bool = False
+    """Whether answers have the ids of their tokens."""
+    param_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The client's names of further fields of the engine, where they differ; for errors."""
     priority: int = 0
     namespace: str | None = None
     """Requests share cached prefixes only within a namespace."""
@@ -139,6 +143,7 @@ class Service:
                     bad_words=generation.bad_words,
                     echo=generation.echo,
                     is_scoring=generation.is_scoring,
+                    reports_tokens=generation.reports_tokens,
                     reading=reading,
                     namespace=generation.namespace,
                     priority=generation.priority,
@@ -148,6 +153,7 @@ class Service:
             ],
             prompt_param=generation.prompt_param,
             grammar_param=grammar_param,
+            param_names=generation.param_names,
             names=names,
         )
         return GroupResponse(
@@ -176,13 +182,21 @@ class Service:
                 process that held the request died.
         """
         message = wire.Encode(request_id=new_request_id("req"), prompt=prompt)
-        group = self.live.submit([message], prompt_param=prompt_param)
-        try:
-            _, answer = await group.next()
-        finally:
-            self.live.close(group)
+        answer = await self.ask(message, prompt_param=prompt_param)
         tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
         return np.frombuffer(tokens, dtype="<i4")
+
+    async def ask(self, message: wire.Encode | wire.Flush, *, prompt_param: str = "") -> wire.Answer:
+        """Send a message that has one answer, and return the answer.
+
+        Raises:
+            ApiError: it was refused, the server holds too many requests, or a process that held it died.
+        """
+        group = self.live.submit([message], prompt_param=prompt_param)
+        try:
+            return (await group.next())[1]
+        finally:
+            self.live.close(group)
 
     def _reading(self, generation: Generation) -> wire.Reading | None:
         """Return how the answers are read; None: they are plain text.

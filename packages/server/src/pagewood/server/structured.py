@@ -58,10 +58,11 @@ def _off(value: Any) -> None:
         raise ValueError("only null and false are supported")
 
 
-_Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(_object_or_text)]
-_Text = Annotated[str | None, BeforeValidator(_text)]
-_Choices = Annotated[list[str] | None, BeforeValidator(_choices)]
-_Off = Annotated[None, BeforeValidator(_off)]
+_String = Annotated[str, Field(min_length=1)]
+_Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(_object_or_text, dict[str, Any] | _String | None)]
+_Text = Annotated[str | None, BeforeValidator(_text, _String | None)]
+_Choices = Annotated[list[str] | None, BeforeValidator(_choices, list[_String] | None)]
+_Off = Annotated[None, BeforeValidator(_off, Literal[False] | None)]
 
 
 class JsonSchemaFormat(BaseModel):

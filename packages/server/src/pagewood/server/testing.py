@@ -17,6 +17,7 @@ import httpx
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.folder import default_sampling
@@ -306,22 +307,24 @@ class MemoryServer:
             page_size=16,
             vector_size=STATE_SIZE,
         )
+
+        def make_runner(kv: KVSpace) -> GatedRunner:
+            runner = EchoRunner(
+                num_rows=NUM_ROWS,
+                max_length=self._max_length,
+                num_pages=self._num_pages,
+                page_size=16,
+                vocab_size=self.tokenizer.vocab_size,
+                held_pages=kv.held_pages,
+                requests=lambda: engine._state.running,  # pyright: ignore[reportPrivateUsage]
+                answer=None if self._script is None else self._answer,
+            )
+            return GatedRunner(runner, self.gate)
+
         engine = assemble(
             config,
             info=info,
-            make_runner=lambda kv: GatedRunner(
-                EchoRunner(
-                    num_rows=NUM_ROWS,
-                    max_length=self._max_length,
-                    num_pages=self._num_pages,
-                    page_size=16,
-                    vocab_size=self.tokenizer.vocab_size,
-                    held_pages=kv.held_pages,
-                    requests=lambda: engine._state.running,  # pyright: ignore[reportPrivateUsage]
-                    answer=None if self._script is None else self._answer,
-                ),
-                self.gate,
-            ),
+            make_runner=make_runner,
             drafting=self._drafting,
             compiler=None if self._grammar_folder is None else grammar_compiler(config, self._grammar_folder, info),
             inbox=inbox,

@@ -20,6 +20,7 @@ from pagewood.engine.api import (
     MAX_BAD_WORD_TOKENS,
     Abort,
     Command,
+    Flush,
     Refusal,
     Refuse,
     SamplingParams,
@@ -38,6 +39,8 @@ LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
 HUGE_BYTES = 1 << 20
 """After a message of this size or more, free memory is given back to the system."""
 
+MAX_PIECES = 32_768
+"""Most tokens of a prompt whose bytes are shown; the detokenizer looks them up between two steps."""
 TAIL_LENGTH = 1024
 """Characters at the end of a prompt in which a section of its answer may have been begun."""
 
@@ -190,12 +193,14 @@ def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Comman
     match message:
         case wire.Cancel():
             return [Abort(request_id=message.request_id)]
+        case wire.Flush():
+            return [Flush(request_id=message.request_id)]
         case wire.Prioritize():
             return [SetPriority(request_id=message.request_id, priority=message.priority)]
         case wire.Generate() | wire.Encode():
             try:
                 is_encode = isinstance(message, wire.Encode)
-                result = [_encoded(tokenizer, message)] if is_encode else _submits(tokenizer, message)
+                result = _encoded(tokenizer, message) if is_encode else _submits(tokenizer, message)
             except ChatTemplateError as error:
                 result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
             except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
@@ -210,12 +215,27 @@ def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Comman
             return result
 
 
-def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> Refuse:
+def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refusal:
     """Return the command that carries the ids of a prompt through the engine, which has nothing to compute for it."""
-    tokens = _prompt_tokens(tokenizer, message.prompt, _prompt_text(tokenizer, message.prompt))
-    options = wire.TextOptions(is_encoding=True, prompt_tokens=tokens.astype("<i4", copy=False).tobytes())
+    prompt = message.prompt
+    text = _prompt_text(tokenizer, prompt)
+    tokens = _prompt_tokens(tokenizer, prompt, text, add_special_tokens=message.add_special_tokens)
+    if message.shows_pieces and len(tokens) > MAX_PIECES:
+        return Refusal(
+            message=f"the pieces of at most {MAX_PIECES} tokens can be shown, got {len(tokens)}",
+            param="prompt",
+            code="too_many_pieces",
+        )
+    if message.shows_text and isinstance(prompt, wire.TokenPrompt):
+        text = tokenizer.decode(tokens, skip_special_tokens=message.skip_special_tokens)
+    options = wire.TextOptions(
+        is_encoding=True,
+        prompt_tokens=tokens.astype("<i4", copy=False).tobytes(),
+        prefix=text if message.shows_text else "",
+        shows_pieces=message.shows_pieces,
+    )
     refusal = Refusal(message="the request asks for the ids of its prompt only", code="encoded")
-    return Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))
+    return [Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))]
 
 
 def _encodable(error: Exception) -> str:
@@ -256,6 +276,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         stop_regex=message.stop_regex,
         prefix="" if is_too_long else _echo(tokenizer, message, tokens),
         is_scoring=message.is_scoring,
+        reports_tokens=message.reports_tokens,
         reading=reading,
         prompt_tokens=tokens.astype("<i4", copy=False).tobytes() if message.reports_prompt else b"",
     )
@@ -292,11 +313,15 @@ def _prompt_text(tokenizer: Tokenizer, prompt: wire.Prompt) -> str:
             )
 
 
-def _prompt_tokens(tokenizer: Tokenizer, prompt: wire.Prompt, text: str) -> NDArray[np.int32]:
+def _prompt_tokens(
+    tokenizer: Tokenizer, prompt: wire.Prompt, text: str, *, add_special_tokens: bool | None = None
+) -> NDArray[np.int32]:
     """Return the ids of a prompt with that text, [num_tokens] int32."""
     if isinstance(prompt, wire.TokenPrompt):
         return np.frombuffer(prompt.tokens, dtype="<i4")
-    return tokenizer.encode(text, add_special_tokens=isinstance(prompt, wire.TextPrompt))
+    if add_special_tokens is None:  # a chat template writes them itself
+        add_special_tokens = isinstance(prompt, wire.TextPrompt)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _overlong(tokenizer: Tokenizer, message: wire.Generate, text: str) -> Refusal | None:

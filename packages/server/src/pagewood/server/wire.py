@@ -25,6 +25,7 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
 )
+from pagewood.engine.api import Flush as EngineFlush
 
 T = TypeVar("T")
 
@@ -98,6 +99,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Ids whose text the answer begins with, int32, little-endian; the engine does not get them."""
     reports_prompt: bool = False
     """Whether the answer has the ids of the prompt, in its log probabilities."""
+    reports_tokens: bool = False
+    """Whether the answer has the ids of its tokens."""
     reading: Reading | None = None
     """None: the answer is plain text."""
     namespace: str | None = None
@@ -117,6 +120,15 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
 
     request_id: str
     prompt: Prompt
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own tokens, such as the beginning of a text; None: to a text, and to nothing else.
+    """
+    skip_special_tokens: bool = False
+    """Whether the text of ids has no special tokens."""
+    shows_text: bool = False
+    """Whether the answer has the text of the prompt."""
+    shows_pieces: bool = False
+    """Whether the answer has the bytes of each token."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -124,7 +136,18 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
         return (self.request_id,)
 
 
-NewRequest = Generate | Encode
+class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
+    """Drop the cached KV that no request uses. The answer's `num_cached_tokens` are those that were dropped."""
+
+    request_id: str
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+NewRequest = Generate | Encode | Flush
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -158,6 +181,10 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the tokens of the answer are not shown, nor counted."""
     is_encoding: bool = False
     """Whether the ids of the prompt are the whole answer, so that the request's refusal is its normal end."""
+    shows_pieces: bool = False
+    """Whether the client gets the bytes of each token of the prompt."""
+    reports_tokens: bool = False
+    """Whether the client gets the ids of the answer."""
     reading: Reading | None = None
     """None: the answer is plain text."""
 
@@ -186,7 +213,13 @@ class RefuseCommand(msgspec.Struct, frozen=True, tag="refuse"):
     command: Refuse
 
 
-ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand
+class FlushCommand(msgspec.Struct, frozen=True, tag="flush"):
+    """Holds the engine's `Flush`."""
+
+    command: EngineFlush
+
+
+ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand | FlushCommand
 
 
 def to_engine(command: Command) -> ToEngine:
@@ -200,6 +233,8 @@ def to_engine(command: Command) -> ToEngine:
             return PriorityCommand(command)
         case Refuse():
             return RefuseCommand(command)
+        case EngineFlush():
+            return FlushCommand(command)
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -229,6 +264,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a text."""
+    num_pages: int = 0
+    """Of KV memory."""
+    page_size: int = 0
+    """Tokens."""
+    page_bytes: int = 0
+    config: dict[str, Any] = {}
+    """What the engine was built from, without folders."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -338,6 +380,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """With a `finish`: the stop string, or the match of a stop expression, that ended the text. None: neither did."""
     vector: bytes = b""
     """float32, little-endian, in the last Answer of a request for a vector."""
+    tokens: bytes = b""
+    """Ids of the step's tokens, int32, little-endian, if they were asked for. The token that ended it is not among
+    them."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

@@ -11,6 +11,7 @@ from pagewood.engine.api import (
     Command,
     Delta,
     FinishReason,
+    Flush,
     PoolingParams,
     Refusal,
     Refuse,
@@ -90,6 +91,9 @@ class Intake:
                 return None
             case Refuse():
                 return refuse(command.request_id, command.refusal, command.carry)
+            case Flush():
+                num_tokens = self._kv.flush() * self._kv.page_size
+                return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
 
     def _submit(self, submit: Submit, now_s: float) -> Delta | None:
         prompt = np.frombuffer(submit.tokens[: len(submit.tokens) // 4 * 4], "<i4")

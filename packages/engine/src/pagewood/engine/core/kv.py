@@ -108,6 +108,10 @@ class TieredCache(PrefixCache, Protocol):
         """Register finished copies and start new ones."""
         ...
 
+    def clear(self) -> Int32:
+        """Drop what is not in use from device and host, and return the device's pages; the caller owns them."""
+        ...
+
     def close(self) -> None:
         """Store what must survive the process, and end."""
         ...
@@ -378,6 +382,13 @@ class KVSpace:
         if not holders and not is_recalling and self.cache.num_locked:
             return f"{self.cache.num_locked} cached pages are locked, but no request holds a lease"
         return None
+
+    def flush(self) -> int:
+        """Drop the cached pages that no request uses, in host memory too; return how many the device had."""
+        pages = self.cache.evict(self.cache.num_evictable) if self.tiers is None else self.tiers.clear()
+        self._allocator.free(pages)
+        self.epoch += 1
+        return len(pages)
 
     def heal(self) -> None:
         """Forget all cached prefixes and free every page. No request may wait or hold a row."""

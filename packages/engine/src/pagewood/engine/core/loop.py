@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from pagewood.engine.api import Delta, FinishReason, Inbox, Outbox, Refusal
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, Inbox, Outbox, Refusal
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch, BatchBuilder
 from pagewood.engine.core.constrain import fill_masks, open_masks
@@ -101,6 +101,8 @@ class EngineInfo:
     page_size: int
     vector_size: int = 0
     """Elements of a hidden state; 0: the runner makes no vectors."""
+    page_bytes: int = 0
+    """Of all layers; 0: the runner has no KV memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +140,13 @@ class Engine:
 
     __slots__ = (
         "_builder", "_clock", "_inbox", "_intake", "_kv", "_num_preempted", "_num_steps", "_num_tokens",
-        "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_speculation", "_state", "info",
+        "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_speculation", "_state", "config", "info",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
+        config: EngineConfig,
         info: EngineInfo,
         state: EngineState,
         intake: Intake,
@@ -155,8 +158,9 @@ class Engine:
         inbox: Inbox,
         outbox: Outbox,
         clock: Callable[[], float],
-        overlap: bool,
     ) -> None:
+        self.config = config
+        """What it was built from, with every "auto" and None that was chosen replaced."""
         self.info = info
         self._state = state
         self._intake = intake
@@ -168,7 +172,7 @@ class Engine:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
-        self._overlap = overlap
+        self._overlap = config.overlap
         self._num_steps = 0  # written by: loop
         self._num_tokens = 0  # written by: loop
         self._num_preempted = 0  # written by: loop

@@ -95,11 +95,11 @@ class Demotion:
         self._min_uses = min_uses if policy is WritePolicy.WRITE_THROUGH_SELECTIVE else 1
         self._counters = counters
         # The key of each page that the device's cache owns.
-        self._keys: dict[int, bytes] = {}  # written by: adopt, release
+        self._keys: dict[int, bytes] = {}  # written by: adopt, _forget
         # The number of uses of each page that the host does not have.
-        self._dirty: dict[int, int] = {}  # written by: adopt, use, release, _begin_copies, _finish_copies
+        self._dirty: dict[int, int] = {}  # written by: adopt, use, _forget, _begin_copies, _finish_copies
         # Dirty pages that the policy wants to copy now.
-        self._wanted: dict[int, None] = {}  # written by: _want, release, flush, abandon, _begin_copies
+        self._wanted: dict[int, None] = {}  # written by: _want, _forget, flush, abandon, _begin_copies
         # The transfer that reads each page.
         self._copying: dict[int, Transfer] = {}  # written by: _begin_copies, _finish_copies
         self._out: list[_CopyOut] = []  # written by: _begin_copies, _finish_copies
@@ -134,14 +134,27 @@ class Demotion:
 
     def release(self, pages: Sequence[int]) -> None:
         """Forget pages that the device's cache has evicted, after copying those that the policy wants to keep."""
+        self._end_copies_of(pages)
+        worth = [page for page in pages if self._dirty.get(page, 0) >= self._min_uses]
+        num_copied = self._copy_now(worth)
+        self._counters.num_dropped += sum(page in self._dirty for page in pages) - num_copied
+        self._forget(pages)
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Forget pages that the device's cache has evicted, and copy none."""
+        self._end_copies_of(pages)
+        self._counters.num_dropped += sum(page in self._dirty for page in pages)
+        self._forget(pages)
+
+    def _end_copies_of(self, pages: Sequence[int]) -> None:
+        """Wait for the copies that read these pages."""
         for page in pages:
             transfer = self._copying.get(page)
             if transfer is not None:
                 self._lanes.demote.wait(transfer)
         self._finish_copies()
-        worth = [page for page in pages if self._dirty.get(page, 0) >= self._min_uses]
-        num_copied = self._copy_now(worth)
-        self._counters.num_dropped += sum(page in self._dirty for page in pages) - num_copied
+
+    def _forget(self, pages: Sequence[int]) -> None:
         for page in pages:
             del self._keys[page]
             self._dirty.pop(page, None)

@@ -104,6 +104,10 @@ class HostTier:
         del self._free[start:]
         return slots
 
+    def clear(self) -> None:
+        """Drop the pages that are not pinned."""
+        self.give_back(self.take(self.num_pages))
+
     def give_back(self, slots: Iterable[int]) -> None:
         """Free slots that were taken."""
         self._free.extend(sorted(slots, reverse=True))

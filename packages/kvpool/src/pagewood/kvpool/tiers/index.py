@@ -231,6 +231,19 @@ class TieredIndex:
         self._demotion.release(evicted.tolist())
         return np.concatenate([np.array(spare, np.int32), evicted])
 
+    def clear(self) -> Int32:
+        """Drop all pages that are not in use from device and host without copying them, and return the device's.
+
+        Pages of locked prefixes stay, and so do host pages that a recall reads or that a store is still to get. The
+        stores keep what they have.
+        """
+        self.poll()
+        spare = self._recalls.take_spare(self._recalls.num_spare)
+        dropped = self._cache.evict(self._cache.num_evictable)
+        self._demotion.drop(dropped.tolist())
+        self._host.clear()
+        return np.concatenate([np.array(spare, np.int32), dropped])
+
     def recall(self, tokens: Int32, namespace: str | None = None) -> Recall | None:
         """Start to bring back what the other tiers have of these tokens; return None if they have nothing.
 

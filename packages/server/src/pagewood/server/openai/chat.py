@@ -162,7 +162,9 @@ class _ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class _Chunk(msgspec.Struct, frozen=True):
+class ChatChunk(msgspec.Struct, frozen=True):
+    """One event of a stream."""
+
     id: str
     object: str
     created: int
@@ -197,7 +199,9 @@ class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-class _Completion(msgspec.Struct, frozen=True):
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """The complete answer."""
+
     id: str
     object: str
     created: int
@@ -256,7 +260,7 @@ class ChatFormat:
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices."""
-        return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (), usage))
+        return msgspec.json.encode(ChatChunk(self.id, "chat.completion.chunk", self.created, self.model, (), usage))
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the complete answer."""
@@ -269,7 +273,7 @@ class ChatFormat:
             )
             for index, choice in enumerate(choices)
         )
-        completion = _Completion(self.id, "chat.completion", self.created, self.model, shown, usage)
+        completion = ChatCompletion(self.id, "chat.completion", self.created, self.model, shown, usage)
         if self.prompt_logprobs is not None:
             prompt = prompt_logprobs(choices[0].prompt, num_top=self.prompt_logprobs)
             completion = msgspec.structs.replace(completion, prompt_logprobs=prompt)
@@ -285,4 +289,6 @@ class ChatFormat:
         )
 
     def _chunk(self, choice: _ChunkChoice, usage: ChunkUsage) -> bytes:
-        return msgspec.json.encode(_Chunk(self.id, "chat.completion.chunk", self.created, self.model, (choice,), usage))
+        return msgspec.json.encode(
+            ChatChunk(self.id, "chat.completion.chunk", self.created, self.model, (choice,), usage)
+        )

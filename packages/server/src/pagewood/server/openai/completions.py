@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import EVENTS, Choice, Usage
@@ -21,7 +20,9 @@ from pagewood.server.openai.fields import (
     MAX_ANSWERS,
     Extent,
     GenerationFields,
+    NumTop,
     StreamOptions,
+    TokenId,
     check_tokens,
     false_as_null,
 )
@@ -67,14 +68,19 @@ def _is_ids(items: list[Any]) -> bool:
     return set(map(type, items)) <= {int}  # a boolean is not an id
 
 
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_Prompts = str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+"""What is accepted, for the schema of the body."""
+
+
 class CompletionRequest(GenerationFields):
     """The body of a request."""
 
-    prompt: Annotated[Any, BeforeValidator(parse_prompts)]
+    prompt: Annotated[Any, BeforeValidator(parse_prompts, _Prompts)]
     echo: bool | None = None
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     """0, together with `echo`, shows the prompt alone: with `logprobs`, this scores a text."""
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(false_as_null)] = None
+    logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
     """OpenAI allows 5 at most."""
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
 
@@ -168,7 +174,9 @@ class _Choice(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True):
+    """The complete answer, or one event of a stream."""
+
     id: str
     object: str
     created: int
@@ -242,4 +250,4 @@ class CompletionFormat:
         return completion_logprobs([*(prompt if self.echo else ()), *tokens], num_top=self.logprobs)
 
     def _encode(self, choices: tuple[_Choice, ...], usage: ChunkUsage) -> bytes:
-        return msgspec.json.encode(_Completion(self.id, "text_completion", self.created, self.model, choices, usage))
+        return msgspec.json.encode(Completion(self.id, "text_completion", self.created, self.model, choices, usage))

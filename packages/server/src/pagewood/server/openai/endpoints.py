@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -19,11 +20,44 @@ from pagewood.server.formats import Format
 from pagewood.server.live import new_request_id
 from pagewood.server.openai import beams, chat, completions, fields
 from pagewood.server.openai.messages import tools_of
-from pagewood.server.priority import parse_priority
+from pagewood.server.operations import Operation, routes_of
+from pagewood.server.priority import PriorityRequest, parse_priority
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
 from pagewood.server.structured import constraint
 from pagewood.server.tools import Tools
+
+TAG = "OpenAI"
+
+
+class ChangedRequest(msgspec.Struct, frozen=True):
+    """A request whose priority was changed."""
+
+    id: str
+    priority: int
+    object: Literal["request"] = "request"
+
+
+class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
+    """The model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Unix time, seconds."""
+    owned_by: Literal["pagewood"] = "pagewood"
+    root: str
+    """`vllm bench serve` reads it if it gets no --model."""
+    parent: None = None
+    max_model_len: int | None
+    """Longest prompt plus output, in tokens; null: the engine has not started yet."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All models."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelObject, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +66,64 @@ class OpenAIEndpoints:
 
     service: Service
 
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        return [
+            Operation(
+                name="ChatCompletions",
+                tag=TAG,
+                method="POST",
+                path="/v1/chat/completions",
+                endpoint=self.chat_completions,
+                body=chat.ChatRequest,
+                example={
+                    "model": self.service.model_name,
+                    "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+                    "max_tokens": 64,
+                },
+                neutral=chat.NEUTRAL,
+                ignored=chat.IGNORED,
+                answer=chat.ChatCompletion,
+                event=chat.ChatChunk,
+            ),
+            Operation(
+                name="Completions",
+                tag=TAG,
+                method="POST",
+                path="/v1/completions",
+                endpoint=self.completions,
+                body=completions.CompletionRequest,
+                example={"model": self.service.model_name, "prompt": "What is 12 + 7?", "max_tokens": 64},
+                neutral=completions.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=completions.Completion,
+                event=completions.Completion,
+            ),
+            Operation(
+                name="SetPriority",
+                tag=TAG,
+                method="POST",
+                path="/v1/requests/{name:path}/priority",
+                endpoint=self.priority,
+                body=PriorityRequest,
+                example={"priority": 5},
+                answer=ChangedRequest,
+            ),
+            Operation(name="Models", tag=TAG, method="GET", path="/v1/models", endpoint=self.models, answer=ModelList),
+            Operation(
+                name="Model",
+                tag=TAG,
+                method="GET",
+                path="/v1/models/{name:path}",
+                endpoint=self.model,
+                answer=ModelObject,
+                statuses=(404,),
+            ),
+        ]
+
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [
-            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/requests/{name:path}/priority", self.priority, methods=["POST"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
-        ]
+        return routes_of(self.operations())
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         """Answer a conversation."""
@@ -83,11 +166,11 @@ class OpenAIEndpoints:
         priority = parse_priority(await self.service.body(request))
         if not self.service.live.prioritize(name, priority):
             raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
-        return json_response(msgspec.json.encode({"id": name, "object": "request", "priority": priority}))
+        return json_response(msgspec.json.encode(ChangedRequest(name, priority)))
 
     async def models(self, request: Request) -> Response:
         """List the one model."""
-        return json_response(msgspec.json.encode({"object": "list", "data": [self._model_object()]}))
+        return json_response(msgspec.json.encode(ModelList(data=(self._model_object(),))))
 
     async def model(self, request: Request) -> Response:
         """Describe the one model."""
@@ -163,15 +246,12 @@ class OpenAIEndpoints:
             is_speculating=self.service.status.speculation is not None,
         )
 
-    def _model_object(self) -> dict[str, object]:
+    def _model_object(self) -> ModelObject:
         service = self.service
         model = service.status.model
-        return {
-            "id": service.model_name,
-            "object": "model",
-            "created": service.started,
-            "owned_by": "pagewood",
-            "root": service.model_name,  # `vllm bench serve` reads it if it gets no --model
-            "parent": None,
-            "max_model_len": None if model is None else model.max_length,
-        }
+        return ModelObject(
+            id=service.model_name,
+            created=service.started,
+            root=service.model_name,
+            max_model_len=None if model is None else model.max_length,
+        )

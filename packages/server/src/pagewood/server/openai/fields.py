@@ -7,13 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from pagewood.engine.api import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGITS_PROCESSORS,
     MAX_LOGPROBS,
+    MAX_PROCESSOR_NAME,
     Grammar,
     LogitsProcessor,
     SamplingParams,
@@ -167,6 +168,48 @@ def false_as_null(value: Any) -> Any:
     return None if value is False else value
 
 
+# What these validators accept, for the schemas of bodies.
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
+_String = Annotated[str, Field(min_length=1)]
+_Stops = _String | Annotated[list[_String], Field(max_length=MAX_STOPS)] | None
+_Expressions = _String | Annotated[list[_String], Field(max_length=MAX_STOP_EXPRESSIONS)] | None
+_Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_LENGTH)]
+_Words = Annotated[list[_Word], Field(max_length=MAX_WORDS)] | None
+_Biases = (
+    Annotated[
+        dict[str, float],
+        WithJsonSchema(
+            {
+                "type": "object",
+                "patternProperties": {"^[0-9]+$": {"type": "number", "minimum": -100, "maximum": 100}},
+                "additionalProperties": False,
+                "maxProperties": MAX_LOGIT_BIAS,
+            }
+        ),
+    ]
+    | None
+)
+
+
+class NamedProcessor(BaseModel):
+    """A logits processor with arguments."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_PROCESSOR_NAME)]
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+_Processors = (
+    Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_PROCESSOR_NAME)] | NamedProcessor],
+        Field(max_length=MAX_LOGITS_PROCESSORS),
+    ]
+    | None
+)
+
+
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
@@ -177,20 +220,17 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class GenerationFields(StructuredFields):
-    """Fields that choose tokens, end the answer, and say how it is sent."""
+class SamplingFields(StructuredFields):
+    """Fields that choose tokens and end the answer."""
 
-    model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list[str])
+    stop: Annotated[list[str], BeforeValidator(_stops, _Stops)] = Field(default_factory=list[str])
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = Field(
+    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases, _Biases)] = Field(
         default_factory=list[tuple[int, float]]
     )
     """From an object whose keys are token ids."""
@@ -201,26 +241,34 @@ class GenerationFields(StructuredFields):
     """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    bad_words: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list[str])
-    stop_regex: Annotated[list[str], BeforeValidator(_expressions)] = Field(default_factory=list[str])
-    logits_processors: Annotated[list[LogitsProcessor], BeforeValidator(_processors)] = Field(
+    bad_words: Annotated[list[str], BeforeValidator(_words, _Words)] = Field(default_factory=list[str])
+    stop_regex: Annotated[list[str], BeforeValidator(_expressions, _Expressions)] = Field(default_factory=list[str])
+    logits_processors: Annotated[list[LogitsProcessor], BeforeValidator(_processors, _Processors)] = Field(
         default_factory=list[LogitsProcessor]
     )
     """From names, and objects with a name and arguments."""
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
-    """Requests share cached prefixes only with requests that have the same one."""
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] | None = None
-    prompt_logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(false_as_null)] = (
-        None
-    )
+    stop_token_ids: list[TokenId] | None = None
     logprobs_kind: Literal["raw", "processed"] | None = None
+
+
+class GenerationFields(SamplingFields):
+    """Those fields, and fields that say what is computed besides and how it is sent."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Beyond OpenAI's API, too.
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+    """Requests share cached prefixes only with requests that have the same one."""
+    prompt_logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
-    early_stopping: Annotated[Any, BeforeValidator(_early_stopping)] = None
+    early_stopping: Annotated[Any, BeforeValidator(_early_stopping, bool | Literal["never"] | None)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +337,7 @@ def stream_options(fields: GenerationFields) -> StreamOptions:
     return fields.stream_options
 
 
-def stop_expressions(fields: GenerationFields) -> tuple[str, ...]:
+def stop_expressions(fields: SamplingFields) -> tuple[str, ...]:
     """Return the stop expressions.
 
     Raises:
@@ -308,7 +356,7 @@ def stop_expressions(fields: GenerationFields) -> tuple[str, ...]:
 
 
 def sampling(
-    fields: GenerationFields,
+    fields: SamplingFields,
     defaults: SamplingParams,
     *,
     max_tokens: int | None,

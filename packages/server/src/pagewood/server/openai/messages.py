@@ -38,6 +38,20 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class TextPart(BaseModel):
+    """Text of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """A refusal of an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
 class CalledFunction(_Strict):
     """`function` of a call."""
 
@@ -60,7 +74,7 @@ class Message(_Strict):
     """One message. Fields that only answers have are accepted if they are empty: clients send answers back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(text_of)] = None
+    content: Annotated[str | None, BeforeValidator(text_of, str | list[TextPart | RefusalPart] | None)] = None
     name: str | None = None
     refusal: str | None = None
     audio: None = None

@@ -1,0 +1,1 @@
+"""The documentation that the server serves: OpenAPI, and pages that need nothing from outside."""

@@ -1,0 +1,191 @@
+"""The OpenAPI document of all operations, made from the types by which bodies are read and answers are written."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any, cast, get_args, get_type_hints
+
+import msgspec
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from pagewood.server.operations import Operation
+
+OPENAPI = "3.1.0"
+_REF = "#/components/schemas/"
+_ERRORS = {
+    400: "A field is wrong, unknown, missing or not supported, or the prompt does not fit.",
+    403: "Another host or a foreign web page.",
+    404: "There is no such model or request.",
+    408: "The body came too slowly.",
+    413: "The body is too long.",
+    415: "The body is not declared as application/json.",
+    429: "The server holds too many requests; see Retry-After.",
+    500: "A step of the engine failed.",
+    503: "The engine is not ready, or the server has too many connections; see Retry-After.",
+}
+_OF_GET = (400, 403, 503)
+_OF_POST = (400, 403, 404, 408, 413, 415, 429, 500, 503)
+
+
+def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the document, as JSON values.
+
+    Raises:
+        ValueError: two types of bodies or of errors have one name.
+    """
+    schemas = _bodies(operations)
+    paths: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        answers = [one.answer] if one.event is None else [one.answer, one.event]
+        refs, found = _written(answers, prefix=f"{one.name}.")
+        [error], errors = _written([one.error])
+        unclear = [name for name, schema in errors.items() if schemas.get(name, schema) != schema]
+        if unclear:
+            raise ValueError(f"types of errors must have names of their own, got {unclear}")
+        schemas |= found | errors
+        paths.setdefault(one.public_path, {})[one.method.lower()] = _operation(one, refs, error)
+    return {
+        "openapi": OPENAPI,
+        "info": {
+            "title": "Pagewood",
+            "version": version("pagewood-server"),
+            "description": "A server of one language model.",
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(one.tag for one in operations)],
+        "paths": paths,
+        "components": {"schemas": dict(sorted(schemas.items()))},
+    }
+
+
+def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": refs[0]}}
+    if one.event is not None:
+        held = {"anyOf": [refs[1], error_ref]}
+        data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": held}
+        if one.last_event is not None:
+            data = {"anyOf": [{"const": one.last_event}, data]}
+        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
+    statuses = sorted({*(_OF_POST if one.method == "POST" else _OF_GET), *one.statuses})
+    error = {"application/json": {"schema": error_ref}}
+    found: dict[str, Any] = {
+        "operationId": one.name,
+        "tags": [one.tag],
+        "summary": (inspect.getdoc(one.endpoint) or one.name).split("\n\n")[0].replace("\n", " "),
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            **{str(status): {"description": _ERRORS[status], "content": error} for status in statuses},
+        },
+    }
+    names = [part[1:-1] for part in one.public_path.split("/") if part.startswith("{")]
+    if names:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if one.body is not None:
+        schema = {"$ref": _REF + one.body.__name__}
+        content = {"schema": schema} if one.example is None else {"schema": schema, "example": one.example}
+        found["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return found
+
+
+def _bodies(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the schemas of all bodies and of what they hold, by name."""
+    bodies = {one.body: one for one in operations if one.body is not None}
+    _, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
+    schemas = cast("dict[str, Any]", found["$defs"])
+    unclear = [name for name in schemas if "__" in name]
+    if unclear:
+        raise ValueError(f"types of bodies must have names of their own, got {unclear}")
+    held = _held(bodies)
+    for name, schema in schemas.items():
+        _describe(schema, held.get(name))
+    for body, one in bodies.items():
+        properties = schemas[body.__name__]["properties"]
+        for name, values in one.neutral.items():
+            properties[name] = {
+                "enum": list(values),
+                "description": "Not supported: accepted with the values that ask for nothing, otherwise refused.",
+            }
+        for name in sorted(one.ignored):
+            properties[name] = {"description": "Has no effect, whatever its value."}
+    return schemas
+
+
+def _written(types: Sequence[Any], *, prefix: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the schemas of types that msgspec writes, and those that they refer to, by name with the prefix."""
+    schemas, components = msgspec.json.schema_components(types, ref_template=f"{_REF}{prefix}{{name}}")
+    held = _held(types)
+    for name, schema in components.items():
+        _describe(schema, held.get(name))
+    # The names of private types begin with an underscore.
+    refs = json.dumps(schemas).replace(f"{_REF}{prefix}_", f"{_REF}{prefix}")
+    found = json.dumps({f"{prefix}{name.removeprefix('_')}": one for name, one in components.items()})
+    return json.loads(refs), json.loads(found.replace(f"{_REF}{prefix}_", f"{_REF}{prefix}"))
+
+
+def _held(annotations: Iterable[Any]) -> dict[str, type]:
+    """Return the models and structs in annotations and in the fields of such types, by name."""
+    found: dict[str, type] = {}
+    pending = list(annotations)
+    while pending:
+        one = pending.pop()
+        pending += get_args(one)
+        if not isinstance(one, type) or one.__name__ in found:
+            continue
+        if issubclass(one, BaseModel):
+            pending += [field.annotation for field in one.model_fields.values()]
+        elif issubclass(one, msgspec.Struct):
+            pending += get_type_hints(one).values()
+        else:
+            continue
+        found[one.__name__] = one
+    return found
+
+
+def _describe(schema: dict[str, Any], owner: type | None) -> None:
+    """Describe the fields of a schema by their docstrings, and leave out titles that repeat their names."""
+    if owner is None:
+        return
+    texts = _docstrings(owner)
+    aliases: dict[str, str] = {}
+    if issubclass(owner, BaseModel):
+        aliases = {field.alias or name: name for name, field in owner.model_fields.items()}
+    properties: dict[str, Any] = schema.get("properties", {})
+    for name, field in properties.items():
+        field.pop("title", None)
+        text = texts.get(aliases.get(name, name))
+        if text:
+            field.setdefault("description", text)
+
+
+def _docstrings(owner: type) -> dict[str, str]:
+    """Return the text below each field of a class and of the classes that it extends, by the name of the field."""
+    found: dict[str, str] = {}
+    for one in reversed(owner.__mro__):
+        if not one.__module__.startswith("pagewood."):
+            continue
+        for line, below in pairwise(_classes(one.__module__)[one.__name__].body):
+            match line, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text).replace("\n", " ")
+                case _:
+                    pass
+    return found
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module of ours, by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}

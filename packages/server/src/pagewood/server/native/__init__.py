@@ -1,0 +1,1 @@
+"""The server's own protocol: generation with token ids, the tokenizer, and control of the server."""

@@ -1,0 +1,304 @@
+"""The endpoints of the native protocol."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagewood.server import wire
+from pagewood.server.errors import ApiError
+from pagewood.server.exchange import exchange_of
+from pagewood.server.live import new_request_id
+from pagewood.server.native import answers, fields
+from pagewood.server.native.format import NativeFormat
+from pagewood.server.openai.fields import Extent, check_tokens, sampling, stop_expressions
+from pagewood.server.operations import Operation, routes_of
+from pagewood.server.respond import json_response
+from pagewood.server.service import Generation, Service, names_of
+from pagewood.server.structured import constraint
+from pagewood.server.token_ids import bytes_of, ids_of
+from pagewood.server.validation import parse
+
+TAG = "Native"
+_PACKAGES = (
+    "pagewood-server", "pagewood-engine", "pagewood-kvpool", "pagewood-radixcache", "pagewood-schedpolicy", "torch",
+    "numpy", "numba", "tokenizers", "starlette", "uvicorn",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NativeEndpoints:
+    """Generation with token ids, the tokenizer, and control of the server."""
+
+    service: Service
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        return [
+            Operation(
+                name="Generate",
+                tag=TAG,
+                method="POST",
+                path="/generate",
+                endpoint=self.generate,
+                body=fields.GenerateRequest,
+                example={"text": "What is 12 + 7?", "sampling_params": {"max_new_tokens": 64}},
+                neutral=fields.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=answers.Answer | list[answers.Answer],
+                event=answers.Answer,
+            ),
+            Operation(
+                name="Tokenize",
+                tag=TAG,
+                method="POST",
+                path="/tokenize",
+                endpoint=self.tokenize,
+                body=fields.TokenizeRequest,
+                example={"text": "What is 12 + 7?", "return_pieces": True},
+                answer=answers.Tokenized,
+            ),
+            Operation(
+                name="Detokenize",
+                tag=TAG,
+                method="POST",
+                path="/detokenize",
+                endpoint=self.detokenize,
+                body=fields.DetokenizeRequest,
+                example={"tokens": [40, 41, 42]},
+                answer=answers.Detokenized,
+            ),
+            Operation(
+                name="ApplyTemplate",
+                tag=TAG,
+                method="POST",
+                path="/apply_template",
+                endpoint=self.apply_template,
+                body=fields.TemplateRequest,
+                example={"messages": [{"role": "user", "content": "What is 12 + 7?"}]},
+                answer=answers.Templated,
+            ),
+            Operation(
+                name="Abort",
+                tag=TAG,
+                method="POST",
+                path="/abort",
+                endpoint=self.abort,
+                body=fields.AbortRequest,
+                example={"rid": "gen-0"},
+                answer=answers.Aborted,
+            ),
+            Operation(
+                name="FlushCache",
+                tag=TAG,
+                method="POST",
+                path="/flush_cache",
+                endpoint=self.flush_cache,
+                body=fields.FlushRequest,
+                example={},
+                answer=answers.Flushed,
+            ),
+            Operation(
+                name="ServerInfo",
+                tag=TAG,
+                method="GET",
+                path="/server_info",
+                endpoint=self.server_info,
+                answer=answers.ServerInfo,
+            ),
+        ]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return routes_of(self.operations())
+
+    async def generate(self, request: Request) -> ASGIApp:
+        """Continue a text, token ids or a conversation; the answer has the ids of its tokens."""
+        said = fields.parse_generate(await self.service.body(request))
+        model = self._model(said.model)
+        prompts, prompt_param, is_many = said.prompts(vocab_size=model.vocab_size)
+        try:
+            return self._generate(request, said, model, prompts, prompt_param=prompt_param, is_many=is_many)
+        except ApiError as error:
+            raise error.renamed(fields.PARAM_NAMES) from error
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a text or of a conversation."""
+        said = parse(fields.TokenizeRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        model = self._model(said.model)
+        chat = said.chat()
+        fields.check_one({"text": said.text, "messages": said.messages})
+        message = wire.Encode(
+            request_id=new_request_id("req"),
+            prompt=wire.TextPrompt(text=said.text or "") if chat is None else chat,
+            add_special_tokens=said.add_special_tokens,
+            shows_pieces=bool(said.return_pieces),
+        )
+        answer = await self.service.ask(message, prompt_param="text" if chat is None else "messages")
+        tokens = _tokens(answer)
+        entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
+        pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
+        return _json(
+            answers.Tokenized(
+                tokens=tokens,
+                count=len(tokens),
+                max_model_len=model.max_length,
+                pieces=pieces if said.return_pieces else msgspec.UNSET,
+            )
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids."""
+        said = parse(fields.DetokenizeRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        check_tokens(said.tokens, param="tokens", vocab_size=self._model(said.model).vocab_size)
+        message = wire.Encode(
+            request_id=new_request_id("req"),
+            prompt=wire.TokenPrompt(tokens=bytes_of(said.tokens)),
+            skip_special_tokens=said.skip_special_tokens is not False,
+            shows_text=True,
+        )
+        return _json(answers.Detokenized((await self.service.ask(message, prompt_param="tokens")).text))
+
+    async def apply_template(self, request: Request) -> Response:
+        """Return the text that the model's chat template makes of a conversation."""
+        said = parse(fields.TemplateRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        self._model(said.model)
+        chat = said.chat()
+        fields.check_one({"messages": said.messages})
+        assert chat is not None
+        message = wire.Encode(request_id=new_request_id("req"), prompt=chat, shows_text=True)
+        answer = await self.service.ask(message, prompt_param="messages")
+        return _json(answers.Templated(text=answer.text, count=len(_tokens(answer))))
+
+    async def abort(self, request: Request) -> Response:
+        """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
+        said = parse(fields.AbortRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        num_aborted = self.service.live.abort(said.rid)
+        if not num_aborted:
+            raise ApiError(f"No request '{said.rid}' is queued or running.", status=404, code="request_not_found")
+        return _json(answers.Aborted(num_aborted))
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
+        parse(fields.FlushRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        self._model(None)
+        answer = await self.service.ask(wire.Flush(request_id=new_request_id("req")))
+        return _json(answers.Flushed(answer.num_cached_tokens))
+
+    async def server_info(self, request: Request) -> Response:
+        """Describe the server: versions, configuration, memory and counters."""
+        model, status = self._model(None), self.service.status
+        return _json(
+            answers.ServerInfo(
+                model=self.service.model_name,
+                started=self.service.started,
+                versions=_versions(),
+                status=status.state.value,
+                max_model_len=model.max_length,
+                vocab_size=model.vocab_size,
+                config=model.config,
+                kv_memory=answers.MemoryPlan(
+                    num_pages=model.num_pages,
+                    page_size=model.page_size,
+                    page_bytes=model.page_bytes,
+                    num_tokens=model.num_pages * model.page_size,
+                    num_bytes=model.num_pages * model.page_bytes,
+                ),
+                engine=status.counters,
+            )
+        )
+
+    def _model(self, name: str | None) -> wire.Model:
+        return self.service.model(self.service.model_name if name is None else name)
+
+    def _generate(
+        self,
+        request: Request,
+        said: fields.GenerateRequest,
+        model: wire.Model,
+        prompts: list[wire.Prompt],
+        *,
+        prompt_param: str,
+        is_many: bool,
+    ) -> ASGIApp:
+        chosen = said.sampling_params or fields.NativeSampling()
+        num_answers = chosen.n or 1
+        num_top = said.top_logprobs_num or 0
+        start = said.logprob_start_len
+        extent = Extent(
+            max_tokens=chosen.max_tokens or fields.DEFAULT_MAX_TOKENS,
+            num_answers=num_answers,
+            num_choices=num_answers,
+            logprobs=num_top if said.return_logprob else None,
+            prompt_logprobs=num_top if said.return_logprob and start is not None and start >= 0 else None,
+        )
+        extent.check(len(prompts), param="n")
+        structured = constraint(chosen)
+        answer_id = said.rid or new_request_id("gen")
+        format = NativeFormat(
+            id=answer_id,
+            is_array=is_many or num_answers > 1,
+            logprobs=bool(said.return_logprob),
+            num_top=num_top,
+            prompt_start=None if extent.prompt_logprobs is None else start,
+            shows_pieces=bool(said.return_text_in_logprobs),
+            received_s=_received_s(request) if said.return_timings else None,
+        )
+        generation = Generation(
+            prompts=prompts,
+            sampling=sampling(
+                chosen,
+                self.service.defaults,
+                max_tokens=extent.max_tokens,
+                vocab_size=model.vocab_size,
+                logprobs=extent.logprobs,
+                prompt_logprobs=extent.prompt_logprobs,
+                grammar=None if structured is None else structured.grammar,
+            ),
+            prompt_param=prompt_param,
+            grammar_param=None if structured is None else f"sampling_params.{structured.param}",
+            param_names=fields.PARAM_NAMES,
+            num_answers=num_answers,
+            num_choices=num_answers,
+            stop=tuple(chosen.stop),
+            stop_regex=stop_expressions(chosen),
+            bad_words=tuple(chosen.bad_words),
+            reports_tokens=True,
+            priority=said.priority or 0,
+            namespace=said.cache_salt or None,
+            stream=bool(said.stream),
+        )
+        return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return json_response(msgspec.json.encode(answer))
+
+
+def _tokens(answer: wire.Answer) -> list[int]:
+    return [] if answer.logprobs is None else ids_of(answer.logprobs.prompt_tokens)
+
+
+def _received_s(request: Request) -> float:
+    """Return when a request came, Unix time in seconds."""
+    return time.time() - (time.monotonic() - exchange_of(request.scope).started_s)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
