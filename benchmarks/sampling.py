@@ -1,11 +1,12 @@
 """Measures what features of sampling cost: penalties, filters, reports and grammars, against the same steps without.
 
-python benchmarks/sampling.py               # prints the tables; about ten minutes on two cores
+python benchmarks/sampling.py               # prints the tables; about half an hour on two cores
 python benchmarks/sampling.py --quick       # few steps, only to test the script
 
 Engines of one process take turns; each round gives one ratio of the time of their steps. All requests of one engine
-have the feature of the row; the rows of grammars say how many have one. Texts have 256 to 320 tokens. The last table
-counts the steps that forced tokens save: answers of the embedded model to requests with a JSON schema.
+have the feature of the row; the rows of grammars say how many have one. Texts have 256 to 320 tokens. A further table
+says what grammars cost on the host alone: to compile them, and for each row and step. The last table counts the steps
+that forced tokens save: answers of the embedded model to requests with a JSON schema.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from end_to_end.model import FULL, QUICK, ModelShape, write_model
 from pagewood.engine.api import EngineConfig, Grammar
+from pagewood.engine.grammar import mask_words, open_backend
 from speculation.engines import System
 from vocabulary import write_tokenizer
 
@@ -50,8 +56,12 @@ LARGE = (
 )
 """The features of the 110M model: an engine for each takes memory."""
 NUM_PROMPT = 256
-FREE = Grammar(kind="regex", text="[a-z0-9 ]{1,2000}")
+NUM_STEPS = 60
+FREE = Grammar(kind="regex", text="[a-z0-9 ]+")
 """Forces nothing, so that each request takes as many steps as without it."""
+BOUNDED = Grammar(kind="regex", text="[a-z0-9 ]{1,2000}")
+"""The same, but the library computes every mask anew, because each length of the text is a state of its own."""
+STRINGS = Grammar(kind="json_schema", text='{"type": "array", "items": {"type": "string"}, "minItems": 300}')
 _TEXT = {"type": "string", "maxLength": 12}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "long names": {
@@ -70,6 +80,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["a", "b"],
         "additionalProperties": False,
     },
+    "nested": {
+        "type": "object",
+        "properties": {
+            f"field_{index}": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"name": _TEXT, "value": {"type": "number"}}},
+            }
+            for index in range(20)
+        },
+    },
     "list of numbers": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 3, "maxItems": 8},
 }
 
@@ -85,8 +105,8 @@ def main() -> None:
     small = replace(QUICK, hidden_size=64, num_layers=1, tied=True)
     cases: list[tuple[str, ModelShape, tuple[int, ...]]] = [
         ("110M model", QUICK if options.quick else FULL, (1, 64)),
-        ("one layer, vocabulary 32,000", replace(small, vocab_size=32_000), (1, 64)),
-        ("one layer, vocabulary 128,256", replace(small, vocab_size=128_256), (1, 64)),
+        ("one layer, vocabulary 32,000", replace(small, vocab_size=32_000), (1, 64, 256)),
+        ("one layer, vocabulary 128,256", replace(small, vocab_size=128_256), (1, 64, 256)),
     ]
     for name, shape, batches in cases[:1] if options.quick else cases:
         print(
@@ -102,13 +122,16 @@ def main() -> None:
                     for feature in features
                 }
                 _compare(systems, batch, options)
-            num = 2 if options.quick else 32
-            counts = {"no grammars": 0, "no grammars again": 0, "one with a grammar": 1, "all with one": num}
-            systems = {
-                name: (System(name, _config(folder, num, options)), {"grammar": FREE}, count)
-                for name, count in counts.items()
-            }
-            _compare(systems, num, options)
+            for num in (2,) if options.quick else (32, 256) if shape is not FULL else (32,):
+                rows: dict[str, tuple[Grammar, int]] = {"no grammars": (FREE, 0), "no grammars again": (FREE, 0)}
+                for name, grammar in (("free", FREE), ("bounded", BOUNDED), ("JSON strings", STRINGS)):
+                    rows |= {f"one with a grammar, {name}": (grammar, 1), f"all with one, {name}": (grammar, num)}
+                systems = {
+                    name: (System(name, _config(folder, num, options)), {"grammar": grammar}, count)
+                    for name, (grammar, count) in rows.items()
+                }
+                _compare(systems, num, options)
+    _measure_grammars(8_000 if options.quick else 128_256, num_rows=2 if options.quick else 32)
     _count_steps(options)
 
 
@@ -135,6 +158,43 @@ def _compare(systems: dict[str, tuple[System, dict[str, Any], int]], batch: int,
         print(f"| {batch} | {name} | {shown} | {spread} |", flush=True)
     for system, _, _ in systems.values():
         system.close()
+
+
+def _measure_grammars(vocab_size: int, *, num_rows: int) -> None:
+    """Print what grammars cost on the host, without a model: texts are drawn evenly from the allowed tokens."""
+    print(f"\n## Grammars on the host, vocabulary {vocab_size:,}, {num_rows} rows\n")
+    print("| grammar | compile | first mask | mask, median | mask, 95% | advance | forced tokens |")
+    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), vocab_size)
+        backend = open_backend("llguidance", Path(folder), vocab_size=vocab_size, eos_token_ids=(0,))
+    grammars = {"free": FREE, "bounded": BOUNDED, "JSON strings": STRINGS}
+    grammars |= {name: Grammar(kind="json_schema", text=json.dumps(schema)) for name, schema in SCHEMAS.items()}
+    rng, row = np.random.default_rng(0), np.empty(mask_words(vocab_size), np.int32)
+    for name, grammar in grammars.items():
+        began = perf_counter()
+        prototype = backend.compile(grammar)
+        compiled_s = perf_counter() - began
+        times: dict[str, list[float]] = {"mask": [], "advance": [], "forced": []}
+
+        def timed(kind: str, call: Callable[..., Any], *arguments: Any, times: dict[str, list[float]] = times) -> None:
+            began = perf_counter()
+            call(*arguments)
+            times[kind].append(perf_counter() - began)
+
+        for _ in range(num_rows):
+            matcher = prototype.matcher(frozenset([0]))
+            for _ in range(NUM_STEPS):
+                timed("mask", matcher.fill, row)
+                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[:vocab_size])
+                timed("advance", matcher.advance, [int(rng.choice(allowed))])
+                if matcher.is_finished or matcher.error is not None:
+                    break
+                timed("forced", matcher.forced)
+        masks = np.array(times["mask"]) * 1e6
+        others = " | ".join(f"{median(times[kind] or [0.0]) * 1e6:.1f} us" for kind in ("advance", "forced"))
+        shown = f"{compiled_s * 1e3:.1f} ms | {masks[0]:.0f} us | {np.median(masks):.1f} us"
+        print(f"| {name} | {shown} | {np.percentile(masks, 95):.1f} us | {others} |", flush=True)
 
 
 def _count_steps(options: argparse.Namespace) -> None:

@@ -10,9 +10,12 @@ request at a time, under overlap, chunks, preemption, cache hits, aborts and dra
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -21,7 +24,8 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.core import batch, loop, retire
-from pagewood.engine.runner.cpu import adjustments
+from pagewood.engine.runner.cpu import runner as cpu_runner
+from pagewood.engine.runner.cpu.compiled.masks import apply_mask
 from pagewood.engine.runner.cuda.adjust import forbid
 from pagewood.engine.testing.echo_grammar import allowed_tokens, random_grammar, read_mask, write_mask
 from seeded_faults import Edit, seed_fault
@@ -93,9 +97,52 @@ def test_a_mask_on_a_cuda_device_leaves_the_allowed_tokens() -> None:
     assert torch.equal(changed[[1, 4]], logits[[1, 4]])
 
 
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 70, 1000])
+def test_a_mask_on_a_cpu_leaves_the_allowed_tokens(size: int) -> None:
+    """All words of a mask, those of the end too, and nothing behind the logits."""
+    rng = np.random.default_rng(size)
+    for share in (0.0, 0.03, 0.5, 1.0):
+        is_allowed = rng.random(size) < share
+        mask = np.zeros((size + 31) // 32, np.int32)
+        write_mask(np.flatnonzero(is_allowed).tolist(), mask)
+        memory = rng.standard_normal(size + 64).astype(np.float32)
+        expected = memory.copy()
+        expected[:size][~is_allowed] = -np.inf
+        masked()(memory[:size], mask)
+        assert np.array_equal(memory, expected)
+
+
+@cache
+def masked() -> Any:
+    @numba.njit
+    def run(logits: Any, mask: Any) -> None:
+        apply_mask(logits, mask)
+
+    return run
+
+
+def test_draws_wait_for_masks_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the threads of a step spin and yield, with one thread and with the engine's too."""
+    fill = loop.fill_masks
+
+    def late(*arguments: Any, **options: Any) -> None:
+        time.sleep(0.003)
+        fill(*arguments, **options)
+
+    monkeypatch.setattr(loop, "fill_masks", late)
+    grammar = Grammar(kind="regex", text="3 40 999 0")
+    some = [arrival([i, 4], max_tokens=20, temperature=0.5, grammar=grammar if i else None) for i in range(3)]
+    for num_threads in (1, 2):
+        run(
+            traffic(some, num_pages=80, page_size=4), model=model_folder("llama"), drafter=None, num_threads=num_threads
+        )
+
+
 FAULTS: dict[str, list[Edit]] = {
-    "masks of another row": [(adjustments.RowAdjustments, "constrain", "self._table[rows,", "self._table[rows[::-1],")],
-    "former request's mask": [(adjustments.RowAdjustments, "begin", "self._table[row] = 0", "pass")],
+    "masks of another row": [(cpu_runner._Constraint, "of", "np.arange(1, num + 1)", "np.arange(num, 0, -1)")],
+    "masks not applied": [
+        (cpu_runner.CPURunner, "_work_through", "constraint.gate.ctypes.data", "0 * constraint.gate.ctypes.data")
+    ],
     "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
     "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],

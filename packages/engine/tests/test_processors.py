@@ -275,6 +275,9 @@ def test_only_a_step_with_processors_has_more_runs(monkeypatch: pytest.MonkeyPat
     assert len(runs(logits_processors=(FOLLOW,))) == 10
     assert runs() == [(0, None)] * 5  # the row of a request that had some
     engine.close()
+    engine, inbox, outbox = open_engine(overlap=False, model=None)
+    assert runs(grammar=Grammar(kind="regex", text="[a-z ]{9,90}")) == [(0, None)] * 5  # masks are waited for inside
+    engine.close()
 
 
 def test_wrong_processors_are_refused() -> None:

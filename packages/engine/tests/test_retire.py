@@ -1,13 +1,16 @@
 """How the tokens of a grant change its request."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 from pagewood.engine.api import Delta, FinishReason
 from pagewood.engine.core.plan import Grant
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.retire import retire
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.grammar.matcher import Matcher
 from pagewood.engine.testing import make_queue, make_request, make_space
 from pagewood.schedpolicy import deserving
 
@@ -54,6 +57,46 @@ def test_a_grant_that_yields_nothing_ends_its_request_with_an_error() -> None:
     assert (delta.tokens, delta.finish, num_free_rows) == ((), FinishReason.ERROR, 4)
     assert delta.refusal is not None
     assert delta.refusal.message.startswith("the logits of this request are not numbers")
+
+
+class Matching:
+    """A matcher of which retiring reads the end only."""
+
+    def __init__(self, *, is_finished: bool) -> None:
+        self.is_finished = is_finished
+
+
+@pytest.mark.parametrize(
+    ("matcher", "finish", "code"),
+    [
+        (None, FinishReason.ERROR, "all_tokens_excluded"),
+        (Matching(is_finished=False), FinishReason.ERROR, "all_tokens_excluded"),
+        (Matching(is_finished=True), FinishReason.STOP, None),
+    ],
+)
+def test_where_every_token_is_excluded_the_request_ends(
+    matcher: Matching | None, finish: FinishReason, code: str | None
+) -> None:
+    """A grammar that is finished excludes all, too, if no token ends the request."""
+    kv = make_space()
+    state = EngineState(waiting=make_queue(kv), rank=deserving)
+    request = make_request([1, 2, 3])
+    request.matcher = cast("Matcher | None", matcher)
+    state.num_constrained = matcher is not None
+    state.by_id[request.request_id] = request
+    assert kv.admit(request, max_tokens=3, num_reserved=0) == 3
+    state.run(request)
+    result = StepResult.of_one_each(np.array([EXCLUDED], np.int32))
+    (delta,) = retire(state, kv, [Grant(request, 0, 3, 1)], result)
+    assert (delta.tokens, delta.finish) == ((), finish)
+    assert (delta.refusal.code if delta.refusal else None) == code
+
+
+def test_marks_of_tokens_say_why_there_is_none() -> None:
+    result = StepResult.of_one_each(np.array([4, EXCLUDED, -1, 5, EXCLUDED], np.int32))
+    assert result.tokens.tolist() == [4, 5]
+    assert result.counts.tolist() == [1, 0, 0, 1, 0]
+    assert list(result.excluded) == [1, 4]
 
 
 @pytest.mark.parametrize("num_unknown", [0, 2])

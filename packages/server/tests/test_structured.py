@@ -216,6 +216,14 @@ def test_a_refusal_of_the_engine_names_the_clients_field(
     assert "why" in answer["message"]
 
 
+def test_a_request_that_excludes_every_token_is_an_error_of_the_client() -> None:
+    error = failed(FinishReason.ERROR, Refusal(message="why", code="all_tokens_excluded"), names=NAMES)
+    assert error is not None
+    answer = json.loads(error.body())["error"]
+    assert (error.status, answer["param"], answer["code"]) == (400, None, "all_tokens_excluded")
+    assert "why" in answer["message"]
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_without_grammars_says_so(server: MemoryServer, stream: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _SCORED_BYTES = 16 << 20
 """Of logits of one prompt in a step, if the log probabilities of its tokens are wanted."""
+_MAX_MASK_HELPERS = 7
+"""Threads that fill masks beside the engine's own."""
 _MAX_COMPARED = 250_000
 """Tokens that one plan compares to find requests that repeat a prompt in progress: about half a millisecond."""
 
@@ -136,6 +139,7 @@ def assemble(
         inbox=inbox,
         outbox=outbox,
         clock=clock,
+        num_mask_helpers=_num_mask_helpers(),
     )
 
 
@@ -145,3 +149,9 @@ def _order_name(name: str) -> str:
     if name.replace("_", "-") not in names:
         raise ValueError(f"schedule_policy must be one of {', '.join(names)}, got {name!r}")
     return name.replace("_", "-")
+
+
+def _num_mask_helpers() -> int:
+    """Return how many other cores can fill masks."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MAX_MASK_HELPERS, num_cores - 1)

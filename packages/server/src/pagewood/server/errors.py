@@ -115,6 +115,8 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
         case FinishReason.ERROR if refusal is not None and refusal.code == "grammar_failed":
             # A limit on the cost of masks: the grammar is the client's, and to repeat the request would not help.
             return ApiError(refusal.message, param=names["grammar"], code=refusal.code)
+        case FinishReason.ERROR if refusal is not None and refusal.code == "all_tokens_excluded":
+            return ApiError(refusal.message, code=refusal.code)  # several fields together may be the cause
         case FinishReason.ERROR:
             message = "The engine failed on this request." if refusal is None else refusal.message
             return ApiError(message, status=500, type="server_error", code="engine_error")

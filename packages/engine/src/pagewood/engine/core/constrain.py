@@ -6,13 +6,15 @@ when the step before has been retired, their matchers know the text, and `constr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from pagewood.engine.api import Grammar, Refusal
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.shared_work import SharedWork
 from pagewood.engine.grammar.matcher import Matcher
 
 
@@ -64,7 +66,9 @@ class Constrained(Protocol):
         ...
 
 
-def fill_masks(requests: Sequence[Constrained], drafts: Sequence[Sequence[int]], masks: Int32) -> None:
+def fill_masks(
+    requests: Sequence[Constrained], drafts: Sequence[Sequence[int]], masks: Int32, *, work: SharedWork
+) -> None:
     """Write the tokens that may be drawn next, and after each draft that may be; all, where that does not matter.
 
     That is so for a request that has ended, one whose matcher fails, and behind a draft that is not allowed.
@@ -74,16 +78,15 @@ def fill_masks(requests: Sequence[Constrained], drafts: Sequence[Sequence[int]],
     Args:
         requests: whose draws wait.
         drafts: of each.
-        masks: `[>= requests and drafts, words of a mask]`, written: for each request one, and one for each of its
+        masks: `[>= requests and drafts, words of a mask]`, open, written: for each request one, and one for each of its
             drafts.
+        work: shares the requests with other threads if they take long.
     """
-    first = 0
-    for request, own in zip(requests, drafts, strict=True):
-        rows = masks[first : first + 1 + len(own)]
-        first += len(rows)
+
+    def fill(request: Constrained, own: Sequence[int], rows: Int32) -> None:
         matcher, foreseen = request.matcher, request.foreseen
         if matcher is None or request.has_ended:
-            continue
+            return
         if foreseen is not None:  # the matcher is ahead of this draw
             rows[0] = 0
             rows[0].view(np.uint32)[foreseen // 32] = 1 << foreseen % 32
@@ -93,6 +96,14 @@ def fill_masks(requests: Sequence[Constrained], drafts: Sequence[Sequence[int]],
             matcher.fill(rows[0])
         if matcher.error is not None:
             rows.fill(-1)
+
+    jobs: list[Callable[[], None]] = []
+    first = 0
+    for request, own in zip(requests, drafts, strict=True):
+        rows = masks[first : first + 1 + len(own)]
+        first += len(rows)
+        jobs.append(partial(fill, request, own, rows))
+    work.run(jobs)
 
 
 def open_masks(num: int, vocab_size: int) -> Int32:

@@ -18,6 +18,7 @@ from pagewood.engine.core.plan import Grant, Planner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.retire import end, release_drained, retire
+from pagewood.engine.core.shared_work import SharedWork
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
 
@@ -139,8 +140,9 @@ class Engine:
     """
 
     __slots__ = (
-        "_builder", "_clock", "_inbox", "_intake", "_kv", "_num_preempted", "_num_steps", "_num_tokens",
-        "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_speculation", "_state", "config", "info",
+        "_builder", "_clock", "_inbox", "_intake", "_kv", "_mask_work", "_num_preempted", "_num_steps",
+        "_num_tokens", "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_speculation", "_state",
+        "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -158,6 +160,7 @@ class Engine:
         inbox: Inbox,
         outbox: Outbox,
         clock: Callable[[], float],
+        num_mask_helpers: int = 0,
     ) -> None:
         self.config = config
         """What it was built from, with every "auto" and None that was chosen replaced."""
@@ -173,6 +176,7 @@ class Engine:
         self._outbox = outbox
         self._clock = clock
         self._overlap = config.overlap
+        self._mask_work = SharedWork(num_mask_helpers)
         self._num_steps = 0  # written by: loop
         self._num_tokens = 0  # written by: loop
         self._num_preempted = 0  # written by: loop
@@ -236,6 +240,7 @@ class Engine:
     def close(self) -> None:
         """Release the runner's threads and memory, and store the KV that must survive the process."""
         self._intake.close()
+        self._mask_work.close()
         self._runner.close()
         self._kv.close()
 
@@ -305,7 +310,7 @@ class Engine:
         requests, pending.constrained = pending.constrained, ()
         masks = open_masks(pending.num_masks, self.info.vocab_size)
         try:
-            fill_masks(requests, handle.drafts(), masks)
+            fill_masks(requests, handle.drafts(), masks, work=self._mask_work)
         finally:  # otherwise the device would wait for ever
             handle.constrain(masks)
 

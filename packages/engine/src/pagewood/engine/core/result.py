@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.logprobs import Logprobs
+
+EXCLUDED = -2
+"""Stands for a token where all logits are minus infinity; another negative number, where logits are not numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +27,11 @@ class StepResult:
     tokens: Int32
     """[N] int32, token ids."""
     counts: Int32
-    """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if its logits were not numbers, or if it
-    was left out because its row had ended."""
+    """[S] int32, number of tokens of each grant, at most `num_promised`; 0 if none could be drawn, or if the grant was
+    left out because its row had ended."""
+    excluded: Collection[int] = ()
+    """Those of the S grants for which changes of the logits have excluded every token. Those of other grants without a
+    token were not numbers."""
     logprobs: Logprobs | None = None
     """Log probabilities of the N tokens; None: no request wants them."""
     prompt_logprobs: Logprobs | None = None
@@ -58,7 +65,11 @@ class StepResult:
         """Return the result of a step in which each sampled grant yields one token.
 
         Args:
-            tokens: `[S] int32`; negative where the logits were not numbers.
+            tokens: `[S] int32`; `EXCLUDED` where every token was excluded, and another negative number where the
+                logits were not numbers.
         """
         is_token = tokens >= 0
-        return cls(tokens=tokens if is_token.all() else tokens[is_token], counts=is_token.astype(np.int32))
+        if is_token.all():
+            return cls(tokens=tokens, counts=is_token.astype(np.int32))
+        excluded = np.flatnonzero(tokens == EXCLUDED).tolist()
+        return cls(tokens=tokens[is_token], counts=is_token.astype(np.int32), excluded=excluded)

@@ -16,6 +16,10 @@ from pagewood.engine.grammar.matcher import Matcher
 _NOT_NUMBERS = Refusal(
     message="the logits of this request are not numbers, so no token can be drawn", code="logits_not_numbers"
 )
+_EXCLUDED = Refusal(
+    message="the biases, the bad words and the grammar of this request exclude every token, so none can be drawn",
+    code="all_tokens_excluded",
+)
 
 _NO_VECTOR = Refusal(
     message="the hidden states of this request are not numbers, so it has no vector", code="logits_not_numbers"
@@ -35,13 +39,13 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         One answer for each request that got tokens or its vector, or whose logits or states were not numbers.
     """
     deltas: list[Delta] = []
-    yielded = iter(result.by_grant())
+    yielded = enumerate(result.by_grant())
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
     first, num_seen, num_scored = 0, 0, 0
     vectors = iter(() if result.vectors is None else result.vectors)
     for grant in grants:
         request, start = grant.request, grant.start
-        tokens = next(yielded) if grant.num_promised else None
+        index, tokens = next(yielded) if grant.num_promised else (-1, None)
         if logprobs is not None:
             first = num_seen
             num_seen += len(tokens) if tokens else 0
@@ -64,7 +68,12 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
             if not tokens:
                 continue
         if tokens == ():  # its KV may not be numbers either, so no other request may get it
-            deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
+            if index not in result.excluded:
+                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
+            elif request.matcher is not None and request.matcher.is_finished:
+                deltas.append(end(state, kv, request, FinishReason.STOP))
+            else:
+                deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_EXCLUDED))
             continue
         if tokens is None:
             request.num_computed = start + grant.num_tokens

@@ -25,7 +25,7 @@ def check_row(row: Mask, num_words: int) -> None:
 class EndTokens:
     """The tokens that end a request, as bits of a mask. Immutable."""
 
-    __slots__ = ("_allowed", "_kept", "_words", "tokens")
+    __slots__ = ("_words", "tokens")
 
     def __init__(self, tokens: frozenset[int], *, others: frozenset[int], vocab_size: int) -> None:
         """Prepare the bits.
@@ -49,11 +49,10 @@ class EndTokens:
             kept[places[token // 32]] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
         for token in tokens:
             allowed[places[token // 32]] |= np.uint32(1 << token % 32)
-        self._words = np.fromiter(places, np.intp)
-        self._kept = kept.view(np.int32)
-        self._allowed = allowed.view(np.int32)
+        self._words = list(zip(places, kept.view(np.int32), allowed.view(np.int32), strict=True))
 
     def write(self, row: Mask, *, can_end: bool) -> None:
         """Set the end tokens in `row` if `can_end`, otherwise clear them; clear the others."""
-        words = row[self._words] & self._kept
-        row[self._words] = words | self._allowed if can_end else words
+        for word, kept, allowed in self._words:  # few, so that arrays of indices would take longer
+            others = row[word] & kept
+            row[word] = others | allowed if can_end else others

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.adjustments import Adjustments
-from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Adjustment
 
@@ -25,16 +24,6 @@ class RowAdjustments:
         self._kept: dict[int, tuple[NDArray[np.generic], ...]] = {}  # written by: begin
         self._used: set[int] = set()
         """Rows of the table that are not zero."""  # written by: begin
-
-    def constrain(self, rows: Int32, firsts: NDArray[np.int64], masks: Int32) -> None:
-        """Enter the masks of a step.
-
-        Args:
-            rows: `[M]`, rows that have adjustments.
-            firsts: `[M]`, the first mask of each, which has one for each of its wanted tokens.
-            masks: `[>= M, words of a mask]`, contiguous; must be kept until the step has been computed.
-        """
-        self._table[rows, Adjustment.MASKS] = masks.ctypes.data + masks.strides[0] * firsts
 
     def begin(self, batch: Batch) -> None:
         """Enter what the admitted requests of a step have, in place of their rows' former requests."""

@@ -22,7 +22,8 @@ def warm_up(
     heads = {dim: heads_kernel(dim, int8=int8) for dim in sorted(dims)}
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
-    kernels = (layout.update, layout.find_live, layout.lay_out, layout.collect, *heads.values(), *drafts, report, step)
+    tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
+    kernels = (*tables, *heads.values(), *drafts, report, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:

@@ -46,10 +46,10 @@ class Processing:
             tokens: `[rows, positions]`, the table of tokens.
         """
         num_sampled = len(grants.sampled)
-        offsets = _integers(scope[Column.OFFSETS], len(grants.rows) + 1)
-        starts = _integers(scope[Column.STARTS], len(grants.rows))
-        trees = _integers(scope[Column.TREES], len(grants.rows))
-        firsts = _integers(scope[Column.FIRSTS], num_sampled + 1)
+        offsets = integers_at(scope[Column.OFFSETS], len(grants.rows) + 1)
+        starts = integers_at(scope[Column.STARTS], len(grants.rows))
+        trees = integers_at(scope[Column.TREES], len(grants.rows))
+        firsts = integers_at(scope[Column.FIRSTS], num_sampled + 1)
         places = range(num_sampled) if kept is None else kept.tolist()
         with torch.inference_mode():
             for s, index in enumerate(places):
@@ -57,7 +57,7 @@ class Processing:
                 if calls is None:
                     continue
                 g, first, end = int(grants.sampled[s]), int(firsts[s]), int(firsts[s + 1])
-                own = _integers(scope[Column.TOKENS] + 4 * int(offsets[g]), int(offsets[g + 1] - offsets[g]))
+                own = integers_at(scope[Column.TOKENS] + 4 * int(offsets[g]), int(offsets[g + 1] - offsets[g]))
                 known = tokens[grants.rows[g], : starts[g] + 1]
                 for j in range(end - first):
                     node = len(own) - (end - first) + j
@@ -69,10 +69,10 @@ class Processing:
 def _path(scope: NDArray[np.int64], token: int) -> Int32:
     """Return the nodes behind the root on the path to a node of a tree, which is a token of the pass."""
     size = int(scope[Column.PATH_SIZE])
-    path = _integers(scope[Column.PATHS] + 4 * token * size, size)
+    path = integers_at(scope[Column.PATHS] + 4 * token * size, size)
     return path[2 : 2 + path[0]]
 
 
-def _integers(address: int | np.int64, size: int) -> Int32:
-    """Return a view of memory of the program."""
+def integers_at(address: int | np.int64, size: int) -> Int32:
+    """Return a view of `size` int32 in memory of the program."""
     return np.ctypeslib.as_array((c_int32 * size).from_address(int(address)))

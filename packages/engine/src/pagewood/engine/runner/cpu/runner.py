@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu import reports
 from pagewood.engine.runner.cpu.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import select, shrink
-from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, update
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
 from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.processing import Processing
+from pagewood.engine.runner.cpu.processing import Processing, integers_at
 from pagewood.engine.runner.cpu.sampling import draw
 from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
 from pagewood.engine.runner.cpu.worker import Later, Worker
@@ -88,7 +88,7 @@ class CPUStepHandle(Generic[Result]):
         """
         if self._constraint is None:
             raise RuntimeError("no token of this step is constrained")
-        self._constraint.masks.give(masks)
+        self._constraint.open(masks)
 
     def wait(self) -> Result:
         """Help to compute the step until it is done, and return its result.
@@ -115,21 +115,33 @@ class _Constraint:
     """The instructions that draft, if `is_drafting`; None: there are none."""
     drafts: Later[Sequence[Sequence[int]]] = field(default_factory=Later)
     """Of each of them."""
-    masks: Later[Int32] = field(default_factory=Later)
-    """What their draws wait for."""
-    rest: Later[Run | None] = field(default_factory=Later)
-    """The instructions that change logits, and those behind them, up to the calls of processors."""
+    gate: Int64
+    """[1 + rows], where the program waits for their masks; see `Column.GATE`."""  # written by: cpu.runner
+    masks: list[Int32] = field(default_factory=list)
+    """The masks, once they are there; the gate has their address."""  # written by: cpu.runner
 
     @classmethod
-    def of(cls, batch: Batch) -> _Constraint | None:
+    def of(cls, batch: Batch, *, num_rows: int) -> _Constraint | None:
         """Return that of a batch; None: nothing is constrained."""
         if len(batch.constrained) == 0:
             return None
         num, is_drafting = len(batch.constrained), int(batch.num_promised[batch.constrained].max()) > 1
-        constraint = cls(num=num, is_drafting=is_drafting)
+        constraint = cls(num=num, is_drafting=is_drafting, gate=np.zeros(1 + num_rows, np.int64))
         if not is_drafting:
+            constraint.gate[1 + batch.rows[batch.sampled[batch.constrained]]] = np.arange(1, num + 1)
             constraint.drafts.give([()] * num)
         return constraint
+
+    def give_drafts(self, batch: Batch, drafts: Sequence[Sequence[int]]) -> None:
+        """Let the engine fill masks for these drafts of each of them; the program does not read the gate yet."""
+        nums = np.array([1 + len(own) for own in drafts])
+        self.gate[1 + batch.rows[batch.sampled[batch.constrained]]] = np.cumsum(nums) - nums + 1
+        self.drafts.give(drafts)
+
+    def open(self, masks: Int32) -> None:
+        """Let the program go on with their draws."""
+        self.masks.append(masks)
+        open_gate(self.gate, masks.ctypes.data)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,19 +167,15 @@ class _Step:
         self.run.give(None)
         if self.processing is not None:
             self.processing.rest.give(None)
-        if self.constraint is None:
-            return
-        if self.constraint.is_drafting:
+        if self.constraint is not None and self.constraint.is_drafting:
             self.constraint.drafting.give(None)
             self.constraint.drafts.give([()] * self.constraint.num)
-        self.constraint.rest.give(None)
 
     def runs(self) -> tuple[Later[Run | None], ...]:
         """Return the runs of its instructions, in their order."""
         runs = (self.run,)
-        if self.constraint is not None:
-            drafting = (self.constraint.drafting,) if self.constraint.is_drafting else ()
-            runs = (*drafting, self.run, self.constraint.rest)
+        if self.constraint is not None and self.constraint.is_drafting:
+            runs = (self.constraint.drafting, self.run)
         return runs if self.processing is None else (*runs, self.processing.rest)
 
 
@@ -181,7 +189,7 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_change", "_first_draw", "_found",
+        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_draw", "_found",
         "_helpers", "_kernel", "_lookup", "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_processors",
         "_program", "_reported", "_reports", "_rotations", "_rows", "_sampled_rows", "_selected", "_sums",
         "_target_lines", "_worker",
@@ -249,10 +257,8 @@ class CPURunner:
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         self._pass: Pass  # written by: _write_down
         self._program: Program  # written by: _write_down
-        self._first_change: int  # written by: _write_down
-        """The first instruction that changes logits."""
         self._first_draw: int  # written by: _write_down
-        """The first instruction behind those."""
+        """The first instruction behind those that change logits."""
         self._target_lines: slice  # written by: _write_down
         """Instructions of the target, with those that accept drafts."""
         self._found: Int32  # written by: _write_down
@@ -291,7 +297,7 @@ class CPURunner:
             batch=batch,
             grants=grants,
             samples=True,
-            constraint=_Constraint.of(batch),
+            constraint=_Constraint.of(batch, num_rows=len(self._rows.lengths)),
             processing=Processing(calls=calls) if calls else None,
         )
         return self._handle(step, self._worker.submit(partial(self._step, step)))
@@ -334,6 +340,7 @@ class CPURunner:
             scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
+        excluded: list[int] = [] if yielded.all() else self._excluded(step, scopes, yielded)
         logprobs, prompt_logprobs = None, None
         if scopes[scope.index, Column.NUM_REPORTED] > 0:
             found = tokens[:num_tokens]
@@ -351,6 +358,7 @@ class CPURunner:
         return StepResult(
             tokens=tokens[:num_tokens],
             counts=yielded,
+            excluded=excluded,
             num_drafted=num_drafted if grants.is_drafting else None,
             draft_s=draft_s,
             verify_s=verify_s,
@@ -361,6 +369,12 @@ class CPURunner:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _excluded(self, step: _Step, scopes: Int64, yielded: Int32) -> list[int]:
+        """Return those of the batch's sampled grants without a token whose logits are all minus infinity."""
+        firsts = integers_at(scopes[self._pass.scope.index, Column.FIRSTS], len(yielded))
+        places = np.flatnonzero((yielded == 0) & (self._found[firsts, 0] == EXCLUDED))
+        return (places if step.kept is None else step.kept[places]).tolist()
 
     def _all_logits(self, step: _Step) -> Float32:
         computed = self._compute(step)
@@ -399,10 +413,7 @@ class CPURunner:
         except Exception:
             step.give_up()
             raise
-        if step.constraint is None and step.processing is None:
-            self._work(self._program.start(counts, scopes, first=first, last=last), step.run)
-        else:
-            self._work_in_parts(step, scopes, counts, first, last)
+        self._work_through(step, scopes, counts, first, last)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
             self._sampled_rows = step.grants.rows[step.grants.sampled]
@@ -413,16 +424,20 @@ class CPURunner:
             draft_s += rest_ended - rest_began if self._drafter.has_rest else 0.0
         return scopes, counts, draft_s, ended - began - draft_s
 
-    def _work_in_parts(self, step: _Step, scopes: Int64, counts: Int64, first: int, last: int | None) -> None:
-        """Compute instructions [first, last), interrupted by the wait for masks and by calls of processors."""
+    def _work_through(self, step: _Step, scopes: Int64, counts: Int64, first: int, last: int | None) -> None:
+        """Compute instructions [first, last), interrupted where the host needs drafts or calls processors."""
 
         def run(first: int, last: int | None) -> Run:
             return self._program.start(counts, scopes, first=first, last=last)
 
-        later, processing = step.run, step.processing
-        if step.constraint is not None:
-            self._work_until_masks(step, step.constraint, run, first)
-            first, later = self._first_change, step.constraint.rest
+        constraint, processing, later = step.constraint, step.processing, step.run
+        if constraint is not None:
+            scopes[self._pass.scope.index, Column.GATE] = constraint.gate.ctypes.data
+            if constraint.is_drafting:
+                target = max(first, self._target_lines.start)
+                self._work(run(first, target), constraint.drafting)
+                first = target
+                constraint.give_drafts(step.batch, self._drafts(step))
         if processing is not None:
             self._work(run(first, self._first_draw), later)
             first, later = self._first_draw, processing.rest
@@ -433,21 +448,6 @@ class CPURunner:
                 later.give(None)
                 raise
         self._work(run(first, last), later)
-
-    def _work_until_masks(
-        self, step: _Step, constraint: _Constraint, run: Callable[[int, int | None], Run], first: int
-    ) -> None:
-        """Compute the instructions that draft and those before logits are changed, and wait for the masks."""
-        drafts: Sequence[Sequence[int]] = [()] * constraint.num
-        if constraint.is_drafting:
-            self._work(run(first, max(first, self._target_lines.start)), constraint.drafting)
-            first = max(first, self._target_lines.start)
-            drafts = self._drafts(step)
-            constraint.drafts.give(drafts)
-        self._work(run(first, self._first_change), step.run)
-        masks, batch = constraint.masks.take(), step.batch
-        nums = np.array([1 + len(own) for own in drafts])
-        self._adjustments.constrain(batch.rows[batch.sampled[batch.constrained]], np.cumsum(nums) - nums, masks)
 
     def _drafts(self, step: _Step) -> list[tuple[int, ...]]:
         """Return the drafts of the constrained grants; none for one that is left out."""
@@ -557,7 +557,6 @@ class CPURunner:
             states = self._model.states(one.tokens, (one.cosines, one.sines), self._attention, one.kept)[0]
         sums = one.pool(states)
         logits = self._model.head(states.first(one.scope.wanted))
-        self._first_change = tape.num_lines
         raw = one.adjust(logits)
         self._first_draw = tape.num_lines
         if held is None:

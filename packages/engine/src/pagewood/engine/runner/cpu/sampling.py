@@ -24,7 +24,7 @@ Float32 = NDArray[np.float32]
 
 
 def draw(logits: Buffer, choices: Buffer) -> Buffer:
-    """Draw the tokens `[S, 1] int32` from `logits` `[S, V]`; -1 where a logit is not a number.
+    """Draw the tokens `[S, 1] int32` from `logits` `[S, V]`; `NO_NUMBER` or `NO_CHANCE` where there is none.
 
     Args:
         logits: of the sampled grants.

@@ -36,7 +36,7 @@ from pagewood.engine.runner.cuda.graphs import capture_graphs
 from pagewood.engine.runner.cuda.masks import packed_masks
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.report import PendingReport, RowReports
-from pagewood.engine.runner.cuda.sampling import Sampler
+from pagewood.engine.runner.cuda.sampling import Sampler, is_broken, marked
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.cuda.verify import (
@@ -58,9 +58,6 @@ from pagewood.engine.runner.cuda.verify_arrays import VerifyArrays, VerifyStep, 
 from pagewood.engine.runner.cuda.verify_graphs import capture_verify_graphs
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.kvpool.storage import KVStorage
-
-NO_TOKEN = -1
-"""Stands for the token of a row whose logits are not numbers, see `StepResult.of_one_each`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,7 +553,7 @@ class CUDARunner:
             changed = forbid(changed, firsts[batch.constrained].astype(np.int64), allowed)
         # Only the device knows where the text of a verified position ends, so a step with such rows waits for it.
         changed = self._process(changed, host_rows, places.tolist)
-        chosen, is_broken = sampler.tokens(self._filters, changed)
+        chosen, largest = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         drawn = self._reports.drawn(
             host_rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters
@@ -565,14 +562,14 @@ class CUDARunner:
             is_equal = self._tokens.index_select(0, places) == tokens
         else:
             is_equal = simulated(sampler.seeds, positions, self._acceptance)
-        counts = count_accepted(is_equal, is_broken, step.cells, num_drafted, verify.width)
+        counts = count_accepted(is_equal, is_broken(largest), step.cells, num_drafted, verify.width)
         # The table gets tokens beyond the accepted ones, too; no step reads them before they are replaced.
         self._tokens.index_copy_(0, places, tokens)
         rows = step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens)).long()
         ends = where.positions.index_select(0, step.first_tokens) + 1
         yielded = counts.clamp(min=1)
         self._lengths.index_copy_(0, rows, ends + yielded)
-        torch.cat([tokens, counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
+        torch.cat([marked(tokens, largest), counts, num_drafted], out=target[: len(tokens) + 2 * len(counts)])
         return step.first_tokens + yielded - 1, rows, drawn
 
     def _sample(
@@ -585,11 +582,11 @@ class CUDARunner:
         if allowed is not None:
             changed = forbid(changed, batch.constrained.astype(np.int64), allowed)
         changed = self._process(changed, rows, partial(self._ends, batch))
-        chosen, is_broken = sampler.tokens(self._filters, changed)
+        chosen, largest = sampler.tokens(self._filters, changed)
         tokens = chosen.int()
         # The table needs a valid token for every row: the next step may have been launched already, and reads it.
         self._tokens.index_copy_(0, places, tokens)
-        target.copy_(torch.where(is_broken, NO_TOKEN, tokens))
+        target.copy_(marked(tokens, largest))
         return self._reports.drawn(rows, tokens, raw=logits, changed=changed, sampler=sampler, filters=self._filters)
 
     def _process(self, logits: Tensor, rows: Int32, places: Callable[[], list[int]]) -> Tensor:

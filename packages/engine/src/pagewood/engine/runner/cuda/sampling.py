@@ -21,11 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewood.engine.core.result import EXCLUDED
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda import race
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.step_arrays import StepArrays
 
+_NO_NUMBER = -1
 _MASS = float(1 << 40)  # the integer for probability 1; the sum of V such integers does not overflow 63 bits
 
 
@@ -73,7 +75,9 @@ class Sampler:
         )
 
     def tokens(self, filters: FlashInfer | None, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens, `[S] int64`, and whether a logit of the row is NaN, so that it has no token, `[S] bool`.
+        """Return the tokens, `[S] int64`, and the largest logit of each row, `[S]`; the row has a token if it is one.
+
+        It is NaN if any of the row is, and minus infinity if all are; see `marked`.
 
         Args:
             filters: has the softmax and the filters; None: batch-invariant ones of our own.
@@ -83,7 +87,7 @@ class Sampler:
         if self.draws:
             drawn = _first_to_arrive(logits.is_cuda)(self._weights(filters, logits), self.seeds, self.positions)
             best = torch.where(self.temperatures > 0, drawn, best)
-        return best, largest.isnan()
+        return best, largest
 
     def log_probabilities(self, filters: FlashInfer | None, logits: Tensor) -> Tensor:
         """Return the logarithms of the probabilities with which tokens are drawn, `[S, V] float32`.
@@ -165,6 +169,22 @@ class Sampler:
         radius = ordered.gather(1, is_needed.sum(-1, keepdim=True).clamp(min=1) - 1)
         is_kept = ((distances <= radius) & (masses > 0)) | (self.typical_ps >= 1)[:, None]
         return torch.where(is_kept, weights, 0.0)
+
+
+def is_broken(largest: Tensor) -> Tensor:
+    """Return whether no token can be drawn from rows with these largest logits, `[S] bool`."""
+    return ~(largest > -torch.inf)  # NaN too
+
+
+def marked(tokens: Tensor, largest: Tensor) -> Tensor:
+    """Return `tokens` `[S] int32`, with a negative number as in `core.result.EXCLUDED` where there is none.
+
+    Args:
+        tokens: `[S] int32`.
+        largest: `[S]`, the largest logit of each row.
+    """
+    reasons = largest.float().nan_to_num(nan=_NO_NUMBER, neginf=EXCLUDED).int()
+    return torch.where(is_broken(largest), reasons, tokens)
 
 
 def _first_to_arrive(on_cuda: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
-from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda.attention import HostArrays, Places
 from pagewood.engine.runner.cuda.device import Stamp
@@ -214,11 +214,11 @@ def count_accepted(is_equal: Tensor, is_broken: Tensor, cells: Tensor, num_draft
     """Return `[S] int32`: the tokens that each grant yields.
 
     A grant yields its drafts up to the first that differs from the token drawn in its place, and that token. It ends
-    before the first position whose logits are not numbers.
+    before the first position where none can be drawn.
 
     Args:
         is_equal: `[V] bool`, whether the draft after each verified position is the token drawn there.
-        is_broken: `[V] bool`, whether the logits there are not numbers.
+        is_broken: `[V] bool`, whether no token can be drawn there.
         cells: `[V] int32`, place of each position in a matrix of S rows and `width` columns.
         num_drafted: `[S] int32`, drafts of each grant.
         width: W.
@@ -268,9 +268,11 @@ class Yielded:
         places = np.arange(num_tokens) - np.repeat(ends - self.promised, self.promised)
         tokens = words[:num_tokens][places < np.repeat(counts, self.promised)]
         drafting_s, verifying_s, extending_s = (one.seconds_until(other) for one, other in pairwise(self.stamps))
+        is_excluded = (counts == 0) & (words[ends - self.promised] == EXCLUDED)
         return StepResult(
             tokens=tokens,
             counts=counts,
+            excluded=np.flatnonzero(is_excluded).tolist(),
             num_drafted=words[num_tokens + num_grants :],
             draft_s=drafting_s + extending_s,
             verify_s=verifying_s,

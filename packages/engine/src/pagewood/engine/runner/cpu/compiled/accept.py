@@ -22,7 +22,7 @@ from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.memory import floats, integer_rows, integers, vector
 from pagewood.engine.runner.cpu.compiled.rejection import verify
-from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS
+from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, best_of
 from pagewood.engine.runner.splitmix import mix
 
 _mix = exact(mix)  # not in this folder, so not in the stamp of cached code: a published hash does not change
@@ -46,8 +46,8 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
     Args:
         scope: a row of the table of scopes.
         s: index of the sampled grant.
-        drawn_at: address of `[W] int32`, the token drawn at each wanted row, -1 where logits are not numbers.
-        found_at: address of `[W] int32`, written: its tokens, from its first wanted row on.
+        drawn_at: address of `[W] int32`, the token drawn at each wanted row, or `NO_NUMBER` or `NO_CHANCE`.
+        found_at: address of `[W] int32`, written: its tokens, from its first wanted row on, or why there is none.
         counts_at: address of `[S] int32`, written: how many there are.
         nodes_at: address of `[W] int32`, written: the node after which each of them was drawn.
         chance: probability with which a draft is accepted, whatever its token, for measurements; negative: compare.
@@ -66,6 +66,7 @@ def accept(scope: Any, s: Any, drawn_at: Any, found_at: Any, counts_at: Any, nod
     known = integers(scope[Column.TOKEN_TABLE] + 4 * row * width, width)
     drawn, found, nodes = integers(drawn_at, 0), integers(found_at, 0), integers(nodes_at, 0)
     node, n = np.int64(0), np.int64(0)
+    found[first] = drawn[first]
     while node >= 0 and position + n < width:
         token = drawn[first + node]
         if token < 0:
@@ -104,8 +105,8 @@ def reject(
         held_at: address of `[S, num_drafts, V]`, logits that drafts were drawn from; see `hold_logits`.
         vocab_size: V.
         num_drafts: most drafts of a grant.
-        found_at: address of `[W] int32`, written: its tokens, from its first wanted row on.
-        counts_at: address of `[S] int32`, written: how many there are; 0 if the first logits are not numbers.
+        found_at: address of `[W] int32`, written: its tokens, from its first wanted row on, or why there is none.
+        counts_at: address of `[S] int32`, written: how many there are; 0 if there is no first token.
         nodes_at: address of `[W] int32`, written: the node after which each of them was drawn.
         scratch_at: address of `[S, 2 V] float32`, overwritten.
     """
@@ -136,6 +137,8 @@ def reject(
     integers(counts_at, 0)[s] = n
     if n > 0:
         integers(scope[Column.LENGTHS], 0)[row] = position + n
+    elif num_places > 0:
+        found[0] = best_of(vector(logits_at + 4 * first * vocab_size, vocab_size))
 
 
 @inlined

@@ -18,7 +18,8 @@ import numpy as np
 
 from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column
-from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers, long_rows, vector
+from pagewood.engine.runner.cpu.compiled.masks import apply_mask
+from pagewood.engine.runner.cpu.compiled.memory import integer_rows, integers, long_rows, longs, vector, wait_for_host
 
 _F = np.float32
 _HASH = np.uint32(2654435769)
@@ -56,19 +57,6 @@ def _add_biases(logits: Any, biases: Any, values: Any, position: Any) -> None:
         token = biases[i, 0]
         if position < biases[i, 1] and 0 <= token < logits.shape[0]:
             logits[token] += values[3 * i + 2]
-
-
-@exact
-def _apply_mask(logits: Any, mask: Any) -> None:
-    """Give no probability to the tokens whose bits are not set."""
-    for word in range(mask.shape[0]):
-        bits, first = np.uint32(mask[word]), word * 32
-        if bits == np.uint32(0xFFFFFFFF):
-            continue
-        for i in range(first, min(first + 32, logits.shape[0])):
-            if bits & np.uint32(1) == np.uint32(0):
-                logits[i] = -np.inf
-            bits >>= np.uint32(1)
 
 
 @exact
@@ -110,7 +98,8 @@ def _forbid(
 def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> None:
     """Change the logits of sampled grant `s`, if its row has adjustments.
 
-    If the row's tokens are reported by the model's own logits, these are kept.
+    If the row's tokens are reported by the model's own logits, these are kept. A row that is constrained waits for its
+    masks; other threads go on with other rows meanwhile.
 
     Args:
         scope: a row of the table of scopes.
@@ -136,6 +125,13 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
     biases, values = integer_rows(entry[Adjustment.BIASES], num_biases, 3), vector(entry[Adjustment.BIASES], 0)
     path_size = scope[Column.PATH_SIZE]
     is_kept = entry[Adjustment.REPORTED] > 0 and entry[Adjustment.IS_PROCESSED] == 0
+    mask_size = (vocab_size + 31) // 32
+    masks_at = np.int64(0)
+    if scope[Column.GATE] != 0:
+        gate = longs(scope[Column.GATE], 0)
+        if gate[1 + row] > 0:
+            wait_for_host(gate, 0, 1)
+            masks_at = gate[0] + 4 * mask_size * (gate[1 + row] - 1)
     for j in range(num_wanted):
         token = base + j
         path = integers(scope[Column.PATHS] + 4 * token * path_size, path_size)
@@ -160,6 +156,5 @@ def adjust(scope: Any, s: Any, logits_at: Any, vocab_size: Any, raw_at: Any) -> 
         _add_biases(logits, biases, values, position)
         if num_words > 0:
             _forbid(logits, words, num_words, known, start, of_grant, path, is_tree, depth)
-        if entry[Adjustment.MASKS] != 0:
-            mask_words = (vocab_size + 31) // 32
-            _apply_mask(logits, integers(entry[Adjustment.MASKS] + 4 * j * mask_words, mask_words))
+        if masks_at != 0:
+            apply_mask(logits, integers(masks_at + 4 * mask_size * j, mask_size))

@@ -131,6 +131,11 @@ def exact(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", forceinline=True)(function)
 
 
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Like `exact`, but compiled once in each kernel, however often it is called there; for long functions."""
+    return numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy")(function)
+
+
 def strict(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function callable from kernels, whose arithmetic is exactly as written: nothing fused, nothing reordered.
 

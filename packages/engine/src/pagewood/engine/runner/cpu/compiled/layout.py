@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from pagewood.engine.runner.cpu.compiled.kernel import inlined, kernel
-from pagewood.engine.runner.cpu.compiled.memory import floats, integer_rows, integers, long_rows, vector
+from pagewood.engine.runner.cpu.compiled.memory import fetch_add, floats, integer_rows, integers, long_rows, vector
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, fill_choice
 
 
@@ -94,6 +94,10 @@ class Column(IntEnum):
     POOLED = 39
     """`[NUM_POOLED, 2] int32`, of each pooled grant the first of its kept rows, and their number."""
     NUM_POOLED = 40
+    GATE = 41
+    """`[1 + rows] int64`: the address of the masks of the step, 0 until they are there; then, for each row that waits
+    for some, 1 plus the index of its first mask, and 0 for the others. Not there: no row waits. `lay_out` does not fill
+    it."""
 
 
 class Adjustment(IntEnum):
@@ -112,11 +116,9 @@ class Adjustment(IntEnum):
     """1 plus the alternatives that are reported with each token; 0: tokens are not reported."""
     IS_PROCESSED = 6
     """1 if reports are of the distribution that tokens are drawn from, 0 if of the model's."""
-    MASKS = 7
-    """Address of `[wanted tokens of the grant, words of a mask] int32`, see `ConstrainedHandle.constrain`; 0: none."""
-    WORDS = 8
+    WORDS = 7
     """Address of the bad words, int32: of each its size, then its tokens."""
-    NUM_WORDS = 9
+    NUM_WORDS = 8
 
 
 NUM_ADJUSTMENT_COLUMNS = len(Adjustment)
@@ -447,3 +449,14 @@ def collect(
         if drafted.shape[0] > 0:
             drafted[s] = min(nums[grant_of[s]], promised[s]) - 1 if promised[s] > 1 else 0
     return n
+
+
+@kernel("void(i8[::1], i8)")
+def open_gate(gate: Any, address: Any) -> None:
+    """Let the rows that wait at a gate go on; see `Column.GATE`. All that was written before is visible to them.
+
+    Args:
+        gate: whose first number is 0.
+        address: of the masks.
+    """
+    fetch_add(gate, 0, address)

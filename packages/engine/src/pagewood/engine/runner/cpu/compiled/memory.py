@@ -23,6 +23,8 @@ from numba.extending import intrinsic
 from pagewood.engine.runner.cpu.compiled.kernel import inlined
 
 _SPINS = 2000  # reads of a counter, tens of microseconds, before the thread yields its core
+_YIELDS = 100  # of a thread that waits for the host, before it sleeps
+_SLEEP_US = np.uint32(20)
 _HAS_PAUSE = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -129,8 +131,15 @@ _relax: Any = intrinsic(_pause)
 
 if hasattr(os, "sched_yield"):
     _offer_core: Any = types.ExternalFunction("sched_yield", types.int32())
+    _sleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 else:
     _offer_core: Any = _relax
+
+    def _wait_a_little(duration_us: Any) -> None:
+        _relax()
+
+    _sleep: Any = inlined(_wait_a_little)
+
 
 if hasattr(time, "clock_gettime"):
     _get_time: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -157,3 +166,20 @@ def wait_for(counters: Any, at: Any, wanted: Any) -> None:
             _relax()
         else:
             _offer_core()
+
+
+@inlined
+def wait_for_host(counters: Any, at: Any, wanted: Any) -> None:
+    """Like `wait_for`, for what another thread does outside the program; in a long wait the thread sleeps.
+
+    So the core is free for the threads that it waits for.
+    """
+    waits = 0
+    while _load_shared(counters, at) < wanted:
+        waits += 1
+        if waits < _SPINS:
+            _relax()
+        elif waits < _SPINS + _YIELDS:
+            _offer_core()
+        else:
+            _sleep(_SLEEP_US)

@@ -25,7 +25,7 @@ def _bitcast(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-_float_from_bits: Any = intrinsic(_bitcast)
+float_from_bits: Any = intrinsic(_bitcast)
 """Returns the float32 whose bits are the given int32."""
 
 
@@ -47,5 +47,5 @@ def exp(x: Any) -> Any:
     p = p * r + _F(0.5)
     p = p * r + _F(1.0)
     p = p * r + _F(1.0)
-    power = _float_from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    power = float_from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
     return p * power if x > _F(-87.3) else (_F(0.0) if x <= _F(-87.3) else x)

@@ -5,7 +5,8 @@ of seed, position and token.
 
 No row is sorted for the filters. Its probabilities are put into a histogram over the distance from the largest logit,
 and only the bin that contains a filter's limit is searched exactly. Every filter keeps the tokens of one interval of
-distances: from 0 to a limit, or with typical-p around the mean distance.
+distances: from 0 to a limit, or with typical-p around the mean distance, whose histogram is one of how far they are
+from it.
 
 Legend: S rows, V vocab_size.
 """
@@ -19,15 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.kernel import exact, inlined
+from pagewood.engine.core.result import EXCLUDED
+from pagewood.engine.runner.cpu.compiled.kernel import apart, exact, inlined
 from pagewood.engine.runner.cpu.compiled.noise import row_key
-from pagewood.engine.runner.cpu.compiled.numeric import exp
+from pagewood.engine.runner.cpu.compiled.numeric import exp, float_from_bits
 from pagewood.engine.runner.cpu.compiled.race import first_to_arrive
 
 _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 _NUM_MAXIMA = 64
+_NUM_LANES = 64
 _NUM_BINS = 1024
+_NUM_TABLES = 4
+_NUM_PARTS = 256  # of a bin
+_INFINITY = 0x7F800000  # bits of a float32
+NO_NUMBER = -1
+"""Stands for a token where a logit is not a number."""
+NO_CHANCE = EXCLUDED
+"""Stands for a token where all logits are minus infinity."""
 NUM_CHOICE_COLUMNS = 8
 """Columns of a row that says how to draw.
 
@@ -108,16 +118,90 @@ def _limit(row: Any, largest: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
 
 
 @exact
-def _gather_typical(row: Any, largest: Any, limit: Any, mean: Any, wanted: Any) -> Any:
-    """Return the distances up to `limit` that differ from `mean` by as much as bin `wanted` holds, ascending."""
-    found = np.empty(row.shape[0], np.float32)
+def _gap(distance: Any, mean: Any) -> Any:
+    """Return how far a distance is from the mean, in bins of `_NUM_BINS`; float64."""
+    return abs(np.float64(distance) - mean) * np.float64(_BINS_PER_UNIT)
+
+
+@exact
+def _weigh(distances: Any, limit: Any, weights: Any) -> Any:
+    """Write e to the power of minus each distance, 0 beyond `limit`; return their sum, and the mean distance by them.
+
+    There are many sums side by side, so that numbers are added as vectors.
+    """
+    sums, products = np.zeros(_NUM_LANES), np.zeros(_NUM_LANES)
+    for start in range(_U(0), _U(distances.shape[0]), _U(_NUM_LANES)):
+        for j in range(_U(_NUM_LANES)):
+            distance = distances[start + j]
+            weight = exp(-distance) if distance <= limit else _F(0.0)
+            weights[start + j] = weight
+            sums[j] += np.float64(weight)
+            products[j] += np.float64(weight) * np.float64(distance if weight > _F(0.0) else _F(0.0))
+    total, product = 0.0, 0.0
+    for j in range(_NUM_LANES):
+        total += sums[j]
+        product += products[j]
+    return total, product / total
+
+
+@exact
+def _masses_by_gap(distances: Any, weights: Any, mean: Any) -> Any:
+    """Return the sum of the weights in each bin of `_gap`.
+
+    The bins of a block are computed as vectors. Then its weights are added to several histograms in turn, so that an
+    addition seldom waits for the one before.
+    """
+    tables, bins = np.zeros((_NUM_TABLES, _NUM_BINS), np.float64), np.empty(_NUM_LANES, np.int32)
+    for start in range(_U(0), _U(distances.shape[0]), _U(_NUM_LANES)):
+        for j in range(_U(_NUM_LANES)):
+            bins[j] = np.int32(min(_gap(distances[start + j], mean), np.float64(_NUM_BINS - 1)))
+        for j in range(_U(_NUM_LANES)):
+            tables[j % _U(_NUM_TABLES), bins[j]] += np.float64(weights[start + j])
+    for table in range(1, _NUM_TABLES):
+        for b in range(_NUM_BINS):
+            tables[0, b] += tables[table, b]
+    return tables[0]
+
+
+@exact
+def _gather_gap(distances: Any, weights: Any, mean: Any, wanted: Any) -> Any:
+    """Return the distances in bin `wanted` of `_gap` that have a weight, in any order."""
+    found, bins = np.empty(distances.shape[0] + 1, np.float32), np.empty(_NUM_LANES, np.int32)
+    n = _U(0)
+    for start in range(_U(0), _U(distances.shape[0]), _U(_NUM_LANES)):
+        for j in range(_U(_NUM_LANES)):
+            gap = np.int32(min(_gap(distances[start + j], mean), np.float64(_NUM_BINS - 1)))
+            bins[j] = gap if weights[start + j] > _F(0.0) else np.int32(-1)
+        for j in range(_U(_NUM_LANES)):  # without a branch: what is not wanted is overwritten
+            found[n] = distances[start + j]
+            n += _U(1) if bins[j] == wanted else _U(0)
+    return found[:n]
+
+
+@exact
+def _divide(found: Any, mean: Any, wanted: Any, mass: Any) -> Any:
+    """Return those of the distances in a bin of `_gap` between which the mass is reached, ascending; and what is left.
+
+    The bin is divided once more, so that few numbers are sorted.
+    """
+    masses, parts = np.zeros(_NUM_PARTS, np.float64), np.empty(found.shape[0], np.int32)
+    for i in range(found.shape[0]):
+        part = (_gap(found[i], mean) - np.float64(wanted)) * np.float64(_NUM_PARTS)
+        parts[i] = np.int32(min(part, np.float64(_NUM_PARTS - 1)))
+        masses[parts[i]] += exp(-found[i])
+    last = _NUM_PARTS - 1
+    while last > 0 and masses[last] == 0.0:
+        last -= 1
+    at = 0
+    while at < last and masses[at] < mass:
+        mass -= masses[at]
+        at += 1
     n = 0
-    for i in range(row.shape[0]):
-        distance = largest - row[i]
-        if distance <= limit and exp(-distance) > _F(0.0) and _bin(abs(distance - mean)) == wanted:
-            found[n] = distance
+    for i in range(found.shape[0]):
+        if parts[i] == at:
+            found[n] = found[i]
             n += 1
-    return np.sort(found[:n])
+    return np.sort(found[:n]), mass
 
 
 @exact
@@ -138,28 +222,40 @@ def _typical_radius(found: Any, mean: Any, mass: Any) -> Any:
 
 
 @exact
-def _typical_range(row: Any, largest: Any, limit: Any, p: Any) -> Any:
-    """Return the least and the largest distance of the locally typical tokens among those up to `limit`.
+def _range_around(mean: Any, radius: Any) -> Any:
+    """Return the least and the largest float32, not negative, that are at most `radius` from `mean`.
+
+    Some distance is that near. Such numbers are ordered as the integers with their bits, among which both are searched.
+    """
+    nearest, above = np.int32(-1), np.int32(_INFINITY)  # the first is too far below, the second is not
+    while above - nearest > 1:
+        middle = nearest + (above - nearest) // 2
+        if mean - np.float64(float_from_bits(np.int32(middle))) <= radius:
+            above = middle
+        else:
+            nearest = middle
+    farthest, below = np.int32(_INFINITY), above  # the first is too far above, the second is not
+    while farthest - below > 1:
+        middle = below + (farthest - below) // 2
+        if np.float64(float_from_bits(np.int32(middle))) - mean <= radius:
+            below = middle
+        else:
+            farthest = middle
+    return float_from_bits(np.int32(above)), float_from_bits(np.int32(below))
+
+
+@exact
+def _typical_range(distances: Any, limit: Any, p: Any) -> Any:
+    """Return a range of distances that holds the locally typical tokens, and no others of those up to `limit`.
 
     They are those whose surprisal is nearest to the entropy, until their mass reaches the share `p`. Surprisal is
     distance, and entropy is mean distance, plus the logarithm of the same sum; so nothing but distances is compared.
 
     Source: Meister, Pimentel, Wiher and Cotterell, Locally typical sampling, 2022.
     """
-    total, mean = 0.0, 0.0
-    for i in range(row.shape[0]):
-        distance = largest - row[i]
-        weight = exp(-distance) if distance <= limit else _F(0.0)
-        if weight > _F(0.0):
-            total += weight
-            mean += np.float64(weight) * distance
-    mean /= total
-    masses = np.zeros(_NUM_BINS, np.float64)
-    for i in range(row.shape[0]):
-        distance = largest - row[i]
-        weight = exp(-distance) if distance <= limit else _F(0.0)
-        if weight > _F(0.0):
-            masses[_bin(abs(distance - mean))] += weight
+    weights = np.empty_like(distances)
+    total, mean = _weigh(distances, limit, weights)
+    masses = _masses_by_gap(distances, weights, mean)
     last = _NUM_BINS - 1
     while masses[last] == 0.0:
         last -= 1
@@ -167,16 +263,12 @@ def _typical_range(row: Any, largest: Any, limit: Any, p: Any) -> Any:
     while at < last and masses[at] < wanted:
         wanted -= masses[at]
         at += 1
-    radius = _typical_radius(_gather_typical(row, largest, limit, mean, at), mean, wanted)
-    nearest, farthest = limit, _F(0.0)
-    for i in range(row.shape[0]):
-        distance = largest - row[i]
-        if distance <= limit and abs(distance - mean) <= radius:
-            nearest, farthest = min(nearest, distance), max(farthest, distance)
-    return nearest, farthest
+    found, wanted = _divide(_gather_gap(distances, weights, mean, at), mean, at, wanted)
+    nearest, farthest = _range_around(mean, _typical_radius(found, mean, wanted))
+    return nearest, min(farthest, limit)
 
 
-@exact
+@apart
 def kept_range(logits: Any, best: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any) -> Any:
     """Return how far below the largest logit, that of `best`, a logit must lie and may lie, for all filters.
 
@@ -190,12 +282,18 @@ def kept_range(logits: Any, best: Any, temperature: Any, top_k: Any, top_p: Any,
     for i in range(row.shape[0]):
         row[i] = logits[i] / temperature
     limit = _limit(row, largest, top_k, top_p, min_p)
-    return _typical_range(row, largest, limit, typical_p) if is_typical else (_F(0.0), limit)
+    if not is_typical:
+        return _F(0.0), limit
+    num_whole = (row.shape[0] + _NUM_LANES - 1) // _NUM_LANES * _NUM_LANES
+    distances = np.full(num_whole, np.inf, np.float32)  # what is added has no weight
+    for i in range(row.shape[0]):
+        distances[i] = largest - row[i]
+    return _typical_range(distances, limit, typical_p)
 
 
 @exact
 def best_of(logits: Any) -> Any:
-    """Return the index of the largest number, the first of equal ones, or -1 if any is not a number.
+    """Return the index of the largest number, the first of equal ones; or `NO_NUMBER` or `NO_CHANCE`.
 
     There are many running maxima side by side, so that they are compared as vectors.
     """
@@ -213,17 +311,19 @@ def best_of(logits: Any) -> Any:
         maxima[0] = x if x > maxima[0] else maxima[0]
         strange[0] |= np.int32(x != x)
     if strange.any():
-        return -1
+        return np.int64(NO_NUMBER)
     largest = maxima.max()
+    if largest == -np.inf:
+        return np.int64(NO_CHANCE)
     place = _U(0)
-    while place < size and logits[place] != largest:
+    while logits[place] != largest:
         place += _U(1)
-    return np.int64(place) if place < size else 0  # all are minus infinity
+    return np.int64(place)
 
 
 @exact
 def choose(logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, typical_p: Any, key: Any) -> Any:
-    """Return a token of `logits` `[V]`, or -1 if one of them is not a number; `key` is that of the row's noise."""
+    """Return a token of `logits` `[V]`, or `NO_NUMBER` or `NO_CHANCE`; `key` is that of the row's noise."""
     best = best_of(logits)
     if best < 0 or temperature == _F(0.0):
         return best
@@ -239,7 +339,7 @@ def draw(logits: Any, choice: Any, exact_choice: Any, token: Any) -> None:
         logits: `[V] float32`.
         choice: `[NUM_CHOICE_COLUMNS] float32`, a row of `choices`.
         exact_choice: the same memory as int32.
-        token: `[1] int32`, written; -1 if a logit is not a number.
+        token: `[1] int32`, written; `NO_NUMBER` or `NO_CHANCE` if there is none.
     """
     key = row_key(seed_of(exact_choice), exact_choice[4])
     token[0] = choose(logits, choice[0], exact_choice[1], choice[2], choice[3], choice[7], key)
