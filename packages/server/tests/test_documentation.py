@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import jsonschema
@@ -11,12 +12,19 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
+from pagewood.server.anthropic import fields as anthropic
 from pagewood.server.documentation.openapi import openapi
 from pagewood.server.errors import ErrorEnvelope
 from pagewood.server.native import fields as native
+from pagewood.server.ollama import fields as ollama
+from pagewood.server.ollama import options
 from pagewood.server.openai import chat, completions, fields
 from pagewood.server.operations import Operation
-from pagewood.server.testing import MemoryServer
+from pagewood.server.responses import request as responses
+from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.vectors import embeddings, rerank
+from scripted import Script, scripted_server
+from streams import check_stream
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +62,15 @@ async def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> No
         ("ChatRequest", chat.ChatRequest, chat.NEUTRAL, chat.IGNORED),
         ("CompletionRequest", completions.CompletionRequest, completions.NEUTRAL, fields.IGNORED),
         ("GenerateRequest", native.GenerateRequest, native.NEUTRAL, native.IGNORED),
+        ("ResponsesRequest", responses.ResponsesRequest, responses.NEUTRAL, responses.IGNORED),
+        ("MessagesRequest", anthropic.MessagesRequest, anthropic.NEUTRAL, anthropic.IGNORED),
+        ("CountTokensRequest", anthropic.CountTokensRequest, anthropic.NEUTRAL, anthropic.IGNORED),
+        ("OllamaChatRequest", ollama.OllamaChatRequest, {}, ollama.IGNORED),
+        ("OllamaGenerateRequest", ollama.OllamaGenerateRequest, ollama.GENERATE_NEUTRAL, ollama.IGNORED),
+        ("OllamaOptions", options.OllamaOptions, options.NEUTRAL, options.IGNORED),
+        ("EmbeddingRequest", embeddings.EmbeddingRequest, embeddings.NEUTRAL, fields.IGNORED),
+        ("RerankRequest", rerank.RerankRequest, rerank.NEUTRAL, fields.IGNORED),
+        ("ScoreRequest", rerank.ScoreRequest, rerank.NEUTRAL, fields.IGNORED),
     ],
 )
 async def test_every_field_of_a_body_is_described(
@@ -101,23 +118,126 @@ async def test_answers_and_events_follow_their_schemas(server: MemoryServer, doc
         ("/generate", {"text": ["Hi", "Ho"], "stream": True}),
     ]
     for path, body in cases:
-        content = document["paths"][path]["post"]["responses"]["200"]["content"]
-        response = await server.client.post(path, json=body)
-        if body.get("stream"):
-            data = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
-            schema = data[1]["contentSchema"]["anyOf"][0]
-            *lines, done, _ = response.text.split("\n\n")
-            assert done == f"data: {data[0]['const']}"
-            answers = [json.loads(line.removeprefix("data: ")) for line in lines]
-        else:
-            schema, answers = content["application/json"]["schema"], [response.json()]
-        for answer in answers:
-            jsonschema.validate(answer, schema | {"components": document["components"]})
+        await check_answer(server, document, "POST", path, body)
+
+
+async def check_answer(
+    server: MemoryServer,
+    document: dict[str, Any],
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    **names: str,
+) -> Any:
+    """Send a request and compare its answer with the document; return the answer, of a stream the number of pieces."""
+    response = await server.client.request(method, path.format(**names), json=body)
+    assert response.status_code == 200, response.text
+    if num_pieces := check_stream(document, path, method.lower(), response):
+        return num_pieces
+    schema = document["paths"][path][method.lower()]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(response.json(), schema | {"components": document["components"]})
+    return response.json()
+
+
+RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "wet"}
+ITEMS: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Be brief."},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+    {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+    RESULT,
+    {"type": "custom_tool_call", "call_id": "call_2", "name": "shell", "input": "ls"},
+    {"type": "custom_tool_call_output", "call_id": "call_2", "output": "a.txt"},
+]
+"""Items of all types."""
+
+
+async def test_reasoning_text_and_calls_follow_their_schemas_in_every_protocol(tmp_path: Path) -> None:
+    write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="hermes")
+    script = Script()
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    script.answer = f"<think>\nHm.\n</think>\n\nLet me see.{call}"
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "weather", "parameters": schema}
+    message = {"role": "user", "content": "Hi"}
+    base = {"model": "echo", "messages": [message]}
+    tools = {"tools": [{"type": "function", "function": function}]}
+    cases: dict[str, dict[str, Any]] = {
+        "/v1/messages": {**base, "max_tokens": 500, "tools": [{"name": "weather", "input_schema": schema}]},
+        "/api/chat": {**base, **tools, "logprobs": True, "top_logprobs": 1},
+        "/v1/responses": {
+            "model": "echo",
+            "input": ITEMS,
+            "tools": [{"type": "function", **function}],
+            "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+            "top_logprobs": 1,
+        },
+        "/v1/chat/completions": {**base, **tools, "logprobs": True, "top_logprobs": 1},
+    }
+    async with scripted_server(tmp_path, script) as server:
+        document = (await server.client.get("/openapi.json")).json()
+        answers: dict[str, Any] = {}
+        for path, body in cases.items():
+            answers[path] = await check_answer(server, document, "POST", path, {**body, "stream": False})
+            assert await check_answer(server, document, "POST", path, {**body, "stream": True}) > 5
+        blocks = [block["type"] for block in answers["/v1/messages"]["content"]]
+        assert blocks == ["thinking", "text", "tool_use"]
+        assert answers["/api/chat"]["message"].keys() == {"role", "content", "thinking", "tool_calls"}
+        assert [item["type"] for item in answers["/v1/responses"]["output"]] == [
+            "reasoning",
+            "message",
+            "function_call",
+        ]
+        kept = {"id": answers["/v1/responses"]["id"]}
+        path = "/v1/responses/{id}"
+        assert await check_answer(server, document, "GET", path, **kept) == answers["/v1/responses"]
+        page = await check_answer(server, document, "GET", f"{path}/input_items", **kept)
+        items = page["data"][::-1]
+        for item, sent in zip(items, ITEMS, strict=True):
+            given = {"type": "message", **sent, "content": item["content"]} if "content" in sent else sent
+            assert item.items() >= given.items()
+        assert items[2]["summary"] == ITEMS[2]["summary"]
+        assert [item["content"][0]["text"] for item in items if "role" in item] == ["Be brief.", "Hi", "Let me see."]
+        assert (await check_answer(server, document, "DELETE", path, **kept))["deleted"]
+
+
+async def test_answers_about_the_model_and_vectors_follow_their_schemas(
+    server: MemoryServer, document: dict[str, Any]
+) -> None:
+    for path in ("/api/tags", "/api/ps", "/api/version"):
+        await check_answer(server, document, "GET", path)
+    ranking = {"model": "echo", "query": "a", "documents": ["b", {"text": "c"}], "return_documents": True}
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("/api/show", {"model": "echo"}),
+        ("/api/chat", {"model": "echo"}),
+        ("/api/generate", {"model": "echo", "prompt": "Hi", "options": {"num_predict": 4}}),
+        ("/v1/messages/count_tokens", {"model": "echo", "messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/embeddings", {"model": "echo", "input": [[1, 2], [3]], "encoding_format": "base64"}),
+        *((path, ranking) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+        *((path, {"model": "echo", "text_1": "a", "text_2": ["b", "c"]}) for path in ("/v1/score", "/score")),
+    ]
+    for path, body in cases:
+        await check_answer(server, document, "POST", path, body)
+
+
+async def test_errors_follow_the_schemas_of_their_protocols(server: MemoryServer, document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" not in operation:
+                continue
+            response = await server.client.request(method, path, json={"no such field": 1})
+            assert response.status_code == 400
+            schema = operation["responses"]["400"]["content"]["application/json"]["schema"]
+            jsonschema.validate(response.json(), schema | {"components": document["components"]})
+    statuses = {path: document["paths"][path]["post"]["responses"].keys() for path in ("/v1/messages", "/api/chat")}
+    assert statuses["/api/chat"] - statuses["/v1/messages"] == {"503"}
+    assert statuses["/v1/messages"] - statuses["/api/chat"] == {"529"}
 
 
 async def test_examples_follow_their_schemas_and_work(server: MemoryServer, document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
-        if "post" not in methods:
+        if "requestBody" not in methods.get("post", ()):
             continue
         content = methods["post"]["requestBody"]["content"]["application/json"]
         jsonschema.validate(content["example"], resolved(document, content["schema"]["$ref"]))
@@ -132,10 +252,13 @@ async def test_fields_and_operations_have_descriptions(document: dict[str, Any])
     assert schemas["ChatRequest"]["properties"]["cache_salt"]["description"] == salt
     assert schemas["NativeSampling"]["properties"]["max_new_tokens"]["description"] == "128 by default."
     assert schemas["Generate.Answer"]["properties"]["output_ids"]["description"].startswith("Without the token")
+    assert schemas["ReasoningItem"]["properties"].keys() >= {"summary", "content", "encrypted_content"}
+    assert schemas["OllamaOptions"]["properties"]["num_predict"]["description"] == "At most 0: as many tokens as fit."
+    assert schemas["OllamaGenerate.TextLine"]["properties"]["total_duration"]["description"].endswith("nanoseconds.")
     assert document["paths"]["/tokenize"]["post"]["summary"] == "Return the token ids of a text or of a conversation."
 
 
-async def test_two_types_with_one_name_are_an_error() -> None:
+async def test_two_operations_or_types_with_one_name_are_an_error() -> None:
     class Other(BaseModel):
         x: int
 
@@ -151,6 +274,8 @@ async def test_two_types_with_one_name_are_an_error() -> None:
 
     with pytest.raises(ValueError, match="names of their own"):
         openapi([operation("a", chat.ChatRequest), operation("b", first)])
+    with pytest.raises(ValueError, match=r"operations .*\['a'\]"):
+        openapi([operation("a", chat.ChatRequest), operation("a", Other)])
     error = msgspec.defstruct("ErrorEnvelope", [("x", Annotated[int, Field()])])
     with pytest.raises(ValueError, match="types of errors"):
         openapi([operation("a", chat.ChatRequest), operation("b", Other, error)])

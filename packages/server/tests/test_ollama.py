@@ -302,6 +302,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"options": {"num_ctx": 100_000}}, "options.num_ctx"),
     (CHAT, {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
     (CHAT, {"options": {"mirostat": 2}}, "'mirostat' is not supported"),
+    (CHAT, {"options": {"mirostat": False}}, "'mirostat' is not supported"),
     (CHAT, {"options": {"unheard_of": 2}}, "options.unheard_of"),
     (CHAT, {"options": 3}, "options"),
     (CHAT, {"unheard_of": 2}, "unheard_of"),
@@ -321,9 +322,9 @@ async def test_errors_name_the_field(server: MemoryServer, path: str, body: dict
 
 async def test_fields_without_effect_are_accepted(server: MemoryServer, script: Script) -> None:
     assert not options.IGNORED & options.NEUTRAL.keys()
-    assert not (options.IGNORED | options.NEUTRAL.keys()) & options.Options.model_fields.keys()
+    assert not (options.IGNORED | options.NEUTRAL.keys()) & options.OllamaOptions.model_fields.keys()
     known = fields.IGNORED | fields.GENERATE_NEUTRAL.keys()
-    assert not known & (fields.GenerateRequest.model_fields.keys() | fields.ChatRequest.model_fields.keys())
+    assert not known & (fields.OllamaGenerateRequest.model_fields.keys() | fields.OllamaChatRequest.model_fields.keys())
     plain = put_together([await whole(server, GENERATE)])
     neutral = {name: allowed[-1] for name, allowed in options.NEUTRAL.items()}
     body: dict[str, Any] = {

@@ -545,6 +545,8 @@ async def test_responses_that_are_not_stored(server: MemoryServer) -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["everything"]}, "include"),
+        ({"include": 5}, "include"),
+        ({"include": [["everything"]]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),

@@ -134,7 +134,8 @@ def with_end(tokens: NDArray[np.int32], end_token: int | None) -> NDArray[np.int
 def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Return the cosine of the angle between two vectors; 0 if one has no length."""
     lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
-    return float(np.dot(one.astype(np.float64), other)) / lengths if lengths > 0.0 else 0.0
+    found = float(np.dot(one.astype(np.float64), other)) / lengths if lengths > 0.0 else 0.0
+    return min(1.0, max(-1.0, found))  # rounding
 
 
 def read_vector_recipe(folder: str | Path) -> VectorRecipe:

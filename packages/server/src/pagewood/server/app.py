@@ -76,17 +76,15 @@ class Frontend:
         """Return the application."""
         operations = [
             *OpenAIEndpoints(self.service).operations(),
+            *ResponsesEndpoints(self.service).operations(),
+            *VectorEndpoints(self.service).operations(),
+            *AnthropicEndpoints(self.service).operations(),
+            *OllamaEndpoints(self.service).operations(),
             *NativeEndpoints(self.service).operations(),
             *self.operations(),
         ]
-        others = [
-            *AnthropicEndpoints(self.service).routes(),
-            *OllamaEndpoints(self.service).routes(),
-            *ResponsesEndpoints(self.service).routes(),
-            *VectorEndpoints(self.service).routes(),
-        ]
         app = Starlette(
-            routes=[*routes_of(operations), *others, *Documentation(operations).routes()],
+            routes=[*routes_of(operations), *Documentation(operations).routes()],
             exception_handlers={
                 ApiError: _api_error,
                 HTTPException: _http_error,

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server.errors import ErrorEnvelope
+from pagewood.server.formats import EVENTS
 
 _CONVERTER = re.compile(r":\w+}")
 
@@ -25,10 +26,14 @@ class Operation:
     """Unique; names of its schemas begin with it."""
     tag: str
     """Of the protocol."""
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     """As in a route, such as `/v1/models/{name:path}`."""
+    aliases: tuple[str, ...] = ()
+    """Further paths with the same parameters, under which other servers have it."""
     endpoint: Callable[[Request], Awaitable[ASGIApp]]
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    """Optional parameters of the query that have an effect -> their JSON schemas."""
     body: type[BaseModel] | None = None
     example: Mapping[str, Any] | None = None
     """A body, for the documentation."""
@@ -37,26 +42,30 @@ class Operation:
     ignored: frozenset[str] = frozenset()
     """Fields of the body that have no effect, whatever their value."""
     answer: Any
-    """Type of the JSON answer, as msgspec encodes it."""
+    """Type of the JSON answer, as msgspec encodes it; None: there are only errors."""
     event: Any = None
-    """Type of the data of each event, if the answer can be a stream."""
+    """Type of the data of each event or line, if the answer can be a stream."""
+    stream: str = EVENTS
+    """Content type of such a stream: events, or lines of JSON."""
     last_event: str | None = "[DONE]"
-    """Data of the event that ends a stream without an error; None: there is none."""
+    """Data of the event that ends a stream of events without an error; None: there is none."""
     error: Any = ErrorEnvelope
     """Type of the body of an error."""
     statuses: tuple[int, ...] = ()
     """Of errors, beyond those that every operation of its method has."""
+    busy_status: int = 503
+    """Of an error for which other protocols have 503."""
 
     @property
-    def public_path(self) -> str:
-        """Its path as in OpenAPI, such as `/v1/models/{name}`."""
-        return _CONVERTER.sub("}", self.path)
+    def public_paths(self) -> list[str]:
+        """Its paths as in OpenAPI, such as `/v1/models/{name}`, the aliases last."""
+        return [_CONVERTER.sub("}", path) for path in (self.path, *self.aliases)]
 
-    def route(self) -> Route:
-        """Return its route."""
-        return Route(self.path, self.endpoint, methods=[self.method])
+    def routes(self) -> list[Route]:
+        """Return its routes."""
+        return [Route(path, self.endpoint, methods=[self.method]) for path in (self.path, *self.aliases)]
 
 
 def routes_of(operations: Sequence[Operation]) -> list[Route]:
     """Return the routes of operations."""
-    return [operation.route() for operation in operations]
+    return [route for operation in operations for route in operation.routes()]

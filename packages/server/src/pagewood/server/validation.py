@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -56,7 +56,7 @@ def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]]
         raise ApiError(f"The body of your request must be a JSON object, but got {kind(content)} instead.")
     fields = cast("dict[str, Any]", content)
     for name, allowed in neutral.items():
-        if name in fields and not any(_same(fields[name], value) for value in allowed):
+        if name in fields and not asks_for_nothing(fields[name], allowed):
             raise ApiError(
                 f"Unsupported parameter: '{name}' is not supported by this server; leave it out.",
                 param=name,
@@ -86,9 +86,22 @@ def kind(value: Any) -> str:
     return "null" if value is None else _KINDS.get(cast("type[Any]", type(value)), "another value")
 
 
-def _same(value: Any, neutral: Any) -> bool:
+def asks_for_nothing(value: Any, neutral: Sequence[Any]) -> bool:
+    """Return whether the value of a field that is not supported is one of the values that ask for nothing."""
     # In Python True == 1, in JSON they differ; 0 and 0.0 are the same number in both.
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in neutral)
+
+
+def describe_unused(schema: dict[str, Any], *, neutral: Mapping[str, tuple[Any, ...]], ignored: Iterable[str]) -> None:
+    """Add the fields that are not supported, and those without effect, to the JSON schema of an object."""
+    properties = schema["properties"]
+    for name, values in neutral.items():
+        properties[name] = {
+            "enum": list(values),
+            "description": "Not supported: accepted with the values that ask for nothing, otherwise refused.",
+        }
+    for name in sorted(ignored):
+        properties[name] = {"description": "Has no effect, whatever its value."}
 
 
 def _api_error(error: ErrorDetails) -> ApiError:

@@ -52,6 +52,10 @@ class TextBlock(Strict):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
+Texts = Annotated[list[TextBlock], BeforeValidator(_texts, str | list[TextBlock] | None)]
+"""From a string, an array of text blocks, or null."""
+
+
 class ThinkingBlock(Strict):
     """Reasoning of an earlier answer. Its signature is not checked."""
 
@@ -84,7 +88,7 @@ class ToolResultBlock(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[list[TextBlock], BeforeValidator(_texts)] = Field(default_factory=list[TextBlock])
+    content: Texts = Field(default_factory=list[TextBlock])
     is_error: bool | None = None
     cache_control: _CacheControl = None
 
@@ -92,7 +96,5 @@ class ToolResultBlock(Strict):
 Block = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
-Blocks = Annotated[list[Block], BeforeValidator(_message_blocks)]
+Blocks = Annotated[list[Block], BeforeValidator(_message_blocks, str | list[Block])]
 """From a string or an array of blocks."""
-Texts = Annotated[list[TextBlock], BeforeValidator(_texts)]
-"""From a string, an array of text blocks, or null."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagewood.server import wire
 from pagewood.server.anthropic.blocks import Block, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from pagewood.server.anthropic.fields import Message, PromptFields, template_kwargs
+from pagewood.server.anthropic.fields import AnthropicMessage, PromptFields, template_kwargs
 from pagewood.server.errors import ApiError
 from pagewood.server.tools import Tools
 
@@ -54,7 +54,7 @@ def chat_prompt(request: PromptFields, tools: Tools | None) -> wire.ChatPrompt:
     )
 
 
-def _check(messages: Sequence[Message]) -> None:
+def _check(messages: Sequence[AnthropicMessage]) -> None:
     called: set[str] = set()
     for index, message in enumerate(messages):
         for place, block in enumerate(message.content):
@@ -78,7 +78,7 @@ def _invalid(param: str, rule: str) -> ApiError:
     return ApiError(f"Invalid value for '{param}': {rule}.", param=param, code="invalid_value")
 
 
-def _names(messages: Sequence[Message]) -> Mapping[str, str]:
+def _names(messages: Sequence[AnthropicMessage]) -> Mapping[str, str]:
     """Return id -> name of all calls."""
     blocks = itertools.chain.from_iterable(message.content for message in messages)
     return {block.id: block.name for block in blocks if isinstance(block, ToolUseBlock)}

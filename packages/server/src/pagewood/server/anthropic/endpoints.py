@@ -9,16 +9,25 @@ from dataclasses import dataclass
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server.anthropic import fields
 from pagewood.server.anthropic.conversation import chat_prompt
-from pagewood.server.anthropic.format import MessageFormat
+from pagewood.server.anthropic.errors import OVERLOADED, AnthropicError
+from pagewood.server.anthropic.format import Message, MessageEvent, MessageFormat
 from pagewood.server.exchange import exchange_of
+from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
 from pagewood.server.sampling import chosen
 from pagewood.server.service import Generation, Service, names_of
+
+TAG = "Anthropic"
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +36,43 @@ class AnthropicEndpoints:
 
     service: Service
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        prompt = {
+            "model": self.service.model_name,
+            "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+        }
         return [
-            Route("/v1/messages", self.messages, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Operation(
+                name="Messages",
+                tag=TAG,
+                method="POST",
+                path="/v1/messages",
+                endpoint=self.messages,
+                body=fields.MessagesRequest,
+                example={**prompt, "max_tokens": 64},
+                neutral=fields.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=Message,
+                event=MessageEvent,
+                last_event=None,
+                error=AnthropicError,
+                busy_status=OVERLOADED,
+            ),
+            Operation(
+                name="CountTokens",
+                tag=TAG,
+                method="POST",
+                path="/v1/messages/count_tokens",
+                endpoint=self.count_tokens,
+                body=fields.CountTokensRequest,
+                example=prompt,
+                neutral=fields.NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=TokenCount,
+                error=AnthropicError,
+                busy_status=OVERLOADED,
+            ),
         ]
 
     async def messages(self, request: Request) -> ASGIApp:
@@ -67,4 +108,4 @@ class AnthropicEndpoints:
         said = fields.parse_count(await self.service.body(request))
         self.service.model(said.model)
         tokens = await self.service.encode(chat_prompt(said, fields.tools_of(said)), prompt_param="messages")
-        return json_response(msgspec.json.encode({"input_tokens": len(tokens)}))
+        return json_response(msgspec.json.encode(TokenCount(len(tokens))))

@@ -16,22 +16,26 @@ _TYPES = {
     503: "overloaded_error",
 }
 """Other statuses below 500 are invalid requests, and others from 500 on are errors of the server."""
-_OVERLOADED = 529
+OVERLOADED = 529
 """Anthropic's status where other protocols have 503."""
 
 
-class _Error(msgspec.Struct, frozen=True):
+class AnthropicErrorFields(msgspec.Struct, frozen=True):
+    """Anthropic's error object."""
+
     type: str
     message: str
 
 
-class _Envelope(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    error: _Error
+class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The body of an error, and an event of a stream."""
+
+    error: AnthropicErrorFields
     request_id: str
 
 
 def anthropic_error(error: ApiError, request_id: str) -> tuple[int, bytes]:
     """Return the status and the body of an error; the body is also that of an `error` event in a stream."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
-    envelope = _Envelope(_Error(_TYPES.get(error.status, other), str(error)), request_id)
-    return _OVERLOADED if error.status == 503 else error.status, msgspec.json.encode(envelope)
+    envelope = AnthropicError(AnthropicErrorFields(_TYPES.get(error.status, other), str(error)), request_id)
+    return OVERLOADED if error.status == 503 else error.status, msgspec.json.encode(envelope)

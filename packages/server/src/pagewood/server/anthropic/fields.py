@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from pagewood.engine.api import Grammar
 from pagewood.server.anthropic.blocks import Blocks, Strict, Texts
@@ -47,7 +47,7 @@ SERVER_TOOLS = (
     "memory_",
     "tool_search_tool_",
 )
-"""Beginnings of the types of tools that Anthropic defines. They are left out: only Anthropic's models know them."""
+"""Beginnings of the types of tools that Anthropic defines."""
 
 
 def _custom_tools(value: Any) -> Any:
@@ -65,7 +65,7 @@ def _custom_tools(value: Any) -> Any:
     return found
 
 
-class ToolFields(Strict):
+class AnthropicTool(Strict):
     """A tool of the client."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -83,7 +83,13 @@ class ToolFields(Strict):
     input_examples: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class ToolChoice(Strict):
+class ServerTool(BaseModel):
+    """A tool that Anthropic defines. It is left out: only Anthropic's models know it."""
+
+    type: Annotated[str, Field(pattern=f"^({'|'.join(SERVER_TOOLS)})")]
+
+
+class AnthropicToolChoice(Strict):
     """Whether the model may, must or must not call a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -128,24 +134,34 @@ class ContextManagement(Strict):
     edits: list[Edit] | None = None
 
 
-class Message(Strict):
+class AnthropicMessage(Strict):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
 
 
+_Tools = list[AnthropicTool | ServerTool] | None
+"""What is accepted, for the schema of the body."""
+
+
 class PromptFields(Strict):
-    """The fields that make up the prompt: the body of a request to count its tokens."""
+    """The fields that make up the prompt."""
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
     system: Texts = Field(default_factory=list[Any])
-    tools: Annotated[list[ToolFields] | None, Field(max_length=MAX_TOOLS), BeforeValidator(_custom_tools)] = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[
+        list[AnthropicTool] | None, Field(max_length=MAX_TOOLS), BeforeValidator(_custom_tools, _Tools)
+    ] = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+
+
+class CountTokensRequest(PromptFields):
+    """The body of a request to count the tokens of a prompt."""
 
 
 class MessagesRequest(PromptFields):
@@ -170,13 +186,13 @@ def parse_messages(body: bytes) -> MessagesRequest:
     return request
 
 
-def parse_count(body: bytes) -> PromptFields:
+def parse_count(body: bytes) -> CountTokensRequest:
     """Return the request for a count that `body` holds.
 
     Raises:
         ApiError: as in `parse_messages`.
     """
-    request = parse(PromptFields, body, neutral=NEUTRAL, ignored=IGNORED)
+    request = parse(CountTokensRequest, body, neutral=NEUTRAL, ignored=IGNORED)
     _check(request)
     return request
 
@@ -212,7 +228,7 @@ def tools_of(request: PromptFields) -> Tools | None:
         Function(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=bool(tool.strict))
         for tool in request.tools or ()
     )
-    choice = request.tool_choice or ToolChoice(type="auto")
+    choice = request.tool_choice or AnthropicToolChoice(type="auto")
     words: dict[str, Literal["none", "auto", "required"]] = {"none": "none", "auto": "auto"}
     return Tools(
         functions=functions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from pagewood.server.anthropic.errors import anthropic_error
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import EVENTS, Choice, Section, Usage, event, new_call_id
 
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 UNSIGNED = "unsigned"
 """The signature of all reasoning: clients need one, and this server checks none."""
 
@@ -59,18 +60,22 @@ class _Usage(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-class _Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """An answer."""
+
     id: str
-    role: str
+    role: Literal["assistant"] = "assistant"
     model: str
     content: tuple[_Block, ...]
-    stop_reason: str | None
+    stop_reason: StopReason | None
+    """null: the answer goes on."""
     stop_sequence: str | None
+    """The stop string that ended it."""
     usage: _Usage
 
 
 class _MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
-    message: _Message
+    message: Message
 
 
 class _Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
@@ -92,7 +97,7 @@ class _BlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_blo
 
 
 class _End(msgspec.Struct, frozen=True):
-    stop_reason: str
+    stop_reason: StopReason
     stop_sequence: str | None
 
 
@@ -105,7 +110,7 @@ class _MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_s
     pass
 
 
-_Event = _MessageStart | _Ping | _BlockStart | _BlockDelta | _BlockStop | _MessageDelta | _MessageStop
+MessageEvent = _MessageStart | _Ping | _BlockStart | _BlockDelta | _BlockStop | _MessageDelta | _MessageStop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +153,16 @@ class MessageFormat:
             return _Text(section.text)
         return _Thinking(section.text if self.shows_thinking else "", UNSIGNED)
 
-    def _message(self, blocks: tuple[_Block, ...], end: _End | None, usage: Usage) -> _Message:
+    def _message(self, blocks: tuple[_Block, ...], end: _End | None, usage: Usage) -> Message:
         reason, sequence = (None, None) if end is None else (end.stop_reason, end.stop_sequence)
-        return _Message(self.id, "assistant", self.model, blocks, reason, sequence, _usage(usage))
+        return Message(
+            id=self.id,
+            model=self.model,
+            content=blocks,
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=_usage(usage),
+        )
 
 
 class MessageStream:
@@ -252,7 +264,7 @@ class MessageStream:
         return _event(_BlockDelta(self._index, delta))
 
 
-def _event(body: _Event) -> bytes:
+def _event(body: MessageEvent) -> bytes:
     return event(msgspec.json.encode(body), name=str(body.__struct_config__.tag).encode())
 
 

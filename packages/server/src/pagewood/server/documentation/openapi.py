@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -13,17 +14,19 @@ from itertools import pairwise
 from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.json_schema import models_json_schema
 
+from pagewood.server.formats import EVENTS
 from pagewood.server.operations import Operation
+from pagewood.server.validation import describe_unused
 
 OPENAPI = "3.1.0"
 _REF = "#/components/schemas/"
 _ERRORS = {
     400: "A field is wrong, unknown, missing or not supported, or the prompt does not fit.",
     403: "Another host or a foreign web page.",
-    404: "There is no such model or request.",
+    404: "There is no such model, request or response.",
     408: "The body came too slowly.",
     413: "The body is too long.",
     415: "The body is not declared as application/json.",
@@ -31,27 +34,43 @@ _ERRORS = {
     500: "A step of the engine failed.",
     503: "The engine is not ready, or the server has too many connections; see Retry-After.",
 }
-_OF_GET = (400, 403, 503)
-_OF_POST = (400, 403, 404, 408, 413, 415, 429, 500, 503)
+_BUSY = 503
+_STATUSES = {
+    "GET": (400, 403, _BUSY),
+    "DELETE": (400, 403, _BUSY),
+    "POST": (400, 403, 404, 408, 413, 415, 429, 500, _BUSY),
+}
 
 
 def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the document, as JSON values.
 
     Raises:
-        ValueError: two types of bodies or of errors have one name.
+        ValueError: two operations, two types of bodies or two types of errors have one name.
     """
+    repeated = [name for name, number in Counter(one.name for one in operations).items() if number > 1]
+    if repeated:
+        raise ValueError(f"operations must have names of their own, got {repeated} repeatedly")
     schemas = _bodies(operations)
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
-        answers = [one.answer] if one.event is None else [one.answer, one.event]
-        refs, found = _written(answers, prefix=f"{one.name}.")
+        refs, found = _written([one.answer, one.event], prefix=f"{one.name}.")
         [error], errors = _written([one.error])
         unclear = [name for name, schema in errors.items() if schemas.get(name, schema) != schema]
         if unclear:
             raise ValueError(f"types of errors must have names of their own, got {unclear}")
         schemas |= found | errors
-        paths.setdefault(one.public_path, {})[one.method.lower()] = _operation(one, refs, error)
+        described = _operation(one, refs, error)
+        for number, path in enumerate(one.public_paths, start=1):
+            alias = (
+                {}
+                if number == 1
+                else {
+                    "operationId": f"{one.name}{number}",
+                    "description": f"The same as `{one.public_paths[0]}`.",
+                }
+            )
+            paths.setdefault(path, {})[one.method.lower()] = described | alias
     return {
         "openapi": OPENAPI,
         "info": {
@@ -67,36 +86,49 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": refs[0]}}
+    content: dict[str, Any] = {}
+    if one.answer is not None:
+        content["application/json"] = {"schema": refs[0]}
     if one.event is not None:
-        held = {"anyOf": [refs[1], error_ref]}
-        data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": held}
-        if one.last_event is not None:
-            data = {"anyOf": [{"const": one.last_event}, data]}
-        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-        content["text/event-stream"] = {"schema": event}
-    statuses = sorted({*(_OF_POST if one.method == "POST" else _OF_GET), *one.statuses})
+        media_type = one.stream.partition(";")[0]
+        content[media_type] = {"schema": _piece(one, {"anyOf": [refs[1], error_ref]})}
     error = {"application/json": {"schema": error_ref}}
+    errors = {
+        str(one.busy_status if status == _BUSY else status): {"description": _ERRORS[status], "content": error}
+        for status in (*_STATUSES[one.method], *one.statuses)
+    }
     found: dict[str, Any] = {
         "operationId": one.name,
         "tags": [one.tag],
         "summary": (inspect.getdoc(one.endpoint) or one.name).split("\n\n")[0].replace("\n", " "),
         "responses": {
-            "200": {"description": "The answer.", "content": content},
-            **{str(status): {"description": _ERRORS[status], "content": error} for status in statuses},
+            **({"200": {"description": "The answer.", "content": content}} if content else {}),
+            **dict(sorted(errors.items())),
         },
     }
-    names = [part[1:-1] for part in one.public_path.split("/") if part.startswith("{")]
-    if names:
-        found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
+    names = [part[1:-1] for part in one.public_paths[0].split("/") if part.startswith("{")]
+    text = {"type": "string", "minLength": 1}
+    parameters = [
+        *({"name": name, "in": "path", "required": True, "schema": text} for name in names),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in one.query.items()),
+    ]
+    if parameters:
+        found["parameters"] = parameters
     if one.body is not None:
         schema = {"$ref": _REF + one.body.__name__}
         content = {"schema": schema} if one.example is None else {"schema": schema, "example": one.example}
         found["requestBody"] = {"required": True, "content": {"application/json": content}}
     return found
+
+
+def _piece(one: Operation, held: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of one event or line of a stream, given that of the JSON in it."""
+    if one.stream != EVENTS:
+        return held
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": held}
+    if one.last_event is not None:
+        data = {"anyOf": [{"const": one.last_event}, data]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _bodies(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -111,14 +143,7 @@ def _bodies(operations: Iterable[Operation]) -> dict[str, Any]:
     for name, schema in schemas.items():
         _describe(schema, held.get(name))
     for body, one in bodies.items():
-        properties = schemas[body.__name__]["properties"]
-        for name, values in one.neutral.items():
-            properties[name] = {
-                "enum": list(values),
-                "description": "Not supported: accepted with the values that ask for nothing, otherwise refused.",
-            }
-        for name in sorted(one.ignored):
-            properties[name] = {"description": "Has no effect, whatever its value."}
+        describe_unused(schemas[body.__name__], neutral=one.neutral, ignored=one.ignored)
     return schemas
 
 
@@ -141,10 +166,13 @@ def _held(annotations: Iterable[Any]) -> dict[str, type]:
     while pending:
         one = pending.pop()
         pending += get_args(one)
+        if isinstance(one, BeforeValidator):
+            pending.append(one.json_schema_input_type)
         if not isinstance(one, type) or one.__name__ in found:
             continue
         if issubclass(one, BaseModel):
-            pending += [field.annotation for field in one.model_fields.values()]
+            for field in one.model_fields.values():
+                pending += [field.annotation, *field.metadata]
         elif issubclass(one, msgspec.Struct):
             pending += get_type_hints(one).values()
         else:

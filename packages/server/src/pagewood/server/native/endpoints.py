@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server import wire
@@ -21,7 +20,7 @@ from pagewood.server.live import new_request_id
 from pagewood.server.native import answers, fields
 from pagewood.server.native.format import NativeFormat
 from pagewood.server.openai.fields import Extent, check_tokens, sampling, stop_expressions
-from pagewood.server.operations import Operation, routes_of
+from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
 from pagewood.server.structured import constraint
@@ -116,10 +115,6 @@ class NativeEndpoints:
                 answer=answers.ServerInfo,
             ),
         ]
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return routes_of(self.operations())
 
     async def generate(self, request: Request) -> ASGIApp:
         """Continue a text, token ids or a conversation; the answer has the ids of its tokens."""

@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server import wire
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import LINES
-from pagewood.server.ollama import fields
-from pagewood.server.ollama.format import OllamaFormat
+from pagewood.server.ollama import fields, models
+from pagewood.server.ollama.errors import OllamaError
+from pagewood.server.ollama.format import ChatLine, OllamaFormat, TextLine
+from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
 from pagewood.server.status import EngineState
@@ -25,17 +26,8 @@ from pagewood.server.tools import Tools
 
 OLLAMA_VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients compare it before they use a field."""
-_TAG = ":latest"
-_NEVER = "9999-12-31T23:59:59Z"
-_DETAILS: dict[str, Any] = {
-    "parent_model": "",
-    "format": "safetensors",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
-}
-"""What Ollama reads from its own files; the HTTP process does not know it."""
+TAG = "Ollama"
+_LATEST = ":latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +36,70 @@ class OllamaEndpoints:
 
     service: Service
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        name, short = self.service.model_name, {"num_predict": 64}
         return [
-            Route("/api/chat", self.chat, methods=["POST"]),
-            Route("/api/generate", self.generate, methods=["POST"]),
-            Route("/api/tags", self.tags, methods=["GET"]),
-            Route("/api/show", self.show, methods=["POST"]),
-            Route("/api/ps", self.ps, methods=["GET"]),
-            Route("/api/version", self.version, methods=["GET"]),
+            Operation(
+                name="OllamaChat",
+                tag=TAG,
+                method="POST",
+                path="/api/chat",
+                endpoint=self.chat,
+                body=fields.OllamaChatRequest,
+                example={
+                    "model": name,
+                    "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+                    "options": short,
+                },
+                ignored=fields.IGNORED,
+                answer=ChatLine,
+                event=ChatLine,
+                stream=LINES,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaGenerate",
+                tag=TAG,
+                method="POST",
+                path="/api/generate",
+                endpoint=self.generate,
+                body=fields.OllamaGenerateRequest,
+                example={"model": name, "prompt": "What is 12 + 7?", "options": short},
+                neutral=fields.GENERATE_NEUTRAL,
+                ignored=fields.IGNORED,
+                answer=TextLine,
+                event=TextLine,
+                stream=LINES,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaShow",
+                tag=TAG,
+                method="POST",
+                path="/api/show",
+                endpoint=self.show,
+                body=fields.OllamaShowRequest,
+                example={"model": name},
+                answer=models.ShownModel,
+                error=OllamaError,
+            ),
+            *(
+                Operation(
+                    name=title,
+                    tag=TAG,
+                    method="GET",
+                    path=path,
+                    endpoint=endpoint,
+                    answer=answer,
+                    error=OllamaError,
+                )
+                for title, path, endpoint, answer in (
+                    ("OllamaTags", "/api/tags", self.tags, models.ListedModels),
+                    ("OllamaPs", "/api/ps", self.ps, models.LoadedModels),
+                    ("OllamaVersion", "/api/version", self.version, models.ApiVersion),
+                )
+            ),
         ]
 
     async def chat(self, request: Request) -> ASGIApp:
@@ -70,7 +117,7 @@ class OllamaEndpoints:
 
     async def tags(self, request: Request) -> Response:
         """List the one model."""
-        return json_response(msgspec.json.encode({"models": [self._listed()]}))
+        return _json(models.ListedModels((self._listed(),)))
 
     async def show(self, request: Request) -> Response:
         """Describe the one model."""
@@ -81,28 +128,25 @@ class OllamaEndpoints:
         info: dict[str, Any] = {"general.architecture": "pagewood", "general.basename": self.service.model_name}
         if model is not None:
             info["pagewood.context_length"] = model.max_length
-        body: dict[str, Any] = {
-            "modelfile": "",
-            "parameters": "",
-            "template": "",
-            "details": _DETAILS,
-            "model_info": info,
-            "capabilities": ["completion", *(word for kind, word in read.items() if kind in kinds)],
-            "modified_at": self._started_at,
-        }
-        return json_response(msgspec.json.encode(body))
+        return _json(
+            models.ShownModel(
+                model_info=info,
+                capabilities=["completion", *(word for kind, word in read.items() if kind in kinds)],
+                modified_at=self._started_at,
+            )
+        )
 
     async def ps(self, request: Request) -> Response:
         """List the one model if it is loaded."""
         model = self.service.status.model
         if model is None or self.service.status.state is not EngineState.READY:
-            return json_response(b'{"models":[]}')
-        running = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.max_length}
-        return json_response(msgspec.json.encode({"models": [{**self._listed(), **running}]}))
+            return _json(models.LoadedModels(()))
+        listed = msgspec.structs.asdict(self._listed())
+        return _json(models.LoadedModels((models.LoadedModel(**listed, context_length=model.max_length),)))
 
     async def version(self, request: Request) -> Response:
         """Return the version of the API."""
-        return json_response(msgspec.json.encode({"version": OLLAMA_VERSION}))
+        return _json(models.ApiVersion(OLLAMA_VERSION))
 
     async def _body(self, request: Request) -> bytes:
         """Return the body of a request. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
@@ -119,7 +163,7 @@ class OllamaEndpoints:
     ) -> ASGIApp:
         exchange, streams = exchange_of(request.scope), said.stream is not False
         model = self.service.model(self._own_name(said.model))
-        is_chat = isinstance(said, fields.ChatRequest)
+        is_chat = isinstance(said, fields.OllamaChatRequest)
         format = OllamaFormat(
             model=said.model, is_chat=is_chat, started_s=exchange.started_s, logprobs=bool(said.logprobs)
         )
@@ -146,20 +190,22 @@ class OllamaEndpoints:
     def _own_name(self, name: str) -> str:
         """Return the name of a model without the tag that Ollama gives to models without one."""
         own = self.service.model_name
-        return own if name == own + _TAG else name
+        return own if name == own + _LATEST else name
 
-    def _listed(self) -> dict[str, Any]:
+    def _listed(self) -> models.ListedModel:
         name = self.service.model_name
-        tagged = name if ":" in name else name + _TAG
-        return {
-            "name": tagged,
-            "model": tagged,
-            "modified_at": self._started_at,
-            "size": 0,
-            "digest": hashlib.sha256(name.encode()).hexdigest(),  # of the name: nothing else tells models apart here
-            "details": _DETAILS,
-        }
+        tagged = name if ":" in name else name + _LATEST
+        return models.ListedModel(
+            name=tagged,
+            model=tagged,
+            modified_at=self._started_at,
+            digest=hashlib.sha256(name.encode()).hexdigest(),
+        )
 
     @property
     def _started_at(self) -> str:
         return datetime.fromtimestamp(self.service.started, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return json_response(msgspec.json.encode(answer))

@@ -7,6 +7,12 @@ import msgspec
 from pagewood.server.errors import ApiError
 
 
+class OllamaError(msgspec.Struct, frozen=True):
+    """The body of an error, and a line of a stream."""
+
+    error: str
+
+
 def ollama_error(error: ApiError, request_id: str) -> tuple[int, bytes]:
     """Return the status and the body of an error; the body is also that of a line in a stream."""
-    return error.status, msgspec.json.encode({"error": str(error)})
+    return error.status, msgspec.json.encode(OllamaError(str(error)))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
-from pagewood.server.ollama.options import Options, OptionsField
+from pagewood.server.ollama.options import OllamaOptions, OptionsField
 from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.sampling import chosen
 from pagewood.server.structured import ANY_OBJECT, Constraint, constrained
@@ -64,14 +64,16 @@ class CommonFields(Strict):
     model: str
     stream: bool | None = None
     """None: yes."""
-    format: Annotated[Any, BeforeValidator(_format)] = None
+    format: Annotated[Any, BeforeValidator(_format, Literal["json", ""] | dict[str, Any] | None)] = None
+    """"json", or a JSON schema of the answer."""
     options: OptionsField = None
-    think: Annotated[Any, BeforeValidator(_think)] = None
+    think: Annotated[Any, BeforeValidator(_think, bool | Literal["low", "medium", "high"] | None)] = None
+    """Whether the model reasons before it answers, or how much."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class GenerateRequest(CommonFields):
+class OllamaGenerateRequest(CommonFields):
     """The body of a request to `/api/generate`."""
 
     prompt: str | None = None
@@ -80,7 +82,7 @@ class GenerateRequest(CommonFields):
     """Whether the prompt is continued as it is, without the chat template."""
 
 
-class CalledFunction(Strict):
+class OllamaCalledFunction(Strict):
     """`function` of a call."""
 
     name: str
@@ -89,22 +91,22 @@ class CalledFunction(Strict):
     """Answers have it, and clients send it back."""
 
 
-class CallMessage(Strict):
+class OllamaCall(Strict):
     """One call of an earlier answer."""
 
-    function: CalledFunction
+    function: OllamaCalledFunction
     id: str | None = None
     type: Literal["function"] | None = None
 
 
-class Message(Strict):
+class OllamaMessage(Strict):
     """One message."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: list[CallMessage] | None = None
+    tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -122,7 +124,7 @@ class Message(Strict):
         return found
 
 
-class FunctionFields(Strict):
+class OllamaFunction(Strict):
     """`function` of a tool."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -130,21 +132,21 @@ class FunctionFields(Strict):
     parameters: dict[str, Any] | None = None
 
 
-class ToolFields(Strict):
+class OllamaTool(Strict):
     """A tool."""
 
     type: Literal["function"] | None = None
-    function: FunctionFields
+    function: OllamaFunction
 
 
-class ChatRequest(CommonFields):
+class OllamaChatRequest(CommonFields):
     """The body of a request to `/api/chat`."""
 
-    messages: list[Message] | None = None
-    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] | None = None
+    messages: list[OllamaMessage] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
-class ShowRequest(Strict):
+class OllamaShowRequest(Strict):
     """The body of a request to `/api/show`."""
 
     model: str | None = None
@@ -154,13 +156,13 @@ class ShowRequest(Strict):
     """Without effect: there is nothing more to show."""
 
 
-def parse_generate(body: bytes) -> GenerateRequest:
+def parse_generate(body: bytes) -> OllamaGenerateRequest:
     """Return the request that `body` holds.
 
     Raises:
         ApiError: a field is wrong, missing, unknown or not supported.
     """
-    request = parse(GenerateRequest, body, neutral=GENERATE_NEUTRAL, ignored=IGNORED)
+    request = parse(OllamaGenerateRequest, body, neutral=GENERATE_NEUTRAL, ignored=IGNORED)
     if request.raw and request.system:
         message = "The 'system' parameter is not available when 'raw' is enabled."
         raise ApiError(message, param="system", code="invalid_value")
@@ -168,13 +170,13 @@ def parse_generate(body: bytes) -> GenerateRequest:
     return request
 
 
-def parse_chat(body: bytes) -> ChatRequest:
+def parse_chat(body: bytes) -> OllamaChatRequest:
     """Return the request that `body` holds.
 
     Raises:
         ApiError: as in `parse_generate`.
     """
-    request = parse(ChatRequest, body, neutral={}, ignored=IGNORED)
+    request = parse(OllamaChatRequest, body, neutral={}, ignored=IGNORED)
     _check(request)
     return request
 
@@ -185,7 +187,7 @@ def parse_show(body: bytes) -> str:
     Raises:
         ApiError: as in `parse_generate`.
     """
-    request = parse(ShowRequest, body, neutral={}, ignored=frozenset())
+    request = parse(OllamaShowRequest, body, neutral={}, ignored=frozenset())
     name = request.model or request.name
     if not name:
         raise ApiError("Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
@@ -198,7 +200,7 @@ def _check(request: CommonFields) -> None:
         raise ApiError(message, param="top_logprobs", code="invalid_value")
 
 
-def generate_prompt(request: GenerateRequest) -> wire.Prompt:
+def generate_prompt(request: OllamaGenerateRequest) -> wire.Prompt:
     """Return the prompt: a text to continue, or a conversation of one message."""
     text = request.prompt or ""
     if request.raw:
@@ -209,7 +211,7 @@ def generate_prompt(request: GenerateRequest) -> wire.Prompt:
     )
 
 
-def chat_prompt(request: ChatRequest, tools: Tools | None) -> wire.ChatPrompt:
+def chat_prompt(request: OllamaChatRequest, tools: Tools | None) -> wire.ChatPrompt:
     """Return the conversation in the form that the model's chat template reads."""
     return wire.ChatPrompt(
         messages=tuple(message.for_template() for message in request.messages or ()),
@@ -218,7 +220,7 @@ def chat_prompt(request: ChatRequest, tools: Tools | None) -> wire.ChatPrompt:
     )
 
 
-def tools_of(request: ChatRequest) -> Tools | None:
+def tools_of(request: OllamaChatRequest) -> Tools | None:
     """Return the functions of a request; None: it has none.
 
     Raises:
@@ -256,7 +258,7 @@ def sampling(
     Raises:
         ApiError: the request wants longer texts.
     """
-    options = request.options or Options()
+    options = request.options or OllamaOptions()
     options.check(max_length=max_length)
     is_penalized = options.repeat_last_n != 0
     return dataclasses.replace(
@@ -284,7 +286,7 @@ def _template_kwargs(request: CommonFields) -> dict[str, Any]:
     return reasoning_kwargs(thinks=request.think)
 
 
-def _call(call: CallMessage) -> dict[str, Any]:
+def _call(call: OllamaCall) -> dict[str, Any]:
     arguments = json.dumps(call.function.arguments, ensure_ascii=False)
     found: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return found if call.id is None else {"id": call.id, **found}

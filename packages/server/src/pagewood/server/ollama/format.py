@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -14,25 +14,36 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import LINES, Choice, ToolCall, Usage, new_call_id
 from pagewood.server.ollama.errors import ollama_error
-from pagewood.server.openai.logprobs import chat_logprobs
+from pagewood.server.openai.logprobs import TokenWithTop, chat_logprobs
+
+
+class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    """Number of the call in the answer, from 0."""
+    name: str
+    arguments: msgspec.Raw
+
+
+class _Call(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    function: _CalledFunction
 
 
 class _Message(msgspec.Struct, frozen=True):
     content: str
-    role: str = "assistant"
+    role: Literal["assistant"] = "assistant"
     thinking: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: tuple[dict[str, Any], ...] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: tuple[_Call, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of an answer, or the whole answer."""
+
     model: str
     created_at: str
-    message: _Message | msgspec.UnsetType = msgspec.UNSET
-    response: str | msgspec.UnsetType = msgspec.UNSET
-    thinking: str | msgspec.UnsetType = msgspec.UNSET
-    logprobs: Any = msgspec.UNSET
+    logprobs: list[TokenWithTop] | msgspec.UnsetType = msgspec.UNSET
     done: bool = False
-    done_reason: str | msgspec.UnsetType = msgspec.UNSET
+    done_reason: Literal["stop", "length", "load"] | msgspec.UnsetType = msgspec.UNSET
     total_duration: int | msgspec.UnsetType = msgspec.UNSET
     """This and other durations are in nanoseconds."""
     load_duration: int | msgspec.UnsetType = msgspec.UNSET
@@ -40,6 +51,19 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
     eval_count: int | msgspec.UnsetType = msgspec.UNSET
     eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatLine(Line, frozen=True, kw_only=True):
+    """A piece of an answer to a conversation."""
+
+    message: _Message
+
+
+class TextLine(Line, frozen=True, kw_only=True):
+    """A piece of an answer to one prompt."""
+
+    response: str
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +104,7 @@ class OllamaFormat:
         calls: Sequence[ToolCall] = (),
         first_call: int = 0,
         tokens: Sequence[wire.TokenEntry] = (),
-    ) -> _Line:
+    ) -> Line:
         """Return a piece of the answer.
 
         Args:
@@ -94,26 +118,16 @@ class OllamaFormat:
         logprobs = chat_logprobs(tokens).content if self.logprobs and tokens else msgspec.UNSET
         created_at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         if not self.is_chat:
-            return _Line(model=self.model, created_at=created_at, response=text, thinking=thought, logprobs=logprobs)
-        called = tuple(
-            {
-                "id": call.id,
-                "function": {
-                    "index": index,
-                    "name": call.name,
-                    "arguments": msgspec.Raw(call.arguments.encode() or b"{}"),
-                },
-            }
-            for index, call in enumerate(calls, start=first_call)
-        )
+            return TextLine(model=self.model, created_at=created_at, response=text, thinking=thought, logprobs=logprobs)
+        called = tuple(_called(call, index) for index, call in enumerate(calls, start=first_call))
         message = _Message(text, thinking=thought, tool_calls=called or msgspec.UNSET)
-        return _Line(model=self.model, created_at=created_at, message=message, logprobs=logprobs)
+        return ChatLine(model=self.model, created_at=created_at, message=message, logprobs=logprobs)
 
-    def last(self, reason: str, first_s: float | None, usage: Usage) -> _Line:
+    def last(self, reason: str, first_s: float | None, usage: Usage) -> Line:
         """Return the last line of a stream."""
         return self._ended(self.line(""), reason, first_s, usage)
 
-    def _ended(self, line: _Line, reason: str, first_s: float | None, usage: Usage) -> _Line:
+    def _ended(self, line: Line, reason: str, first_s: float | None, usage: Usage) -> Line:
         now_s = self.clock()
         first_s = now_s if first_s is None else first_s
         return msgspec.structs.replace(
@@ -149,7 +163,7 @@ class LineStream:
         """Return the lines of one message of the engine."""
         if self._first_s is None:
             self._first_s = self._format.clock()
-        lines: list[_Line] = []
+        lines: list[Line] = []
         for part in (wire.Part("content", answer.text),) if answer.parts is None else answer.parts:
             lines += self._part(part)
         if answer.finish is not None:
@@ -170,7 +184,7 @@ class LineStream:
         """Return the line of an error."""
         return ollama_error(error, "")[1] + b"\n"
 
-    def _part(self, part: wire.Part) -> list[_Line]:
+    def _part(self, part: wire.Part) -> list[Line]:
         match part.kind:
             case "arguments":
                 self._arguments.append(part.text)
@@ -184,7 +198,7 @@ class LineStream:
             case "reasoning":
                 return [self._format.line("", thinking=part.text)] if part.text else []
 
-    def _completed(self) -> list[_Line]:
+    def _completed(self) -> list[Line]:
         """Return the line of the call whose arguments have come, if there is one."""
         if self._call is None:
             return []
@@ -194,6 +208,11 @@ class LineStream:
         self._arguments.clear()
         self._num_calls += 1
         return [line]
+
+
+def _called(call: ToolCall, index: int) -> _Call:
+    arguments = msgspec.Raw(call.arguments.encode() or b"{}")
+    return _Call(id=call.id, function=_CalledFunction(index=index, name=call.name, arguments=arguments))
 
 
 def _nanoseconds(duration_s: float) -> int:

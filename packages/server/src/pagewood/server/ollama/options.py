@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
 from pagewood.server.sampling import INT32_MAX, MAX_STOPS
+from pagewood.server.validation import asks_for_nothing, describe_unused
 
 IGNORED = frozenset(
     {
@@ -36,15 +37,19 @@ def _known(value: Any) -> Any:
         return value
     options = cast("dict[str, Any]", value)
     for name, neutral in NEUTRAL.items():
-        if name in options and options[name] not in neutral:
+        if name in options and not asks_for_nothing(options[name], neutral):
             raise ValueError(f"the option '{name}' is not supported by this server; leave it out")
     return {name: value for name, value in options.items() if name not in IGNORED and name not in NEUTRAL}
 
 
-class Options(BaseModel):
-    """The options that have an effect."""
+def _describe(schema: dict[str, Any]) -> None:
+    describe_unused(schema, neutral=NEUTRAL, ignored=IGNORED)
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+class OllamaOptions(BaseModel):
+    """How tokens are chosen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_describe)
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
@@ -78,4 +83,4 @@ class Options(BaseModel):
             )
 
 
-OptionsField = Annotated[Options | None, BeforeValidator(_known)]
+OptionsField = Annotated[OllamaOptions | None, BeforeValidator(_known)]

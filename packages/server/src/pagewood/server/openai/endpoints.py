@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server import wire
@@ -20,7 +19,7 @@ from pagewood.server.formats import Format
 from pagewood.server.live import new_request_id
 from pagewood.server.openai import beams, chat, completions, fields
 from pagewood.server.openai.messages import tools_of
-from pagewood.server.operations import Operation, routes_of
+from pagewood.server.operations import Operation
 from pagewood.server.priority import PriorityRequest, parse_priority
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
@@ -120,10 +119,6 @@ class OpenAIEndpoints:
                 statuses=(404,),
             ),
         ]
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return routes_of(self.operations())
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         """Answer a conversation."""

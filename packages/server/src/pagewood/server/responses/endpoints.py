@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.engine.api import SamplingParams
@@ -19,11 +18,13 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.openai import fields
 from pagewood.server.openai.chat import effort_kwargs
+from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
+from pagewood.server.responses import objects
 from pagewood.server.responses.format import ResponsesFormat
 from pagewood.server.responses.items import Item, items_of, listed, messages
 from pagewood.server.responses.objects import Response
-from pagewood.server.responses.request import ResponsesRequest, parse_request, response_format
+from pagewood.server.responses.request import IGNORED, NEUTRAL, ResponsesRequest, parse_request, response_format
 from pagewood.server.responses.store import ResponseStore, StoredResponse
 from pagewood.server.responses.tools import Offer, offer
 from pagewood.server.service import Generation, Service, names_of
@@ -32,6 +33,8 @@ from pagewood.server.structured import constraint
 MAX_LISTED = 100
 """Most items of one page."""
 DEFAULT_LISTED = 20
+TAG = "Responses"
+_KEPT = "/v1/responses/{id}"
 _ANSWERED_WHOLE = "A response that is kept cannot be streamed again; leave 'stream' out."
 
 
@@ -42,14 +45,64 @@ class ResponsesEndpoints:
     service: Service
     store: ResponseStore = field(default_factory=ResponseStore)
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
         return [
-            Route("/v1/responses", self.create, methods=["POST"]),
-            Route("/v1/responses/{id}", self.retrieve, methods=["GET"]),
-            Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
-            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
+            Operation(
+                name="CreateResponse",
+                tag=TAG,
+                method="POST",
+                path="/v1/responses",
+                endpoint=self.create,
+                body=ResponsesRequest,
+                example={"model": self.service.model_name, "input": "What is 12 + 7?", "max_output_tokens": 64},
+                neutral=NEUTRAL,
+                ignored=IGNORED,
+                answer=objects.Response,
+                event=objects.ResponseEvent,
+                last_event=None,
+            ),
+            Operation(
+                name="GetResponse",
+                tag=TAG,
+                method="GET",
+                path=_KEPT,
+                endpoint=self.retrieve,
+                query={"stream": {"enum": ["false", "0"]}},
+                answer=objects.Response,
+                statuses=(404,),
+            ),
+            Operation(
+                name="DeleteResponse",
+                tag=TAG,
+                method="DELETE",
+                path=_KEPT,
+                endpoint=self.delete,
+                answer=objects.DeletedResponse,
+                statuses=(404,),
+            ),
+            Operation(
+                name="CancelResponse",
+                tag=TAG,
+                method="POST",
+                path=f"{_KEPT}/cancel",
+                endpoint=self.cancel,
+                answer=None,
+            ),
+            Operation(
+                name="ListInputItems",
+                tag=TAG,
+                method="GET",
+                path=f"{_KEPT}/input_items",
+                endpoint=self.input_items,
+                query={
+                    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": DEFAULT_LISTED},
+                    "order": {"enum": ["asc", "desc"], "default": "desc"},
+                    "after": {"type": "string", "description": "The id of the last item of the page before."},
+                },
+                answer=objects.ItemList,
+                statuses=(404,),
+            ),
         ]
 
     async def create(self, request: Request) -> ASGIApp:
@@ -109,7 +162,7 @@ class ResponsesEndpoints:
         self._kept(request)
         id: str = request.path_params["id"]
         self.store.delete(id)
-        return json_response(msgspec.json.encode({"id": id, "object": "response", "deleted": True}))
+        return json_response(msgspec.json.encode(objects.DeletedResponse(id=id)))
 
     async def cancel(self, request: Request) -> HttpResponse:
         """Refuse to cancel a response: those that are kept have ended."""
@@ -126,19 +179,18 @@ class ResponsesEndpoints:
         if order == "desc":
             items.reverse()
         if after is not None:
-            index = next((index for index, item in enumerate(items) if item["id"] == after), None)
+            index = next((index for index, item in enumerate(items) if item.id == after), None)
             if index is None:
                 raise ApiError(f"No item '{after[:100]}' is in this list.", param="after", code="invalid_value")
             items = items[index + 1 :]
         shown = items[:limit]
-        body = {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else "",
-            "last_id": shown[-1]["id"] if shown else "",
-            "has_more": len(items) > limit,
-        }
-        return json_response(msgspec.json.encode(body))
+        page = objects.ItemList(
+            data=shown,
+            first_id=shown[0].id if shown else "",
+            last_id=shown[-1].id if shown else "",
+            has_more=len(items) > limit,
+        )
+        return json_response(msgspec.json.encode(page))
 
     def _kept(self, request: Request) -> StoredResponse:
         id: str = request.path_params["id"]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
 from pagewood.server.openai.messages import CalledFunction, CallMessage, Message
+from pagewood.server.responses import objects
 from pagewood.server.validation import kind, validated
 
 _SEALED = "pagewood-1:"
@@ -58,6 +59,23 @@ def _part(part: Any) -> str:
             raise ValueError('every part must be an object {"type": "input_text", "text": "..."}')
 
 
+class ItemText(BaseModel):
+    """Text of an item."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class ItemRefusal(BaseModel):
+    """A refusal of an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_Text = Annotated[str, BeforeValidator(_text, str | list[ItemText | ItemRefusal])]
+
+
 class _Item(BaseModel):
     """What all items have, and what says nothing to the model: clients send answers back as they got them."""
 
@@ -75,11 +93,11 @@ class MessageItem(_Item):
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text)]
+    content: _Text
     phase: Any = None
 
 
-class FunctionCall(_Item):
+class FunctionCallItem(_Item):
     """A call of a function in an earlier answer."""
 
     type: Literal["function_call"]
@@ -90,16 +108,16 @@ class FunctionCall(_Item):
     async_: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
-class CallOutput(_Item):
+class CallOutputItem(_Item):
     """What a function has returned."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[str, BeforeValidator(_text)]
+    output: _Text
     name: Any = None
 
 
-class CustomCall(_Item):
+class CustomCallItem(_Item):
     """A call of a tool that takes a text."""
 
     type: Literal["custom_tool_call"]
@@ -109,12 +127,16 @@ class CustomCall(_Item):
     async_: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
-class _SummaryPart(BaseModel):
+class SummaryPart(BaseModel):
+    """A summary of reasoning."""
+
     type: Literal["summary_text"]
     text: str
 
 
-class _ReasoningPart(BaseModel):
+class ReasoningPart(BaseModel):
+    """The text of reasoning."""
+
     type: Literal["reasoning_text"]
     text: str
 
@@ -123,8 +145,8 @@ class ReasoningItem(_Item):
     """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
-    summary: list[_SummaryPart] = []
-    content: list[_ReasoningPart] | None = None
+    summary: list[SummaryPart] = []
+    content: list[ReasoningPart] | None = None
     encrypted_content: str | None = None
 
     def text(self, param: str) -> str:
@@ -145,13 +167,13 @@ class ReasoningItem(_Item):
         return "\n\n".join([part.text for part in self.summary])
 
 
-Item = MessageItem | FunctionCall | CallOutput | CustomCall | ReasoningItem
+Item = MessageItem | FunctionCallItem | CallOutputItem | CustomCallItem | ReasoningItem
 _ITEMS: dict[str, type[Item]] = {
     "message": MessageItem,
-    "function_call": FunctionCall,
-    "function_call_output": CallOutput,
-    "custom_tool_call": CustomCall,
-    "custom_tool_call_output": CallOutput,
+    "function_call": FunctionCallItem,
+    "function_call_output": CallOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": CallOutputItem,
     "reasoning": ReasoningItem,
 }
 
@@ -190,30 +212,31 @@ _PREFIXES = {
 }
 
 
-def listed(item: Item) -> dict[str, Any]:
+def listed(item: Item) -> objects.ListedItem:
     """Return an item of the input as clients read it: with an id, a status, and content in parts."""
-    type_ = item.type or "message"
-    found: dict[str, Any] = {
-        "id": item.id or f"{_PREFIXES[type_]}_{uuid.uuid4().hex}",
-        "type": type_,
-        "status": item.status or "completed",
-    }
+    id = item.id or f"{_PREFIXES[item.type or 'message']}_{uuid.uuid4().hex}"
+    status = item.status or "completed"
     match item:
-        case MessageItem(role="assistant"):
-            empty: list[Any] = []
-            content = [{"type": "output_text", "text": item.content, "annotations": empty, "logprobs": empty}]
-            return found | {"role": item.role, "content": content}
         case MessageItem():
-            return found | {"role": item.role, "content": [{"type": "input_text", "text": item.content}]}
-        case FunctionCall():
-            return found | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        case CustomCall():
-            return found | {"call_id": item.call_id, "name": item.name, "input": item.input}
-        case CallOutput():
-            return found | {"call_id": item.call_id, "output": item.output}
+            part = objects.OutputText if item.role == "assistant" else objects.InputText
+            return objects.ListedMessage(id=id, status=status, role=item.role, content=(part(text=item.content),))
+        case FunctionCallItem():
+            return objects.FunctionCall(
+                id=id, status=status, call_id=item.call_id, name=item.name, arguments=item.arguments
+            )
+        case CustomCallItem():
+            return objects.CustomCall(id=id, status=status, call_id=item.call_id, name=item.name, input=item.input)
+        case CallOutputItem():
+            output = objects.CallOutput if item.type == "function_call_output" else objects.CustomOutput
+            return output(id=id, status=status, call_id=item.call_id, output=item.output)
         case ReasoningItem():
-            shown = item.model_dump(include={"summary", "content", "encrypted_content"})
-            return found | shown
+            return objects.Reasoning(
+                id=id,
+                status=status,
+                content=tuple(objects.ReasoningText(text=part.text) for part in item.content or ()),
+                summary=tuple(objects.SummaryText(text=part.text) for part in item.summary),
+                encrypted_content=item.encrypted_content,
+            )
 
 
 def messages(items: Sequence[Item], *, instructions: str | None, num_earlier: int = 0) -> list[dict[str, Any]]:
@@ -266,10 +289,10 @@ class _Conversation:
                 if self._text is not None or self._calls:
                     self._end_answer()
                 self._text = item.content
-            case FunctionCall() | CustomCall():
+            case FunctionCallItem() | CustomCallItem():
                 self._call_ids.add(item.call_id)
                 self._calls.append(_call(item))
-            case CallOutput():
+            case CallOutputItem():
                 if item.call_id not in self._call_ids:
                     message = f"No tool call found for function call output with call_id {item.call_id[:100]}."
                     raise ApiError(message, param=f"{param}.call_id", code="invalid_value")
@@ -301,6 +324,6 @@ class _Conversation:
         self._reasoning, self._text, self._calls = "", None, []
 
 
-def _call(item: FunctionCall | CustomCall) -> CallMessage:
-    arguments = item.arguments if isinstance(item, FunctionCall) else json.dumps({"input": item.input})
+def _call(item: FunctionCallItem | CustomCallItem) -> CallMessage:
+    arguments = item.arguments if isinstance(item, FunctionCallItem) else json.dumps({"input": item.input})
     return CallMessage(id=item.call_id, function=CalledFunction(name=item.name, arguments=arguments))

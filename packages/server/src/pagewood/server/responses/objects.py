@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,12 +23,18 @@ class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     text: str
 
 
+class SummaryText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="summary_text"):
+    """A summary of reasoning. Only clients send it: this server shows the reasoning itself."""
+
+    text: str
+
+
 class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     """What the model says."""
 
     id: str
     status: str
-    role: str = "assistant"
+    role: Literal["assistant"] = "assistant"
     content: tuple[OutputText, ...] = ()
 
 
@@ -48,11 +54,74 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     id: str
     status: str
     content: tuple[ReasoningText, ...] = ()
-    summary: tuple[Any, ...] = ()
+    summary: tuple[SummaryText, ...] = ()
     encrypted_content: str | None = None
 
 
 OutputItem = OutputMessage | FunctionCall | Reasoning
+
+
+class InputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_text"):
+    """Text for the model."""
+
+    text: str
+
+
+class ListedMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    """A message of a conversation."""
+
+    id: str
+    status: str
+    role: Literal["system", "developer", "user", "assistant"]
+    content: tuple[InputText | OutputText, ...]
+
+
+class CustomCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that takes a text."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    input: str
+
+
+class _Output(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    status: str
+    call_id: str
+    output: str
+
+
+class CallOutput(_Output, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"):
+    """What a function has returned."""
+
+
+class CustomOutput(_Output, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
+    """What a tool that takes a text has returned."""
+
+
+ListedItem = ListedMessage | FunctionCall | CallOutput | CustomCall | CustomOutput | Reasoning
+"""An item that led to a response."""
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the items that led to a response."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedItem]
+    first_id: str
+    """Empty if there are no items."""
+    last_id: str
+    has_more: bool
+
+
+class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that was deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +159,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """A response. Fields without a value here are those of features that this server does not have."""
 
     id: str
-    object: str = "response"
+    object: Literal["response"] = "response"
     created_at: int
     """Unix time, seconds."""
-    status: str = "in_progress"
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     completed_at: int | None = None
     """Unix time, seconds."""
     error: ResponseError | None = None
@@ -247,3 +316,11 @@ class Failure(Event, frozen=True, kw_only=True, tag="error"):
     code: str | None
     message: str
     param: str | None
+
+
+ResponseEvent = (
+    Created | InProgress | Completed | Incomplete | Failed | Failure
+    | ItemAdded | ItemDone | PartAdded | PartDone
+    | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone
+)  # fmt: skip
+"""Any event of a stream."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
 from pagewood.server.openai import fields
 from pagewood.server.openai.fields import INT32_MAX, GenerationFields
+from pagewood.server.responses.items import Item
 from pagewood.server.structured import JsonSchemaFormat, ResponseFormat
+from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS
 from pagewood.server.validation import kind, parse
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
@@ -37,19 +39,18 @@ IGNORED = frozenset({"client_metadata", "service_tier", "prompt_cache_retention"
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-_INCLUDABLE = frozenset(
-    {
-        LOGPROBS,
-        ENCRYPTED,
-        # of tools and inputs that this server does not have
-        "file_search_call.results",
-        "web_search_call.results",
-        "web_search_call.action.sources",
-        "message.input_image.image_url",
-        "computer_call_output.output.image_url",
-        "code_interpreter_call.outputs",
-    }
-)
+_Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # of tools and inputs that this server does not have
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+_INCLUDABLE: tuple[str, ...] = get_args(_Includable)
 
 
 def _input(value: Any) -> Any:
@@ -58,10 +59,13 @@ def _input(value: Any) -> Any:
     return cast("Any", value)
 
 
-def _included(names: list[str]) -> list[str]:
+def _included(value: Any) -> Any:
+    if not isinstance(value, list):
+        raise ValueError(f"expected an array of strings, but got {kind(value)} instead")
+    names = cast("list[Any]", value)
     unknown = next((name for name in names if name not in _INCLUDABLE), None)
     if unknown is not None:
-        raise ValueError(f"expected one of {', '.join(sorted(_INCLUDABLE))}, but got '{unknown[:100]}'")
+        raise ValueError(f"expected one of {', '.join(sorted(_INCLUDABLE))}, but got {str(unknown)[:100]!r}")
     return names
 
 
@@ -96,22 +100,65 @@ class ReasoningFields(_Strict):
     mode: Literal["standard"] | None = None
 
 
+class FunctionTool(_Strict):
+    """A function. What it returns and from where it is called do not change what the model is told."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: Literal[False] | None = None
+    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class FunctionChoice(_Strict):
+    """`tool_choice`: one function, which must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedFunctions(_Strict):
+    """`tool_choice`: some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class OtherTool(BaseModel):
+    """A tool of another type, which is skipped: only functions are offered to the model."""
+
+    type: str
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+# What is accepted, for the schema of the body. `items` and `tools` read these: their errors name the field.
+_Items = str | list[Item]
+_Tools = Annotated[list[FunctionTool | OtherTool], Field(max_length=MAX_TOOLS)] | None
+_Choice = Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions | None
 _Label = Annotated[str, Field(max_length=512)]
 
 
 class ResponsesRequest(GenerationFields):
     """The fields of a request. Those of `GenerationFields` that OpenAI does not have here are extensions."""
 
-    input: Annotated[str | list[dict[str, Any]], BeforeValidator(_input)]
+    input: Annotated[str | list[dict[str, Any]], BeforeValidator(_input, _Items)]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: Annotated[list[str], BeforeValidator(_included)] | None = None
+    include: Annotated[list[str], BeforeValidator(_included, list[_Includable])] | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_as_it_is, _Tools)] = None
+    tool_choice: Annotated[Any, BeforeValidator(_as_it_is, _Choice)] = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
+from pagewood.server.responses.objects import ListedItem
+
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -26,14 +28,14 @@ class StoredResponse:
         """Size in the store."""
         return len(self.body) + len(self.input)
 
-    def input_items(self) -> list[dict[str, Any]]:
+    def input_items(self) -> list[ListedItem]:
         """Return the items before it."""
-        return msgspec.json.decode(self.input)
+        return msgspec.json.decode(self.input, type=list[ListedItem])
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the items before it, and its own."""
+        """Return the items before it, and its own, as a client would send them."""
         response = cast("dict[str, Any]", msgspec.json.decode(self.body))
-        return self.input_items() + response["output"]
+        return msgspec.json.decode(self.input) + response["output"]
 
 
 class ResponseStore:

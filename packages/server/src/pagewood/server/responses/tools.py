@@ -3,47 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from pagewood.server.errors import ApiError
-from pagewood.server.responses.request import ResponsesRequest
-from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools, check_known
+from pagewood.server.responses.request import AllowedFunctions, FunctionChoice, FunctionTool, ResponsesRequest
+from pagewood.server.tools import MAX_TOOLS, Function, Tools, check_known
 from pagewood.server.validation import validated
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class FunctionTool(_Strict):
-    """A function. What it returns and from where it is called do not change what the model is told."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    allowed_callers: list[str] | None = None
-    defer_loading: Literal[False] | None = None
-    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
-
-
-class NamedChoice(_Strict):
-    """`tool_choice`: one function, which must be called."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedChoice(_Strict):
-    """`tool_choice`: some of the tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +60,11 @@ def offer(said: ResponsesRequest) -> Offer:
         case "none" | "auto" | "required":
             choice = said.tool_choice
         case {"type": "function"}:
-            choice, name = "required", validated(NamedChoice, said.tool_choice, at=("tool_choice",)).name
+            choice, name = "required", validated(FunctionChoice, said.tool_choice, at=("tool_choice",)).name
         case {"type": "allowed_tools"}:
-            allowed = validated(AllowedChoice, said.tool_choice, at=("tool_choice",))
+            allowed = validated(AllowedFunctions, said.tool_choice, at=("tool_choice",))
             names = [
-                validated(NamedChoice, tool, at=("tool_choice", "tools", index)).name
+                validated(FunctionChoice, tool, at=("tool_choice", "tools", index)).name
                 for index, tool in enumerate(allowed.tools)
                 if _type(tool, f"tool_choice.tools[{index}]") == "function"
             ]

@@ -17,7 +17,7 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.live import new_request_id
 from pagewood.server.openai.completions import parse_prompts, prompt_of
-from pagewood.server.openai.fields import IGNORED, INT32_MAX
+from pagewood.server.openai.fields import IGNORED, INT32_MAX, TokenId
 from pagewood.server.validation import parse
 from pagewood.server.vectors.collect import Collected, PromptUsage, Work
 
@@ -40,13 +40,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 _UNUSED = SamplingParams()
 
 
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_Inputs = str | _Ids | Annotated[list[str] | list[_Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+"""What is accepted, for the schema of the body."""
+
+
 class EmbeddingRequest(BaseModel):
     """The body of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    input: Annotated[Any, BeforeValidator(parse_prompts)]
+    input: Annotated[Any, BeforeValidator(parse_prompts, _Inputs)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     prompt_name: str | None = None
@@ -54,15 +59,20 @@ class EmbeddingRequest(BaseModel):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
 
 
-class _Embedding(msgspec.Struct, frozen=True):
-    object: str
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of one input."""
+
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
+    """A text: base64 of float32 numbers, little-endian."""
 
 
-class _Embeddings(msgspec.Struct, frozen=True):
-    object: str
-    data: list[_Embedding]
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
     model: str
     usage: PromptUsage
 
@@ -95,10 +105,10 @@ def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Mode
 
     def render(found: Sequence[Collected], usage: PromptUsage) -> bytes:
         data = [
-            _Embedding("embedding", index, _encoded(one.vector, request.encoding_format))
+            Embedding(index=index, embedding=_encoded(one.vector, request.encoding_format))
             for index, one in enumerate(found)
         ]
-        return msgspec.json.encode(_Embeddings("list", data, model_name, usage))
+        return msgspec.json.encode(Embeddings(data=data, model=model_name, usage=usage))
 
     return Work(
         requests=[

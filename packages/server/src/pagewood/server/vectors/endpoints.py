@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagewood.server.live import new_request_id
+from pagewood.server.openai.fields import IGNORED
+from pagewood.server.operations import Operation
 from pagewood.server.service import Service, names_of
 from pagewood.server.vectors import embeddings, rerank
 from pagewood.server.vectors.collect import CollectedResponse, Work
+
+TAG = "Vectors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,48 @@ class VectorEndpoints:
 
     service: Service
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        name = self.service.model_name
         return [
-            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-            *(Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
-            *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+            Operation(
+                name="Embeddings",
+                tag=TAG,
+                method="POST",
+                path="/v1/embeddings",
+                endpoint=self.embeddings,
+                body=embeddings.EmbeddingRequest,
+                example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
+                neutral=embeddings.NEUTRAL,
+                ignored=IGNORED,
+                answer=embeddings.Embeddings,
+            ),
+            Operation(
+                name="Rerank",
+                tag=TAG,
+                method="POST",
+                path="/v1/rerank",
+                aliases=("/v2/rerank", "/rerank"),
+                endpoint=self.rerank,
+                body=rerank.RerankRequest,
+                example={"model": name, "query": "What is 12 + 7?", "documents": ["The sum is 19.", "It rains."]},
+                neutral=rerank.NEUTRAL,
+                ignored=IGNORED,
+                answer=rerank.Ranking,
+            ),
+            Operation(
+                name="Score",
+                tag=TAG,
+                method="POST",
+                path="/v1/score",
+                aliases=("/score",),
+                endpoint=self.score,
+                body=rerank.ScoreRequest,
+                example={"model": name, "text_1": "What is 12 + 7?", "text_2": ["The sum is 19.", "It rains."]},
+                neutral=rerank.NEUTRAL,
+                ignored=IGNORED,
+                answer=rerank.Scores,
+            ),
         ]
 
     async def embeddings(self, request: Request) -> ASGIApp:

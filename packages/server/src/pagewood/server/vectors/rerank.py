@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -58,6 +58,17 @@ def _texts(value: Any) -> list[str]:
     return items
 
 
+class TextDocument(BaseModel):
+    """A document as an object. Its other fields have no effect."""
+
+    text: str
+
+
+# What these validators accept, for the schemas of bodies.
+_Documents = Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+_Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
 class RerankRequest(BaseModel):
     """The body of `/v1/rerank`."""
 
@@ -65,7 +76,7 @@ class RerankRequest(BaseModel):
 
     model: str
     query: str
-    documents: Annotated[list[str], BeforeValidator(_documents)]
+    documents: Annotated[list[str], BeforeValidator(_documents, _Documents)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     instruct: str | None = None
@@ -79,8 +90,8 @@ class ScoreRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    text_1: Annotated[list[str], BeforeValidator(_texts)]
-    text_2: Annotated[list[str], BeforeValidator(_texts)]
+    text_1: Annotated[list[str], BeforeValidator(_texts, _Texts)]
+    text_2: Annotated[list[str], BeforeValidator(_texts, _Texts)]
     instruct: str | None = None
     priority: _Priority = None
 
@@ -89,31 +100,41 @@ class _Document(msgspec.Struct, frozen=True):
     text: str
 
 
-class _Ranked(msgspec.Struct, frozen=True):
+class Ranked(msgspec.Struct, frozen=True):
+    """A document of a ranking."""
+
     index: int
+    """Its place in the request, from 0."""
     relevance_score: float
     document: _Document | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Ranking(msgspec.Struct, frozen=True):
+class Ranking(msgspec.Struct, frozen=True):
+    """Documents, the most relevant first."""
+
     id: str
     model: str
-    results: list[_Ranked]
+    results: list[Ranked]
     usage: PromptUsage
 
 
-class _Score(msgspec.Struct, frozen=True):
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """The score of one pair."""
+
     index: int
-    object: str
+    object: Literal["score"] = "score"
     score: float
 
 
-class _Scores(msgspec.Struct, frozen=True):
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """The scores of all pairs, in their order."""
+
     id: str
-    object: str
+    object: Literal["list"] = "list"
     created: int
+    """Unix time, seconds."""
     model: str
-    data: list[_Score]
+    data: list[Score]
     usage: PromptUsage
 
 
@@ -158,8 +179,8 @@ def rerank(request: RerankRequest, recipe: VectorRecipe, model: wire.Model, *, a
         scores = _scores(found, recipe.scoring, num_first=1)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
         shown = [_Document(texts[i]) if request.return_documents else msgspec.UNSET for i in order]
-        results = [_Ranked(index, scores[index], text) for index, text in zip(order, shown, strict=True)]
-        return msgspec.json.encode(_Ranking(answer_id, model_name, results, usage))
+        results = [Ranked(index, scores[index], text) for index, text in zip(order, shown, strict=True)]
+        return msgspec.json.encode(Ranking(answer_id, model_name, results, usage))
 
     names = (recipe.prompt_of("query"), recipe.prompt_of("document"))
     requests = _requests(
@@ -179,8 +200,9 @@ def score(request: ScoreRequest, recipe: VectorRecipe, model: wire.Model, *, ans
 
     def render(found: Sequence[Collected], usage: PromptUsage) -> bytes:
         scores = _scores(found, recipe.scoring, num_first=num_first)
-        data = [_Score(index, "score", one) for index, one in enumerate(scores)]
-        return msgspec.json.encode(_Scores(answer_id, "list", int(time.time()), model_name, data, usage))
+        data = [Score(index=index, score=one) for index, one in enumerate(scores)]
+        answer = Scores(id=answer_id, created=int(time.time()), model=model_name, data=data, usage=usage)
+        return msgspec.json.encode(answer)
 
     requests = _requests(
         request.text_1, request.text_2, recipe, model, names=(None, None), params=("text_1", "text_2"),

@@ -1,0 +1,76 @@
+"""The JSON of what there is to say about the one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What Ollama reads from its own files; the HTTP process does not know it."""
+
+    parent_model: str = ""
+    format: str = "safetensors"
+    family: str = ""
+    families: tuple[str, ...] = ()
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be loaded."""
+
+    name: str
+    model: str
+    modified_at: str
+    """When the server started, ISO 8601."""
+    size: int = 0
+    """Always 0: the HTTP process does not know it."""
+    digest: str
+    """Of the name: nothing else tells models apart here."""
+    details: ModelDetails = ModelDetails()
+
+
+class LoadedModel(ListedModel, frozen=True, kw_only=True):
+    """A model that is loaded."""
+
+    expires_at: str = "9999-12-31T23:59:59Z"
+    """Never."""
+    size_vram: int = 0
+    """Always 0, as `size`."""
+    context_length: int
+    """Longest prompt plus output, in tokens."""
+
+
+class ListedModels(msgspec.Struct, frozen=True):
+    """All models."""
+
+    models: tuple[ListedModel, ...]
+
+
+class LoadedModels(msgspec.Struct, frozen=True):
+    """The models that are loaded."""
+
+    models: tuple[LoadedModel, ...]
+
+
+class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The one model."""
+
+    modelfile: str = ""
+    parameters: str = ""
+    template: str = ""
+    details: ModelDetails = ModelDetails()
+    model_info: dict[str, Any]
+    """Its architecture, its name and, once it is loaded, its longest text in tokens."""
+    capabilities: list[str]
+    """`completion`, and what the template of answers reads: `tools`, `thinking`."""
+    modified_at: str
+    """When the server started, ISO 8601."""
+
+
+class ApiVersion(msgspec.Struct, frozen=True):
+    """The version of Ollama whose API this is."""
+
+    version: str
