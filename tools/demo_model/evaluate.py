@@ -14,25 +14,24 @@ from dialog import SYSTEM, memory_dialog, turns_of_any_task
 from drafting import Drafter, draft_model_chains, head_chains, num_steps
 from export import load_head, load_model
 from tasks import GENERATORS, Turn, draw
+from tool_dialog import Offer, exchange, offer, tool_dialog, unserved
+from tool_format import Message, Tool
+from tool_tasks import TOOLS, Exchange
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 ALL = "all tasks, after 10 turns"
+NO_TOOL = "no tool fits, or none is offered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A conversation whose last answer the model must give."""
+    """A conversation whose next answer the model must give."""
 
     row: str
-    system: str | None
-    dialog: list[Turn]
-
-    def messages(self) -> list[dict[str, str]]:
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for turn in self.dialog[:-1]:
-            messages += [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer}]
-        return [*messages, {"role": "user", "content": self.dialog[-1].prompt}]
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list[Tool])
+    answer: str
 
 
 @dataclass(slots=True)
@@ -52,8 +51,20 @@ class Score:
         return self.tokens / max(1, self.steps[drafter])
 
 
+def asked(system: str | None, dialog: list[Turn]) -> list[Message]:
+    """Return the messages of a conversation up to its last prompt."""
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    for turn in dialog[:-1]:
+        messages += [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer}]
+    return [*messages, {"role": "user", "content": dialog[-1].prompt}]
+
+
 def cases(count: int) -> Iterable[Case]:
     """Return `count` different prompts per task, a quarter with a system message, and then conversations."""
+
+    def case(row: str, system: str | None, dialog: list[Turn]) -> Case:
+        return Case(row=row, messages=asked(system, dialog), answer=dialog[-1].answer)
+
     for name in GENERATORS:
         rng = random.Random(f"evaluate {name}")
         found: dict[str, Turn] = {}
@@ -63,14 +74,48 @@ def cases(count: int) -> Iterable[Case]:
             if len(found) == count:
                 break
         for at, turn in enumerate(found.values()):
-            yield Case(row=name, system=rng.choice(SYSTEM) if at % 4 == 0 else None, dialog=[turn])
+            yield case(name, rng.choice(SYSTEM) if at % 4 == 0 else None, [turn])
     rng = random.Random("evaluate conversations")
     for at in range(count):
-        yield Case(row="memory, 0 to 9 turns later", system=None, dialog=memory_dialog(rng, distance=at % 10))
+        yield case("memory, 0 to 9 turns later", None, memory_dialog(rng, distance=at % 10))
     for at in range(count):
         before = turns_of_any_task(rng, 10)
         last = draw(rng, tuple(GENERATORS)[at % len(GENERATORS)], held=True)
-        yield Case(row=ALL, system=SYSTEM[0] if at % 2 else None, dialog=[*before, last])
+        yield case(ALL, SYSTEM[0] if at % 2 else None, [*before, last])
+
+
+def tool_cases(count: int) -> Iterable[Case]:
+    """Return `count` calls and `count` answers from results per kind of tool, and requests that no tool serves."""
+    for kind in TOOLS:
+        rng = random.Random(f"evaluate tool {kind}")
+        for _ in range(count):
+            offered, last = tool_dialog(rng, kind)
+            yield from both_cases(offered, [], last)
+    rng = random.Random("evaluate other requests")
+    for at in range(count):
+        offered = offer(rng)
+        turn = unserved(rng, offered, held=True) if at % 2 else None
+        while turn is None or offered.serves(turn):
+            turn = draw(rng, rng.choice(tuple(GENERATORS)), held=True)
+        yield Case(row=NO_TOOL, messages=asked(offered.system, [turn]), tools=offered.tools, answer=turn.answer)
+    rng = random.Random("evaluate later calls")
+    for _ in range(count):
+        offered, last = tool_dialog(rng, rng.choice(tuple(TOOLS)))
+        before: list[Message] = []
+        for _ in range(3):
+            earlier = exchange(rng, offered)
+            before += [*earlier.messages(), {"role": "assistant", "content": earlier.answer}]
+        yield from both_cases(offered, before, last, later=True)
+
+
+def both_cases(offered: Offer, before: list[Message], last: Exchange, *, later: bool = False) -> Iterable[Case]:
+    """Return the case that calls, and the case that answers from the results."""
+    system: list[Message] = [] if offered.system is None else [{"role": "system", "content": offered.system}]
+    messages = [*system, *before, *last.messages()]
+    at = len(system) + len(before) + 1
+    for turn, known in zip(last.turns(), (messages[:at], messages), strict=True):
+        row = f"after 3 requests, {turn.task.rpartition(', ')[2]}" if later else turn.task
+        yield Case(row=row, messages=known, tools=offered.tools, answer=turn.answer)
 
 
 @torch.no_grad()
@@ -120,23 +165,28 @@ def count_steps(
     return counts
 
 
-def measure(folder: Path, count: int, depth: int, *, misses: list[str]) -> dict[str, Score]:
+def measure(folder: Path, asked: list[Case], depth: int, *, misses: list[str]) -> dict[str, Score]:
     """Return the rows of the table; a description of each wrong answer is added to `misses`."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    asked = list(cases(count))
     prompts = [
-        tokenizer.apply_chat_template(case.messages(), add_generation_prompt=True, return_dict=False) for case in asked
+        tokenizer.apply_chat_template(
+            case.messages,
+            tools=[tool.declaration() for tool in case.tools] or None,
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        for case in asked
     ]
     made = answers(model, tokenizer, prompts)
     table: dict[str, Score] = {}
     for case, ids in zip(asked, made, strict=True):
         score = table.setdefault(case.row, Score())
-        text, wanted = tokenizer.decode(ids, skip_special_tokens=True), case.dialog[-1].answer
+        text, wanted = tokenizer.decode(ids, skip_special_tokens=True), case.answer
         score.cases += 1
         score.right += text == wanted and ids[-1] == tokenizer.eos_token_id
         if text != wanted:
-            misses.append(f"{case.row}: {case.dialog[-1].prompt!r} gave {text!r}, not {wanted!r}")
+            misses.append(f"{case.row}: {case.messages[-1]['content']!r} gave {text!r}, not {wanted!r}")
         score.tokens += len(ids) - 1
     for name, drafter in drafters(folder).items():
         for case, steps in zip(asked, count_steps(drafter, prompts, made, depth), strict=True):
@@ -145,7 +195,7 @@ def measure(folder: Path, count: int, depth: int, *, misses: list[str]) -> dict[
 
 
 def markdown(table: dict[str, Score]) -> str:
-    """Return the table of RESULTS.md, with a last row for all tasks."""
+    """Return a table of RESULTS.md, with a last row for all tasks."""
     total = Score(
         cases=sum(row.cases for row in table.values()),
         right=sum(row.right for row in table.values()),
@@ -174,7 +224,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable_progress_bar()
     misses: list[str] = []
-    print(markdown(measure(options.folder, options.count, options.draft_tokens, misses=misses)))
+    for asked in (cases(options.count), tool_cases(options.count)):
+        print(markdown(measure(options.folder, list(asked), options.draft_tokens, misses=misses)), end="\n\n")
     if options.misses:
         print("\n".join(misses))
 

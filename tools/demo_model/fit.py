@@ -27,7 +27,7 @@ class Plan:
     """Duration, data and learning rates of a training.
 
     Rates are full until step `hold`, then fall in a line to 0 at the end. After step `later` the tasks that are slow to
-    learn have larger shares; after `long` some rows are long.
+    learn have larger shares; after `long` some rows are long. Tools are offered in the share `tools` of the chunks.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Plan:
     steps: int
     later: int
     long: int
+    tools: float = 0.0
     matrix_rate: float = 0.012
     other_rate: float = 0.003
     warmup: int = 100
@@ -91,7 +92,7 @@ def fit(
 
     def chunk(seed: str, later: bool, long: bool) -> tuple[list[Tensor], float, int, int]:
         torch.set_num_threads(1)
-        tokens, at, targets = batch(encoder, seed, CHUNK, later=later, long=long)
+        tokens, at, targets = batch(encoder, seed, CHUNK, later=later, long=long, tools=plan.tools)
         loss = loss_of(tokens, at, targets)
         return list(torch.autograd.grad(loss, parameters)), loss.item(), len(targets), tokens.numel()
 

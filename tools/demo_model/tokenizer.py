@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from templates import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 END, PAD, SYSTEM, USER, ASSISTANT = "<|end|>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>"
@@ -19,13 +20,6 @@ WORD = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
 """Splits text into pieces that no merge crosses; each digit is a piece."""
 
 GROWS = re.compile(r"[ĠA-Z]|[!-/:-@\[-`{-~]")
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 
 def piece_counts(texts: Iterable[str]) -> Counter[str]:
@@ -77,6 +71,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
+        "response_template": RESPONSE_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)

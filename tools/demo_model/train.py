@@ -12,27 +12,47 @@ import torch.nn.functional as F
 from batches import Encoder
 from dialog import memory_dialog, turns
 from eagle import Head, unrolled
-from export import load_model, save_head, save_model
+from export import load_head, load_model, save_head, save_model
 from fit import Loss, Plan, fit, log, scores
 from model import Llama, Shape
 from tasks import GENERATORS, draw
 from tokenizer import save_tokenizer, train_tokenizer
+from tokenizers import Tokenizer
+from tool_dialog import tool_dialog
+from tool_tasks import TOOLS
 from torch import Tensor, nn
 
 VOCAB = 512
 MODEL = Shape(vocab=VOCAB, hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=576)
 DRAFT = Shape(vocab=VOCAB, hidden=96, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=256)
 MODEL_PLAN = Plan(name="model", chunks=4, hold=1000, steps=8500, later=1500, long=1500)
+TOOL_PLAN = Plan(
+    name="tools", chunks=4, hold=600, steps=2000, later=0, long=0, tools=0.5, matrix_rate=0.007, other_rate=0.0018
+)
+LAST_PLAN = Plan(
+    name="tools-last", chunks=4, hold=100, steps=1800, later=0, long=0, tools=0.4, matrix_rate=0.005, other_rate=0.0013
+)
 DRAFT_PLAN = Plan(name="draft", chunks=4, hold=500, steps=1200, later=100, long=500)
+DRAFT_TOOL_PLAN = Plan(
+    name="draft-tools", chunks=4, hold=150, steps=500, later=0, long=0, tools=0.4, matrix_rate=0.008, other_rate=0.002
+)
 HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
 HEAD_PLAN = Plan(name="eagle", chunks=2, hold=500, steps=1000, later=100, long=500)
+HEAD_TOOL_PLAN = Plan(
+    name="eagle-tools", chunks=2, hold=200, steps=600, later=0, long=0, tools=0.4, matrix_rate=0.008, other_rate=0.002
+)
 CAPTURED = (0, 1, 2)
 """Layers of the model whose outputs the head reads."""
 DEPTH = 6
 """Steps of the head that are trained together, on its own outputs."""
 STEP_FACTOR = 0.8
 """Weight of the loss of each step of the head, relative to the step before."""
-PARTS = ("model", "draft", "eagle")
+PLANS = {
+    "model": (MODEL_PLAN, TOOL_PLAN, LAST_PLAN),
+    "draft": (DRAFT_PLAN, DRAFT_TOOL_PLAN),
+    "eagle": (HEAD_PLAN, HEAD_TOOL_PLAN),
+}
+"""The stages of each part; tools are offered after the first."""
 LOOK = 40
 """Held-out prompts per task for the evaluation during training."""
 
@@ -49,13 +69,21 @@ def progress(model: Llama, encoder: Encoder) -> str:
     rng = random.Random("progress")
     cases = {name: [[draw(rng, name, held=True)] for _ in range(LOOK)] for name in sorted(GENERATORS)}
     cases["memory"] = [memory_dialog(rng, distance=rng.randint(0, 4)) for _ in range(LOOK)]
+    systems: dict[str, list[str | None]] = {name: [None] * LOOK for name in cases}
+    for kind in TOOLS:
+        offers, exchanges = zip(*(tool_dialog(rng, kind) for _ in range(LOOK)), strict=True)
+        turns_of = [exchange.turns() for exchange in exchanges]
+        for name, dialogs in (("call", [[call] for call, _ in turns_of]), ("answer", [[*both] for both in turns_of])):
+            cases[f"{kind} {name}"] = dialogs
+            systems[f"{kind} {name}"] = [offered.text() for offered in offers]
     shown: list[str] = []
     for name, dialogs in cases.items():
         rows: list[list[int]] = []
         starts: list[int] = []
-        for dialog in dialogs:
+        for system, dialog in zip(systems[name], dialogs, strict=True):
             parts = [encoder.turn_parts(turn.prompt, turn.answer) for turn in dialog]
-            tokens = [token for asked, answered in parts for token in asked + answered]
+            tokens = [] if system is None else encoder.system_part(system)
+            tokens += [token for asked, answered in parts for token in asked + answered]
             starts.append(len(tokens) - len(parts[-1][1]))
             rows.append(tokens)
         longest = max(map(len, rows))
@@ -138,43 +166,60 @@ def main() -> None:
         default=Path("build/demo_model"),
         help="folder of checkpoints; a stopped run continues from it",
     )
-    parser.add_argument("--only", choices=PARTS, help="train one part; the draft and the head need the model in --out")
+    parser.add_argument(
+        "--only", choices=tuple(PLANS), help="train one part; the draft and the head need the model in --out"
+    )
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="start",
+        help="folder of trained parts; they keep the tokenizer and go through the stages that add tools",
+    )
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
-    parts = PARTS if options.only is None else (options.only,)
+    parts = tuple(PLANS) if options.only is None else (options.only,)
+    start: Path | None = options.start
 
-    tokenizer = train_tokenizer(corpus(4000), VOCAB)
+    if start is None:
+        tokenizer = train_tokenizer(corpus(4000), VOCAB)
+    else:
+        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
     encoder = Encoder(tokenizer)
 
-    def train(network: nn.Module, loss: Loss, plan: Plan, look: Callable[[int], None]) -> None:
-        log(f"{plan.name}: {sum(p.numel() for p in network.parameters()):,} parameters")
-        checkpoint = options.work / f"{plan.name}.pt"
-        fit(network, encoder, loss, plan, workers=options.workers, checkpoint=checkpoint, every=500, look=look)
+    def train(part: str, network: nn.Module, loss: Loss, look: Callable[[int], None]) -> None:
+        network.requires_grad_(True)
+        for plan in PLANS[part][0 if start is None else 1 :]:
+            log(f"{plan.name}: {sum(p.numel() for p in network.parameters()):,} parameters")
+            checkpoint = options.work / f"{plan.name}.pt"
+            fit(network, encoder, loss, plan, workers=options.workers, checkpoint=checkpoint, every=500, look=look)
 
     if "model" in parts:
-        save_tokenizer(tokenizer, options.out)
         torch.manual_seed(1)
-        model = Llama(MODEL)
+        model = Llama(MODEL) if start is None else load_model(start)
+        save_tokenizer(tokenizer, options.out)
 
         def look(step: int) -> None:
             save_model(model, tokenizer, options.out)
             log(f"right answers of {LOOK} at step {step}: {progress(model, encoder)}")
 
-        train(model, predict(model), MODEL_PLAN, look)
+        train("model", model, predict(model), look)
     target = load_model(options.out)
     if "draft" in parts:
         torch.manual_seed(2)
-        draft = Llama(DRAFT)
-        train(draft, imitate(draft, target), DRAFT_PLAN, lambda _: save_model(draft, tokenizer, options.out / "draft"))
+        draft = Llama(DRAFT) if start is None else load_model(start / "draft")
+        train("draft", draft, imitate(draft, target), lambda _: save_model(draft, tokenizer, options.out / "draft"))
     if "eagle" in parts:
         torch.manual_seed(3)
-        head = Head(HEAD, CAPTURED)
-        head.start_from(target)
-        train(head, imitate_ahead(head, target), HEAD_PLAN, lambda _: save_head(head, options.out / "eagle"))
+        if start is None:
+            head = Head(HEAD, CAPTURED)
+            head.start_from(target)
+        else:
+            head = load_head(start / "eagle")
+        train("eagle", head, imitate_ahead(head, target), lambda _: save_head(head, options.out / "eagle"))
 
 
 if __name__ == "__main__":
