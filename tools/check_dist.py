@@ -28,7 +28,7 @@ KIB = 1 << 10
 MAX_BYTES = {"engine": 6 * KIB * KIB, "schedpolicy": 1 * KIB * KIB}
 """Largest archive, by package; the engine ships a model, and the sdist of schedpolicy pictures."""
 OTHER_MAX_BYTES = 400 * KIB
-SUFFIXES = {".py", ".typed", ".json", ".jinja", ".safetensors"}
+SUFFIXES = {".py", ".typed", ".html", ".json", ".jinja", ".safetensors"}
 """Of files in a wheel, beside its metadata."""
 IN_SDIST = {"src", "tests", "benchmarks", "examples", "gallery", "conftest.py", ".gitignore"}
 REQUIRED_IN_SDIST = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}

@@ -136,7 +136,9 @@ def test_cancelling_a_call_aborts_its_requests(engines: list[Engine]) -> None:
         assert [type(result) for result in await asyncio.gather(*tasks, return_exceptions=True)] == [
             asyncio.CancelledError
         ] * 2
-        assert len(await read_all(other)) > 20
+        await read_all(other)
+        assert other.completion is not None
+        assert len(other.completion.tokens) == 24
         counters = await until_at_rest(engines[0])
         assert counters.num_tokens < 1000
         with pytest.raises(asyncio.TimeoutError):
@@ -279,7 +281,7 @@ def test_closing_ends_every_call(engines: list[Engine]) -> None:
     async def main() -> None:
         llm = AsyncLLM(**OPTIONS)
         await llm.start()
-        stream = llm.stream([1, 2], LONG)
+        stream = llm.stream(PROMPTS[0], LONG)
         await anext(stream)
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(one) for one in coroutines(llm)]
         waiting.append(asyncio.create_task(read_all(llm.stream([5, 6], LONG))))
@@ -313,7 +315,7 @@ def test_an_error_of_the_engine_reaches_every_caller(
     engines: list[Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(llm: AsyncLLM) -> None:
-        stream = llm.stream([1, 2], LONG)
+        stream = llm.stream(PROMPTS[0], LONG)
         tasks = [asyncio.create_task(llm.generate([3, 4, n], LONG)) for n in range(3)]
         await anext(stream)
         with monkeypatch.context() as patch:
@@ -401,7 +403,7 @@ def test_an_engine_ends_when_its_loop_was_closed_without_closing_it(engines: lis
 
     async def main() -> threading.Thread:
         await llm.start()
-        streams.append(llm.stream([1, 2], LONG))
+        streams.append(llm.stream(PROMPTS[0], LONG))
         await anext(streams[0])
         return next(thread for thread in threading.enumerate() if thread.name == "pagewood-engine")
 
@@ -418,7 +420,7 @@ def test_an_engine_ends_when_its_loop_is_closed_before_it_has_delivered_answers(
 
     async def main() -> threading.Thread:
         await llm.start()
-        streams.append(llm.stream([1, 2], LONG))
+        streams.append(llm.stream(PROMPTS[0], LONG))
         await anext(streams[0])
         return next(thread for thread in threading.enumerate() if thread.name == "pagewood-engine")
 

@@ -222,18 +222,24 @@ def test_openais_client_parses_answers(server: Server) -> None:
     assert num_parsed >= 2
 
 
-def test_the_snippet_of_the_readme_runs(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("Structured output", r"name='.*' price=-?\d+$"),
+        ("Tools and reasoning", r".*name='get_weather'.*"),
+        ("Responses", r"12 \+ 7 = 19 12 \+ 8 = 20$"),
+    ],
+)
+def test_the_snippets_of_the_readme_run(server: Server, section: str, expected: str) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    section = readme[readme.index("\n## Structured output") :]
-    code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    code = re.findall(r"```python\n(.*?)```", readme[readme.index(f"\n## {section}") :], re.DOTALL)[0]
     assert "http://127.0.0.1:8000" in code
     code = code.replace("http://127.0.0.1:8000", server.url).replace(
-        "response_format=Item", "response_format=Item, temperature=0"
+        '"pagewood-demo",', '"pagewood-demo", temperature=0,'
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.match(r"name='.*' price=-?\d+$", done.stdout), done.stdout
+    assert re.match(expected, done.stdout), done.stdout
 
 
 def test_json_mode_is_any_object(server: Server, backend: Backend, tokenizer: Tokenizer) -> None:
@@ -295,7 +301,7 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "item", "schema": 
 
 
 def test_streams_several_answers_and_log_probabilities(server: Server) -> None:
-    options: dict[str, Any] = {"response_format": FORMAT, "temperature": 2, "seed": 3, "max_tokens": 60, "n": 3}
+    options: dict[str, Any] = {"response_format": FORMAT, "temperature": 2, "seed": 3, "max_tokens": 300, "n": 3}
     whole = ask(server, **options).choices
     texts, reasons = [""] * 3, [""] * 3
     for chunk in ask(server, stream=True, **options):
@@ -447,7 +453,7 @@ def test_generate_without_a_server(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pagewood.server", "generate", *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
-    done = generate("What is 2 + 3?", "Count.", "--json-schema", str(schema), "--temperature", "0")
+    done = generate("What is 2 + 3?", "How much is 2 plus 3?", "--json-schema", str(schema), "--temperature", "0")
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         assert set(json.loads(line)) == {"answer"}
