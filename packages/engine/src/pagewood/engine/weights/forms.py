@@ -1,0 +1,364 @@
+"""The numbers that a weight matrix may consist of: float32, bfloat16, float16, int8 and int4, with scales.
+
+A form is storage: how the numbers of a matrix lie in a checkpoint or a cache folder, row by row. The kernels of a
+device have layouts of their own, which they make of it.
+
+Legend: N outputs (rows), K inputs (columns), G groups of inputs of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+GROUPS = (32, 64, 128)
+"""Inputs that may share a scale."""
+_INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+"""Parts of the range of a group that scales of int4 are tried for: rounding gets finer, and the ends are cut."""
+_SLICE_BYTES = 1 << 22  # of float32 values that are quantised at a time, so that temporary arrays stay small
+
+F32 = NDArray[np.float32]
+
+
+class _Form:
+    """What all forms can do. Invariant: their arrays have the shapes that their documentation says."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = (getattr(self, field.name) for field in fields(cast("Weight", self)))
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32, in new memory."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Float32(_Form):
+    """Numbers as they are computed with."""
+
+    values: NDArray[np.float32]
+    """[N, K] float32"""
+
+    def __post_init__(self) -> None:
+        _check("values", self.values, np.float32, self.values.shape[:2])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return _pair(self.values)
+
+    def dequantised(self) -> F32:
+        """Return a copy."""
+        return self.values.copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BFloat16(_Form):
+    """The upper halves of float32 numbers."""
+
+    bits: NDArray[np.uint16]
+    """[N, K] uint16"""
+
+    def __post_init__(self) -> None:
+        _check("bits", self.bits, np.uint16, self.bits.shape[:2])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return _pair(self.bits)
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32; exact."""
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Float16(_Form):
+    """Half precision."""
+
+    values: NDArray[np.float16]
+    """[N, K] float16"""
+
+    def __post_init__(self) -> None:
+        _check("values", self.values, np.float16, self.values.shape[:2])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return _pair(self.values)
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32; exact."""
+        return self.values.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8(_Form):
+    """Whole numbers with a scale for each output: value = code * scale."""
+
+    codes: NDArray[np.int8]
+    """[N, K] int8, -127 to 127 (-128 is allowed)"""
+    scales: NDArray[np.float32]
+    """[N] float32"""
+
+    def __post_init__(self) -> None:
+        _check("codes", self.codes, np.int8, self.codes.shape[:2])
+        _check("scales", self.scales, np.float32, self.codes.shape[:1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return _pair(self.codes)
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32."""
+        return self.codes.astype(np.float32) * self.scales[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Group(_Form):
+    """Whole numbers with a scale, and possibly a zero, for each group of a row: value = (code - zero) * scale."""
+
+    codes: NDArray[np.int8]
+    """[N, K] int8"""
+    scales: NDArray[np.float32]
+    """[N, G] float32, G = K / group"""
+    zeros: NDArray[np.int8] | None
+    """[N, G] int8; None: all are 0"""
+    group: int
+    """32, 64 or 128, a divisor of K"""
+
+    def __post_init__(self) -> None:
+        _check("codes", self.codes, np.int8, self.codes.shape[:2])
+        _check_groups(self.group, self.shape, self.scales)
+        if self.zeros is not None:
+            _check("zeros", self.zeros, np.int8, self.scales.shape)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return _pair(self.codes)
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32."""
+        grouped = self.codes.reshape(len(self.codes), -1, self.group).astype(np.float32)
+        if self.zeros is not None:
+            grouped -= self.zeros[:, :, None].astype(np.float32)
+        grouped *= self.scales[:, :, None]
+        return grouped.reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int4(_Form):
+    """Codes 0 to 15 with a scale and a zero for each group of a row: value = (code - zero) * scale."""
+
+    codes: NDArray[np.uint8]
+    """[N, K / 2] uint8: byte k of a row holds the codes of inputs 2k (low four bits) and 2k + 1 (high four bits)"""
+    scales: NDArray[np.float32]
+    """[N, G] float32, G = K / group"""
+    zeros: NDArray[np.uint8] | None
+    """[N, G] uint8, 0 to 15, one per byte (GPTQ v1 has 16 too); None: all are 8"""
+    group: int
+    """32, 64 or 128, a divisor of K"""
+
+    def __post_init__(self) -> None:
+        _check("codes", self.codes, np.uint8, self.codes.shape[:2])
+        _check_groups(self.group, self.shape, self.scales)
+        if self.zeros is not None:
+            _check("zeros", self.zeros, np.uint8, self.scales.shape)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        rows, half = _pair(self.codes)
+        return rows, 2 * half
+
+    def unpacked(self) -> NDArray[np.uint8]:
+        """Return the codes `[N, K]`, one per byte."""
+        codes = np.empty((*self.codes.shape, 2), np.uint8)
+        np.bitwise_and(self.codes, 15, out=codes[:, :, 0])
+        np.right_shift(self.codes, 4, out=codes[:, :, 1])
+        return codes.reshape(self.shape)
+
+    def dequantised(self) -> F32:
+        """Return the matrix `[N, K]` as float32."""
+        rows, size = self.shape
+        values = self.unpacked().reshape(rows, size // self.group, self.group).astype(np.float32)
+        values -= 8 if self.zeros is None else self.zeros[:, :, None].astype(np.float32)
+        values *= self.scales[:, :, None]
+        return values.reshape(self.shape)
+
+
+Weight: TypeAlias = Float32 | BFloat16 | Float16 | Int8 | Int8Group | Int4
+"""A matrix of weights `[N, K]` in any form."""
+
+
+def stacked(parts: Sequence[Weight]) -> Weight:
+    """Return matrices of one form and as many inputs, one below the other, in new memory.
+
+    Raises:
+        ValueError: they differ in form, in their inputs or in how these are grouped.
+    """
+    first = parts[0]
+    for part in parts:
+        same = type(part) is type(first) and part.shape[1] == first.shape[1]
+        if not same or getattr(part, "group", 0) != getattr(first, "group", 0):
+            raise ValueError(
+                f"parts must have one form and {first.shape[1]} inputs, got {type(first).__name__} and "
+                f"{type(part).__name__} of shape {part.shape}"
+            )
+
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if not any(isinstance(value, np.ndarray) for value in values):
+            return values[0]  # the group, or no zeros
+        if name == "zeros":  # symmetric parts beside others
+            values = [
+                _written_zeros(part) if zeros is None else zeros for part, zeros in zip(parts, values, strict=True)
+            ]
+        return np.concatenate(values)
+
+    return type(first)(**{field.name: joined(field.name) for field in fields(first)})
+
+
+def _written_zeros(part: Weight) -> NDArray[np.generic]:
+    assert isinstance(part, Int4 | Int8Group)
+    return np.full(
+        part.scales.shape, 8 if isinstance(part, Int4) else 0, np.uint8 if isinstance(part, Int4) else np.int8
+    )
+
+
+def to_bfloat16(values: F32) -> BFloat16:
+    """Return `values` `[N, K]`, rounded to nearest, ties to even. Values that are bfloat16 already stay as they are."""
+    _check("values", values, np.float32, values.shape[:2])
+    bits = np.empty(values.shape, np.uint16)
+    for rows in _slices(values):
+        whole = np.ascontiguousarray(values[rows]).view(np.uint32)
+        rounded = (whole + (0x7FFF + ((whole >> 16) & 1))) >> 16
+        is_nan = np.isnan(values[rows])  # rounding could make infinity of a NaN
+        bits[rows] = np.where(is_nan, 0x7FC0, rounded)
+    return BFloat16(bits)
+
+
+def quantise_int8(values: F32) -> Int8:
+    """Round `values` `[N, K]` to int8 with a scale for each output: its largest magnitude becomes 127.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    _check("values", values, np.float32, values.shape[:2])
+    codes, scales = np.empty(values.shape, np.int8), np.empty(len(values), np.float32)
+    for rows in _slices(values):
+        part = values[rows]
+        _check_finite(part)
+        scales[rows] = np.maximum(np.abs(part).max(axis=1, initial=0) / np.float32(127), np.finfo(np.float32).tiny)
+        codes[rows] = np.rint(part / scales[rows, None])
+    return Int8(codes, scales)
+
+
+def quantise_int4(values: F32, *, group: int = 32, symmetric: bool = True) -> Int4:
+    """Round `values` `[N, K]` to int4 with a scale for each group of inputs.
+
+    Of a few scales for each group, the one with the smallest squared error is taken. Scales are refitted to the codes
+    by least squares.
+
+    Args:
+        values: `[N, K] float32`.
+        group: inputs that share a scale: 32, 64 or 128, a divisor of K.
+        symmetric: whether the zero of all groups is 8; otherwise each has its own.
+
+    Raises:
+        ValueError: `group` does not fit, or a value is not finite.
+    """
+    _check("values", values, np.float32, values.shape[:2])
+    _check_group(group, values.shape[1])
+    rows, size = values.shape
+    codes = np.empty((rows, size // 2), np.uint8)
+    scales = np.empty((rows, size // group), np.float32)
+    zeros = None if symmetric else np.empty((rows, size // group), np.uint8)
+    for part in _slices(values):
+        grouped = np.ascontiguousarray(values[part]).reshape(-1, group)
+        _check_finite(grouped)
+        wholes, found, zero = _fit_int4(grouped, symmetric=symmetric)
+        flat = wholes.reshape(-1, size)
+        codes[part] = flat[:, ::2] | flat[:, 1::2] << 4
+        scales[part] = found.reshape(-1, size // group)
+        if zeros is not None:
+            zeros[part] = zero.reshape(-1, size // group)
+    return Int4(codes, scales, zeros, group)
+
+
+def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32, NDArray[np.uint8]]:
+    """Return (codes `[n, group]`, scales `[n]`, zeros `[n]`) of the groups `[n, group]`."""
+    tiny = np.finfo(np.float32).tiny
+    if symmetric:
+        # The code 0 stands for -8 scales, 15 for 7: the largest magnitude gets the longer side, whichever its sign.
+        at = np.abs(grouped).argmax(axis=1)
+        full = grouped[np.arange(len(grouped)), at] / np.float32(-8)
+        full = np.where(np.abs(full) < tiny, tiny, full)
+        zero = np.full(len(grouped), 8, np.float32)
+    else:
+        low, high = np.minimum(grouped.min(axis=1), 0), np.maximum(grouped.max(axis=1), 0)
+        full = np.maximum((high - low) / np.float32(15), tiny)
+        zero = np.rint(-low / full)
+    best_codes = np.empty(grouped.shape, np.uint8)
+    best_scales = np.empty(len(grouped), np.float32)
+    best_errors = np.full(len(grouped), np.inf, np.float32)
+    for share in _INT4_SHARES:
+        scales = full * np.float32(share)
+        shifted = np.clip(np.rint(grouped / scales[:, None]) + zero[:, None], 0, 15)
+        centred = shifted - zero[:, None]
+        squares = np.einsum("nk,nk->n", centred, centred)
+        fitted = np.where(squares > 0, np.einsum("nk,nk->n", centred, grouped) / np.maximum(squares, 1), scales)
+        errors = np.square(centred * fitted[:, None] - grouped).sum(axis=1)
+        better = errors < best_errors
+        best_codes[better], best_scales[better] = shifted[better].astype(np.uint8), fitted[better]
+        best_errors[better] = errors[better]
+    return best_codes, best_scales, zero.astype(np.uint8)
+
+
+def _slices(values: F32) -> list[slice]:
+    """Return runs of rows of a few megabytes."""
+    rows = max(1, _SLICE_BYTES // max(4 * values.shape[1], 1))
+    return [slice(start, min(start + rows, len(values))) for start in range(0, len(values), rows)]
+
+
+def _pair(array: NDArray[np.generic]) -> tuple[int, int]:
+    return array.shape[0], array.shape[1]
+
+
+def _check(name: str, array: NDArray[np.generic], dtype: type[np.generic], shape: tuple[int, ...]) -> None:
+    wanted = len(shape) if name in ("scales", "zeros") else 2
+    if array.ndim != wanted or array.shape != shape or array.dtype != dtype:
+        kind = f"{np.dtype(dtype)} of shape {shape}" if wanted == len(shape) else f"{np.dtype(dtype)} of two dimensions"
+        raise ValueError(f"{name} must be {kind}, got {array.dtype} of shape {array.shape}")
+
+
+def _check_finite(values: F32) -> None:
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite to be quantised, got NaN or infinity")
+
+
+def _check_group(group: int, size: int) -> None:
+    if group not in GROUPS:
+        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, got {group}")
+    if size % group:
+        raise ValueError(f"group must divide the {size} inputs, got {group}")
+
+
+def _check_groups(group: int, shape: tuple[int, int], scales: NDArray[np.generic]) -> None:
+    _check_group(group, shape[1])
+    _check("scales", scales, np.float32, (shape[0], shape[1] // group))
