@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pagewood.engine.api import WeightFormat
 from pagewood.engine.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.packer import Packer
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
@@ -31,6 +33,7 @@ LENGTH = 150
 VOCAB_SIZE = 61
 NAN_TOKEN = 60
 """A token whose embedding is NaN; the others have ordinary embeddings."""
+PACKED: list[WeightFormat] = ["bfloat16", "int8", "int4"]
 MODELS: dict[str, dict[str, Any]] = {
     "three heads a group": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16},
     "no groups, heads of 8": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8},
@@ -58,10 +61,11 @@ def folder_of(model: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A model, and what must not matter to it; int8 memory has its own bits."""
+    """A model, and what must not matter to it; int8 memory and each form of weights have their own bits."""
 
     model: str
     int8: bool
+    weights: WeightFormat = "float32"
     page_size: int = 16
     num_threads: int = 1
 
@@ -70,7 +74,8 @@ class Bench:
     """A runner over its own memory, and the driver that feeds it."""
 
     def __init__(self, setup: Setup) -> None:
-        model = load_model(folder_of(setup.model), CPUOps())
+        ops = CPUOps(Packer(setup.weights))
+        model = load_model(folder_of(setup.model), ops)
         config = model.config
         layout = MultiHeadLayout(
             num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
@@ -78,7 +83,7 @@ class Bench:
         )  # fmt: skip
         num_pages = 8 * -(-(LENGTH + 1) // setup.page_size)
         self.storage = KVStorage(layout, num_pages)
-        kernel = warm_up(config.head_dim, int8=setup.int8)
+        kernel = warm_up(config.head_dim, int8=setup.int8, packed=ops.variants)
         self.runner = CPURunner(
             model, self.storage, kernel, max_rows=8, max_length=LENGTH + 1, num_threads=setup.num_threads
         )
@@ -110,23 +115,31 @@ def tokens_of(seed: int, length: int = LENGTH) -> list[int]:
 
 
 @functools.cache
-def by_decoding(model: str, int8: bool) -> NDArray[np.float32]:
+def by_decoding(model: str, int8: bool, weights: WeightFormat = "float32") -> NDArray[np.float32]:
     """The logits of sequence 0 at all positions, computed alone, token by token."""
-    bench = Bench(Setup(model=model, int8=int8))
+    bench = Bench(Setup(model=model, int8=int8, weights=weights))
     logits = bench.logits(bench.driver.add(tokens_of(0)), [1], [])
     bench.runner.close()
     return logits
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "int8", "weights"),
+    [
+        *((model, int8, "float32") for model in MODELS for int8 in (False, True)),
+        *(("three heads a group", weights == "int4", weights) for weights in PACKED),
+    ],
+)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_logits_are_the_same_bits_however_they_are_computed(model: str, int8: bool, data: st.DataObject) -> None:
+def test_logits_are_the_same_bits_however_they_are_computed(
+    model: str, int8: bool, weights: WeightFormat, data: st.DataObject
+) -> None:
     """Decoded alone, in batches, prefilled in chunks, verified among others; with any page size and threads."""
     setup = Setup(
         model=model,
         int8=int8,
+        weights=weights,
         page_size=data.draw(st.sampled_from([1, 4, 16, 33, 128])),
         num_threads=data.draw(st.sampled_from([1, 2, 3])),
     )
@@ -136,27 +149,32 @@ def test_logits_are_the_same_bits_however_they_are_computed(model: str, int8: bo
     others = [bench.driver.add(tokens_of(1 + i, length)) for i, length in enumerate(lengths)]
     logits = bench.logits(bench.driver.add(tokens_of(0)), counts, others)
     bench.runner.close()
-    assert np.array_equal(logits, by_decoding(model, int8))
+    assert np.array_equal(logits, by_decoding(model, int8, weights))
 
 
+@pytest.mark.parametrize("weights", ["float32", *PACKED])
 @pytest.mark.parametrize("chunk", range(1, 65, 3))
-def test_every_chunk_length_gives_the_same_bits(chunk: int) -> None:
+def test_every_chunk_length_gives_the_same_bits(chunk: int, weights: WeightFormat) -> None:
     model = "three heads a group"
-    bench = Bench(Setup(model=model, int8=False, num_threads=2))
+    bench = Bench(Setup(model=model, int8=False, num_threads=2, weights=weights))
     logits = bench.logits(bench.driver.add(tokens_of(0)), [chunk], [])
     bench.runner.close()
-    assert np.array_equal(logits, by_decoding(model, False))
+    assert np.array_equal(logits, by_decoding(model, False, weights))
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(
+    ("int8", "weights"), [(False, "float32"), (True, "float32"), *((False, weights) for weights in PACKED)]
+)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_verified_positions_have_the_bits_of_plain_decoding(int8: bool, data: st.DataObject) -> None:
+def test_verified_positions_have_the_bits_of_plain_decoding(
+    int8: bool, weights: WeightFormat, data: st.DataObject
+) -> None:
     """Chains of 1 to 8 drafts in up to 8 rows; some end in wrong drafts, over whose KV the next step writes."""
     model, text = "three heads a group", tokens_of(0)
-    expected = by_decoding(model, int8)
+    expected = by_decoding(model, int8, weights)
     page_size, num_threads = data.draw(st.sampled_from([1, 4, 16])), data.draw(st.sampled_from([1, 2]))
-    bench = Bench(Setup(model=model, int8=int8, page_size=page_size, num_threads=num_threads))
+    bench = Bench(Setup(model=model, int8=int8, weights=weights, page_size=page_size, num_threads=num_threads))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     rows = [bench.driver.add(text[: rng.integers(1, 80)]) for _ in range(data.draw(st.integers(1, 8)))]
     prompts = [(row, len(row.tokens) - 1) for row in rows if len(row.tokens) > 1]
@@ -200,12 +218,19 @@ def test_another_token_changes_the_bits() -> None:
     assert not any(np.array_equal(*rows) for rows in zip(logits[40:], expected[40:], strict=True))
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "int8", "weights"),
+    [
+        *((model, int8, "float32") for model in MODELS for int8 in (False, True)),
+        *(("three heads a group", False, weights) for weights in PACKED),
+    ],
+)
 @pytest.mark.parametrize("chunk", [1, 5, 64])
-def test_nan_stays_in_its_own_request_and_does_not_reach_back(model: str, int8: bool, chunk: int) -> None:
+def test_nan_stays_in_its_own_request_and_does_not_reach_back(
+    model: str, int8: bool, weights: WeightFormat, chunk: int
+) -> None:
     """A NaN embedding at position 20 of another request, computed in the same steps and in the same chunks."""
-    bench = Bench(Setup(model=model, int8=int8, num_threads=2))
+    bench = Bench(Setup(model=model, int8=int8, num_threads=2, weights=weights))
     bad_tokens = tokens_of(0)
     bad_tokens[20] = NAN_TOKEN
     bad, good, fine = (bench.driver.add(tokens) for tokens in (bad_tokens, tokens_of(0), tokens_of(2)))
@@ -216,7 +241,7 @@ def test_nan_stays_in_its_own_request_and_does_not_reach_back(model: str, int8: 
             parts[row].append(logits)
     bench.runner.close()
     of_bad, of_good = np.concatenate(parts[0]), np.concatenate(parts[1])
-    expected = by_decoding(model, int8)
+    expected = by_decoding(model, int8, weights)
     assert np.array_equal(of_good, expected)
     assert np.isfinite(np.concatenate(parts[2])).all()
     assert np.array_equal(of_bad[:20], expected[:20])

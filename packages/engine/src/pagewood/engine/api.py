@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
@@ -418,6 +418,8 @@ class Delta(NamedTuple):
     """float32, little-endian: what `Submit.pooling` has asked for, in the last `Delta`; it finishes with STOP."""
 
 
+WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
+"""How a CPU keeps weights, see `EngineConfig.weights`."""
 Progress = Callable[[str, int, int], None]
 """Gets reports of a long start: what is being done, the parts that are done, and the parts in total."""
 
@@ -512,6 +514,11 @@ class EngineConfig:
     overlap: bool = True
     """Whether step N+1 is planned while step N computes."""
     prefix_cache: bool = True
+    weights: WeightFormat = "auto"
+    """How a CPU keeps the weights of matrices, embeddings and the output projection included. auto: as precise as the
+    checkpoint, so bfloat16 and float16 stay as they are, and the logits have the bits of float32; bfloat16: rounded to
+    that; int8: a scale for each output; int4: a scale for each 32 inputs. With int8 and int4, activations get eight
+    bits and a scale for each token. CUDA keeps weights in `dtype`."""
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
     """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head,
     a little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
@@ -572,6 +579,10 @@ class EngineConfig:
             raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
         if self.device != "cuda" and self.dtype not in ("auto", "float32"):
             raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
+        if self.weights not in (known := get_args(WeightFormat)):
+            raise ValueError(f"weights must be one of {', '.join(known)}, got {self.weights!r}")
+        if self.device == "cuda" and self.weights != "auto":
+            raise ValueError(f"weights must be auto on CUDA, which keeps them in dtype, got {self.weights!r}")
         if self.grammar_backend not in ("llguidance", "xgrammar"):
             raise ValueError(f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}")
         if not self.grammar_timeout_s > 0:  # true of NaN

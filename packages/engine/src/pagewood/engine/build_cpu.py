@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.draft_control import draft_control, measure_cost, tree_shape
 from pagewood.engine.folder import FoundDrafter, find_drafter, model_folder, model_name
 from pagewood.engine.grammars import grammar_compiler
-from pagewood.engine.load import check_draft, check_weights, load_model
+from pagewood.engine.load import check_draft, check_weights
+from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.processors import load_processors
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
+from pagewood.engine.runner.cpu.loaded_model import kv_mark, load_cpu_model
 from pagewood.engine.runner.cpu.ngram import NgramLookup
-from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.suffix import SuffixIndex
@@ -35,6 +39,8 @@ _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take if the configuration does not say how much."""
 _TYPICAL_LENGTH = 2048
 """Tokens for which every row has room if the configuration does not say how much."""
+_BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
+"""Of a weight, at most, by form; a small part is norms and scales."""
 _LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
 
 
@@ -48,22 +54,38 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     processors = load_processors(config)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
-    weights_bytes = 4 * check_weights(folder, model_config)
+    weights_bytes = int(_BYTES[config.weights] * check_weights(folder, model_config))
+    if config.weights == "auto":
+        weights_bytes = min(weights_bytes, sum(path.stat().st_size for path in checkpoint_files(folder)))
     if weights_bytes > available_memory_bytes():
         raise ValueError(
             f"model must fit into the {available_memory_bytes() / 1e9:.1f} GB of memory that are available, "
-            f"got {weights_bytes / 1e9:.1f} GB of weights in float32"
+            f"got {weights_bytes / 1e9:.1f} GB of weights in {config.weights.replace('auto', 'the form of its files')}"
         )
     num_threads = config.num_threads or _num_cores()
     found = None if config.speculative == "off" else _find_drafter(config, folder)
-    model = load_model(folder, CPUOps(), progress=progress)
+    loaded = load_cpu_model(
+        folder, config.weights, fingerprint=model_fingerprint, num_threads=num_threads, progress=progress
+    )
+    model, variants = loaded.model, loaded.variants
     drafter = None
     if found is not None and found.folder is not None:
-        drafter = load_drafter(found, model, folder, fingerprint=model_fingerprint, progress=progress)
+        drafter = load_drafter(
+            found,
+            model,
+            folder,
+            fingerprint=model_fingerprint,
+            weights=config.weights,
+            num_threads=num_threads,
+            progress=progress,
+        )
+        variants |= drafter.variants
+    _log.info("weights: %s", _described(variants))
     kernel = warm_up(
         model_config.head_dim,
         int8=config.kv_cache_dtype == "int8",
         draft_head_dim=drafter.layer.head_dim if drafter else None,
+        packed=variants,
         progress=progress,
     )
     layout = MultiHeadLayout(
@@ -114,7 +136,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             tree=tree,
         )
     populator = Populator(memory)
-    make_cache = tiered_cache(config, folder, memory)
+    make_cache = tiered_cache(config, folder, memory, mark=kv_mark(config.weights))
 
     def make_runner(kv: KVSpace) -> PopulatingRunner:
         runner = CPURunner(
@@ -151,6 +173,13 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         inbox=inbox,
         outbox=outbox,
     )
+
+
+def _described(variants: Collection[tuple[WeightKind, DotLevel]]) -> str:
+    """Return the forms of weights, and the instructions for products of codes if there are any."""
+    names = ", ".join(sorted({kind.name.lower() for kind, _ in variants})) or "float32"
+    levels = {level.name for kind, level in variants if kind.has_codes}
+    return f"{names}, products by {levels.pop().replace('_', '-')}" if levels else names
 
 
 def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:

@@ -35,6 +35,21 @@ class _Headers:
         return self._checkpoint.integers(name, rows)
 
 
+class _Shapes:
+    """`Weights` whose matrices are not read: they are tensors without memory, on the device `meta`."""
+
+    __slots__ = ("_checkpoint",)
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
+        if not columns:
+            return self._checkpoint.stack(parts)
+        self._checkpoint.check(parts, *columns)
+        return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
+
+
 class _NoLinear:
     """Stands for the operations of a decoder that is never called."""
 
@@ -76,8 +91,9 @@ def load_model(
     folder: str | Path,
     ops: Ops[A],
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     device: torch.device | None = None,
+    reads_matrices: bool = True,
     progress: Progress | None = None,
 ) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
@@ -85,8 +101,9 @@ def load_model(
     Args:
         folder: holds config.json and safetensors.
         ops: the arithmetic of the device, which keeps the weights in the form that it computes with.
-        dtype: of the parameters; weights on disk are converted.
+        dtype: of the parameters; weights on disk are converted. None: matrices keep theirs, vectors become float32.
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
+        reads_matrices: whether `ops` needs the numbers of matrices; otherwise it gets tensors without memory.
         progress: called for every tensor.
 
     Raises:
@@ -98,7 +115,8 @@ def load_model(
     check_weights(folder, config)
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
-    decoder = Decoder(config, checkpoint, ops, device=device)
+    weights = checkpoint if reads_matrices else _Shapes(checkpoint)
+    decoder = Decoder(config, weights, ops, device=device)
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
     return decoder
 

@@ -79,11 +79,18 @@ class TieredCaches:
         return self._last
 
 
-def tiered_cache(config: EngineConfig, folder: Path, memory: PageMemory) -> Callable[[], TieredIndex] | None:
-    """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache."""
+def tiered_cache(
+    config: EngineConfig, folder: Path, memory: PageMemory, *, mark: str = ""
+) -> Callable[[], TieredIndex] | None:
+    """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
+
+    Keys and values in files are used again if model and `mark` are the same; it says what else they depend on.
+    """
     if config.host_cache_gb is None:
         return None
     fingerprint = model_fingerprint(folder)
+    if mark:
+        fingerprint = sha256(fingerprint + mark.encode()).digest()
     return TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=fingerprint).make
 
 

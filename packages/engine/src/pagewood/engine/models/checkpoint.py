@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,11 +43,13 @@ class Checkpoint:
         self,
         folder: str | Path,
         *,
-        dtype: torch.dtype,
+        dtype: torch.dtype | None,
         device: torch.device | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Open the files of `folder`; tensors are converted to `dtype` on `device` (None: the CPU) as they are read.
+
+        Without `dtype`, matrices keep theirs (or get one that holds all parts exactly), and vectors become float32.
 
         Raises:
             FileNotFoundError: there are no safetensors in it, or a file of its index is missing.
@@ -103,7 +107,17 @@ class Checkpoint:
             ValueError: see `check`; nothing is allocated then.
         """
         files = self.check(parts, *columns)
-        stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=self._dtype, device=self._device)
+        dtype = self._dtype
+        if dtype is None and columns:
+            tensors = [file.get_tensor(name) for name, file in files]  # mapped, not read
+            if len(tensors) == 1:
+                self._report()
+                return tensors[0] if self._device is None else tensors[0].to(self._device)
+            dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+            stacked = _passing(sum(rows for _, rows in parts), *columns, dtype=dtype).to(self._device or "cpu")
+        else:
+            shape = (sum(rows for _, rows in parts), *columns)
+            stacked = torch.empty(shape, dtype=dtype or torch.float32, device=self._device)
         start = 0
         for (name, file), (_, rows) in zip(files, parts, strict=True):
             stacked[start : start + rows].copy_(file.get_tensor(name))
@@ -137,6 +151,11 @@ class Checkpoint:
         self._num_read += 1
         if self._progress:
             self._progress("reading weights", self._num_read, self._num_tensors)
+
+
+def _passing(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Return a tensor for a short time, in memory that goes back to the system at once; malloc would keep it."""
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _names(file: safe_open) -> list[str]:

@@ -19,7 +19,7 @@ GROUPS = (32, 64, 128)
 """Inputs that may share a scale."""
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 """Parts of the range of a group that scales of int4 are tried for: rounding gets finer, and the ends are cut."""
-_SLICE_BYTES = 1 << 22  # of float32 values that are quantised at a time, so that temporary arrays stay small
+_SLICE_BYTES = 1 << 18  # of float32 values that are quantised at a time, so that temporary arrays stay in the cache
 
 F32 = NDArray[np.float32]
 
@@ -53,7 +53,7 @@ class Float32(_Form):
     """[N, K] float32"""
 
     def __post_init__(self) -> None:
-        _check("values", self.values, np.float32, self.values.shape[:2])
+        _check_matrix("values", self.values, np.float32)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class BFloat16(_Form):
     """[N, K] uint16"""
 
     def __post_init__(self) -> None:
-        _check("bits", self.bits, np.uint16, self.bits.shape[:2])
+        _check_matrix("bits", self.bits, np.uint16)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class Float16(_Form):
     """[N, K] float16"""
 
     def __post_init__(self) -> None:
-        _check("values", self.values, np.float16, self.values.shape[:2])
+        _check_matrix("values", self.values, np.float16)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,7 +115,7 @@ class Int8(_Form):
     """[N] float32"""
 
     def __post_init__(self) -> None:
-        _check("codes", self.codes, np.int8, self.codes.shape[:2])
+        _check_matrix("codes", self.codes, np.int8)
         _check("scales", self.scales, np.float32, self.codes.shape[:1])
 
     @property
@@ -142,7 +142,7 @@ class Int8Group(_Form):
     """32, 64 or 128, a divisor of K"""
 
     def __post_init__(self) -> None:
-        _check("codes", self.codes, np.int8, self.codes.shape[:2])
+        _check_matrix("codes", self.codes, np.int8)
         _check_groups(self.group, self.shape, self.scales)
         if self.zeros is not None:
             _check("zeros", self.zeros, np.int8, self.scales.shape)
@@ -175,7 +175,7 @@ class Int4(_Form):
     """32, 64 or 128, a divisor of K"""
 
     def __post_init__(self) -> None:
-        _check("codes", self.codes, np.uint8, self.codes.shape[:2])
+        _check_matrix("codes", self.codes, np.uint8)
         _check_groups(self.group, self.shape, self.scales)
         if self.zeros is not None:
             _check("zeros", self.zeros, np.uint8, self.scales.shape)
@@ -243,7 +243,7 @@ def _written_zeros(part: Weight) -> NDArray[np.generic]:
 
 def to_bfloat16(values: F32) -> BFloat16:
     """Return `values` `[N, K]`, rounded to nearest, ties to even. Values that are bfloat16 already stay as they are."""
-    _check("values", values, np.float32, values.shape[:2])
+    _check_matrix("values", values, np.float32)
     bits = np.empty(values.shape, np.uint16)
     for rows in _slices(values):
         whole = np.ascontiguousarray(values[rows]).view(np.uint32)
@@ -256,16 +256,15 @@ def to_bfloat16(values: F32) -> BFloat16:
 def quantise_int8(values: F32) -> Int8:
     """Round `values` `[N, K]` to int8 with a scale for each output: its largest magnitude becomes 127.
 
-    Raises:
-        ValueError: a value is not finite.
+    An output with a value that is not finite gets the scale NaN.
     """
-    _check("values", values, np.float32, values.shape[:2])
+    _check_matrix("values", values, np.float32)
     codes, scales = np.empty(values.shape, np.int8), np.empty(len(values), np.float32)
     for rows in _slices(values):
-        part = values[rows]
-        _check_finite(part)
-        scales[rows] = np.maximum(np.abs(part).max(axis=1, initial=0) / np.float32(127), np.finfo(np.float32).tiny)
-        codes[rows] = np.rint(part / scales[rows, None])
+        part, is_bad = _finite(values[rows])
+        scale = np.maximum(np.abs(part).max(axis=1, initial=0) / np.float32(127), np.finfo(np.float32).tiny)
+        codes[rows] = np.rint(part / scale[:, None])
+        scales[rows] = np.where(is_bad, np.float32(np.nan), scale)
     return Int8(codes, scales)
 
 
@@ -273,7 +272,7 @@ def quantise_int4(values: F32, *, group: int = 32, symmetric: bool = True) -> In
     """Round `values` `[N, K]` to int4 with a scale for each group of inputs.
 
     Of a few scales for each group, the one with the smallest squared error is taken. Scales are refitted to the codes
-    by least squares.
+    by least squares. A group with a value that is not finite gets the scale NaN.
 
     Args:
         values: `[N, K] float32`.
@@ -281,18 +280,18 @@ def quantise_int4(values: F32, *, group: int = 32, symmetric: bool = True) -> In
         symmetric: whether the zero of all groups is 8; otherwise each has its own.
 
     Raises:
-        ValueError: `group` does not fit, or a value is not finite.
+        ValueError: `group` does not fit.
     """
-    _check("values", values, np.float32, values.shape[:2])
+    _check_matrix("values", values, np.float32)
     _check_group(group, values.shape[1])
     rows, size = values.shape
     codes = np.empty((rows, size // 2), np.uint8)
     scales = np.empty((rows, size // group), np.float32)
     zeros = None if symmetric else np.empty((rows, size // group), np.uint8)
     for part in _slices(values):
-        grouped = np.ascontiguousarray(values[part]).reshape(-1, group)
-        _check_finite(grouped)
+        grouped, is_bad = _finite(np.ascontiguousarray(values[part]).reshape(-1, group))
         wholes, found, zero = _fit_int4(grouped, symmetric=symmetric)
+        found[is_bad] = np.nan
         flat = wholes.reshape(-1, size)
         codes[part] = flat[:, ::2] | flat[:, 1::2] << 4
         scales[part] = found.reshape(-1, size // group)
@@ -314,24 +313,35 @@ def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32,
         low, high = np.minimum(grouped.min(axis=1), 0), np.maximum(grouped.max(axis=1), 0)
         full = np.maximum((high - low) / np.float32(15), tiny)
         zero = np.rint(-low / full)
-    best_codes = np.empty(grouped.shape, np.uint8)
-    best_scales = np.empty(len(grouped), np.float32)
-    best_errors = np.full(len(grouped), np.inf, np.float32)
-    for share in _INT4_SHARES:
-        scales = full * np.float32(share)
-        shifted = np.clip(np.rint(grouped / scales[:, None]) + zero[:, None], 0, 15)
-        centred = shifted - zero[:, None]
+    ratios = grouped / full[:, None]  # of at most 15, so that squares do not overflow
+    low_ends, high_ends = -zero[:, None], 15 - zero[:, None]
+    codes = np.empty(grouped.shape, np.float32)
+
+    def round_to(shares: F32 | np.float32) -> F32:
+        """Return codes minus their zeros, in memory that the next call writes over."""
+        np.divide(ratios, shares, out=codes)
+        np.rint(codes, out=codes)
+        np.clip(codes, low_ends, high_ends, out=codes)
+        return codes
+
+    best_shares = np.ones(len(grouped), np.float32)
+    best_scales = np.ones(len(grouped), np.float32)
+    best_gains = np.full(len(grouped), -1, np.float32)
+    for share in map(np.float32, _INT4_SHARES):
+        centred = round_to(share)
         squares = np.einsum("nk,nk->n", centred, centred)
-        fitted = np.where(squares > 0, np.einsum("nk,nk->n", centred, grouped) / np.maximum(squares, 1), scales)
-        errors = np.square(centred * fitted[:, None] - grouped).sum(axis=1)
-        better = errors < best_errors
-        best_codes[better], best_scales[better] = shifted[better].astype(np.uint8), fitted[better]
-        best_errors[better] = errors[better]
-    return best_codes, best_scales, zero.astype(np.uint8)
+        products = np.einsum("nk,nk->n", centred, ratios)
+        gains = products * products / np.maximum(squares, 1)  # how much the best scale for these codes takes off
+        better = gains > best_gains
+        best_gains[better], best_shares[better] = gains[better], share
+        best_scales[better] = (products / np.maximum(squares, 1))[better]
+    wholes = (round_to(best_shares[:, None]) - low_ends).astype(np.uint8)
+    best_scales[best_gains <= 0] = 1  # of zeros alone
+    return wholes, best_scales * full.astype(np.float32), zero.astype(np.uint8)
 
 
 def _slices(values: F32) -> list[slice]:
-    """Return runs of rows of a few megabytes."""
+    """Return runs of rows of at most `_SLICE_BYTES`, but for one row at least."""
     rows = max(1, _SLICE_BYTES // max(4 * values.shape[1], 1))
     return [slice(start, min(start + rows, len(values))) for start in range(0, len(values), rows)]
 
@@ -340,16 +350,22 @@ def _pair(array: NDArray[np.generic]) -> tuple[int, int]:
     return array.shape[0], array.shape[1]
 
 
+def _check_matrix(name: str, array: NDArray[np.generic], dtype: type[np.generic]) -> None:
+    if array.ndim != 2 or array.dtype != dtype:
+        wanted = np.dtype(dtype)
+        raise ValueError(f"{name} must be {wanted} of two dimensions, got {array.dtype} of shape {array.shape}")
+
+
 def _check(name: str, array: NDArray[np.generic], dtype: type[np.generic], shape: tuple[int, ...]) -> None:
-    wanted = len(shape) if name in ("scales", "zeros") else 2
-    if array.ndim != wanted or array.shape != shape or array.dtype != dtype:
-        kind = f"{np.dtype(dtype)} of shape {shape}" if wanted == len(shape) else f"{np.dtype(dtype)} of two dimensions"
-        raise ValueError(f"{name} must be {kind}, got {array.dtype} of shape {array.shape}")
+    if array.shape != shape or array.dtype != dtype:
+        wanted = np.dtype(dtype)
+        raise ValueError(f"{name} must be {wanted} of shape {shape}, got {array.dtype} of shape {array.shape}")
 
 
-def _check_finite(values: F32) -> None:
-    if not np.isfinite(values).all():
-        raise ValueError("values must be finite to be quantised, got NaN or infinity")
+def _finite(values: F32) -> tuple[F32, NDArray[np.bool_]]:
+    """Return `values` `[n, k]` with zeros in rows that hold NaN or infinity, and which rows these are."""
+    is_bad: NDArray[np.bool_] = np.logical_not(np.isfinite(values).all(axis=1))
+    return (np.where(is_bad[:, None], np.float32(0), values) if is_bad.any() else values), is_bad
 
 
 def _check_group(group: int, size: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
-from pagewood.engine.api import EngineConfig
+from pagewood.engine.api import EngineConfig, WeightFormat
 
 DEFAULTS = EngineConfig()
 ON_CUDA = EngineConfig(device="cuda")
@@ -73,6 +74,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     memory.add_argument(
         "--disable-radix-cache", action="store_true", help="do not share the KV of common prefixes between requests"
+    )
+    memory.add_argument(
+        "--weights",
+        choices=get_args(WeightFormat),
+        default=DEFAULTS.weights,
+        help="how a CPU keeps weights; auto: as precise as the checkpoint; int8 takes a quarter of float32 and int4 a "
+        "sixth, and tokens come faster by as much; they are quantised once, and kept in ~/.cache/pagewood "
+        "(default: %(default)s)",
     )
     memory.add_argument(
         "--kv-cache-dtype",
@@ -259,6 +268,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_prefills=options.max_prefills,
         overlap=not options.disable_overlap,
         prefix_cache=not options.disable_radix_cache,
+        weights=options.weights,
         kv_cache_dtype=options.kv_cache_dtype,
         host_cache_gb=options.host_cache_gb,
         disk_cache_path=options.disk_cache_path,

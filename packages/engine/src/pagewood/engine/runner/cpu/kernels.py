@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
-from pagewood.engine.runner.cpu.compiled.step import StepKernel, draft, heads_kernel, report, step
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.step import (
+    StepKernel,
+    draft,
+    heads_kernel,
+    packed_kernel,
+    packed_variant,
+    report,
+    step,
+)
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 
 
 def warm_up(
-    head_dim: int, *, int8: bool = False, draft_head_dim: int | None = None, progress: Progress | None = None
+    head_dim: int,
+    *,
+    int8: bool = False,
+    draft_head_dim: int | None = None,
+    packed: Collection[tuple[WeightKind, DotLevel]] = (),
+    progress: Progress | None = None,
 ) -> StepKernel:
     """Load every kernel from the cache on disk, or compile it and store it there; return what runs programs.
 
@@ -16,6 +33,7 @@ def warm_up(
         head_dim: elements of a head.
         draft_head_dim: elements of a head of the draft model, or of the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
+        packed: forms of weights other than float32, see `CPUOps.variants`.
         progress: called with what is being loaded or compiled.
     """
     dims = {head_dim} if draft_head_dim is None else {head_dim, draft_head_dim}
@@ -23,7 +41,8 @@ def warm_up(
     plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     drafts = () if draft_head_dim is None else (drafting.adjust, *plans, tree.shape, draft)
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
-    kernels = (*tables, *heads.values(), *drafts, report, step)
+    products = {packed_variant(*one): packed_kernel(*one) for one in sorted(packed)}
+    kernels = (*tables, *heads.values(), *drafts, *products.values(), report, step)
     doing = "loading"
     for done, kernel in enumerate(kernels):
         if progress:
@@ -32,4 +51,4 @@ def warm_up(
         doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))
-    return StepKernel(heads=heads, drafts=draft_head_dim is not None)
+    return StepKernel(heads=heads, drafts=draft_head_dim is not None, packed=products)

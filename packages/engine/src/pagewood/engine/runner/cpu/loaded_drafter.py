@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from pagewood.engine.api import Progress
+from pagewood.engine.api import Progress, WeightFormat
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.folder import FoundDrafter
-from pagewood.engine.load import load_draft, load_head
+from pagewood.engine.load import check_draft, load_head
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.draft_model import DraftModel
 from pagewood.engine.runner.cpu.draft_tree import DraftModelTree, EagleTree
 from pagewood.engine.runner.cpu.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.eagle import EagleDrafter
+from pagewood.engine.runner.cpu.loaded_model import kv_mark, load_cpu_model
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.passes import RowTables
 from pagewood.engine.runner.cpu.tape import Buffer
@@ -47,6 +50,8 @@ class LoadedDrafter:
 
     model: Decoder[Buffer] | Head[Buffer]
     target: Decoder[Buffer]
+    variants: frozenset[tuple[WeightKind, DotLevel]]
+    """Kernels that its weights need, see `CPUOps.variants`."""
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
 
@@ -118,25 +123,36 @@ def load_drafter(
     target_folder: Path,
     *,
     fingerprint: Callable[[Path], bytes],
+    weights: WeightFormat = "float32",
+    num_threads: int = 1,
     progress: Progress | None = None,
 ) -> LoadedDrafter:
-    """Load the draft model or the head of `target`.
+    """Load the draft model, or the head of `target`, whose own weights are float32.
 
     Args:
         found: of kind draft or eagle.
         target: the decoder that verifies.
         target_folder: its folder.
         fingerprint: returns bytes that identify the model of a folder.
+        weights: the form of the target's weights, which a draft model gets too.
+        num_threads: see `load_cpu_model`.
         progress: called for every tensor.
 
     Raises:
         FileNotFoundError: see `load_model`.
-        ValueError: it does not fit the target; see `load_draft` and `load_head`.
+        ValueError: it does not fit the target; see `check_draft` and `load_head`.
     """
     assert found.folder is not None
+    variants: frozenset[tuple[WeightKind, DotLevel]] = frozenset()
     if found.kind == "draft":
-        model = load_draft(found.folder, target_folder, CPUOps(), progress=progress)
+        check_draft(found.folder, target_folder)
+        loaded = load_cpu_model(
+            found.folder, weights, fingerprint=fingerprint, num_threads=num_threads, progress=progress
+        )
+        model, variants = loaded.model, loaded.variants
     else:
         model = load_head(found.folder, target, CPUOps(), progress=progress)
-    digest = sha256(fingerprint(found.folder) + fingerprint(target_folder) + found.kind.encode()).digest()
-    return LoadedDrafter(model=model, target=target, root=int.from_bytes(digest[:8], "little", signed=True))
+    kind = f"{found.kind}{kv_mark(weights)}".encode()
+    digest = sha256(fingerprint(found.folder) + fingerprint(target_folder) + kind).digest()
+    root = int.from_bytes(digest[:8], "little", signed=True)
+    return LoadedDrafter(model=model, target=target, variants=variants, root=root)

@@ -1,4 +1,4 @@
-"""The arithmetic of a decoder on a CPU, in float32, as instructions on a tape.
+"""The arithmetic of a decoder on a CPU, as instructions on a tape: activations in float32, weights in any form.
 
 Legend: T tokens, E hidden_size, V vocab_size, P panels of a projection.
 """
@@ -16,9 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
-from pagewood.engine.runner.cpu.compiled.step import Operation
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
+from pagewood.engine.runner.cpu.compiled.step import VARIANTS, Operation, packed_variant
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.packing import PackedWeight
 from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.weights.forms import Weight
 
 Float32 = NDArray[np.float32]
 
@@ -85,26 +90,111 @@ class TiedEmbedding:
         return out
 
 
+class PackedLinear:
+    """A projection whose weights are in a packed layout. Invariant: the same as that of `PanelLinear`."""
+
+    __slots__ = ("_bias", "_variant", "weight")
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, variant: int) -> None:
+        """Keep `weight` and a copy of `bias` `[out]`; `variant` is that of the kernel, see `packed_variant`."""
+        self.weight = weight
+        self._variant = variant
+        self._bias: Float32 = np.zeros(weight.shape.num_panels * WIDTH, np.float32)
+        if bias is not None:
+            self._bias[: len(bias)] = bias.float().numpy()
+
+    def __call__(self, x: Buffer) -> Buffer:
+        """Return `[T, out]` of `[T, in]`."""
+        tape, shape = x.tape, self.weight.shape
+        kind, scales = shape.kind, self.weight.scales
+        if kind.has_codes:
+            source, sums = tape.buffer(x.rows, shape.depth // 4), tape.buffer(x.rows, shape.depth // shape.group)
+            packed, row_scales = source, tape.buffer(x.rows, 1)
+            tape.emit(
+                Operation.QUANTISE, x.rows, x, source, sums, row_scales, shape.inputs, shape.depth, shape.group,
+                -1 if kind.has_zeros else -kind.zero, self._variant,
+            )  # fmt: skip
+        else:
+            source, packed, sums, row_scales = x, tape.buffer(x.rows, x.size), 0, 0
+            tape.emit(Operation.PACK, x.rows, x, packed, x.size)
+        out = tape.buffer(x.rows, shape.size)
+        tape.emit(
+            Operation.MULTIPLY_PACKED, x.rows, source, packed, sums, row_scales, self.weight.panels,
+            0 if scales is None else scales, self._bias, out, shape.depth, shape.size,
+            shape.group * VARIANTS + self._variant,
+        )  # fmt: skip
+        return out
+
+
+class PackedEmbedding:
+    """Packed weights as an embedding table; a row is widened to float32 when it is looked up."""
+
+    __slots__ = ("_variant", "_weight")
+
+    def __init__(self, weight: PackedWeight, variant: int) -> None:
+        self._weight = weight
+        self._variant = variant
+
+    def __call__(self, tokens: Buffer) -> Buffer:
+        """Return `[T, E]`."""
+        shape, scales = self._weight.shape, self._weight.scales
+        out = tokens.tape.buffer(tokens.rows, shape.inputs)
+        tokens.tape.emit(
+            Operation.LOOK_UP, tokens.rows, tokens, self._weight.panels, 0 if scales is None else scales, out,
+            shape.inputs, shape.depth, shape.group, self._variant,
+        )  # fmt: skip
+        return out
+
+
 class CPUOps:
-    """`models.decoder.Ops` in float32: writes instructions to the tape of its arguments.
+    """`models.decoder.Ops` with float32 activations: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ()
+    __slots__ = ("_level", "_packer", "variants")
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Buffer]:
+    def __init__(self, packer: Packer | None = None, *, level: DotLevel | None = None) -> None:
+        """Choose the form of weights.
+
+        Args:
+            packer: lays them out; None: all are float32.
+            level: instructions for products of bytes; None: the fastest of this processor.
+        """
+        self._packer = Packer("float32") if packer is None else packer
+        self._level = level
+        self.variants: set[tuple[WeightKind, DotLevel]] = set()
+        """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
+
+    def linear(self, weight: Tensor | Weight, bias: Tensor | None) -> Linear[Buffer]:
         """Lay out `weight` `[out, in]` in panels; the caller drops its reference, so that one copy is left."""
-        return PanelLinear(weight, bias)
+        packed = self._packer.pack(weight)
+        if isinstance(packed, Tensor):
+            return PanelLinear(packed, bias)
+        return PackedLinear(packed, bias, self._variant(packed))
 
-    def embedding(self, table: Tensor) -> Embedding[Buffer]:
+    def embedding(self, table: Tensor | Weight) -> Embedding[Buffer]:
         """Keep `table` `[V, E]`."""
-        return TableEmbedding(table)
+        packed = self._packer.pack(table)
+        if isinstance(packed, Tensor):
+            return TableEmbedding(packed.clone() if packed is table else packed)  # which may be a file in memory
+        return PackedEmbedding(packed, self._variant(packed))
 
-    def tied_embedding(self, table: Tensor) -> tuple[Embedding[Buffer], Linear[Buffer]]:
+    def tied_embedding(self, table: Tensor | Weight) -> tuple[Embedding[Buffer], Linear[Buffer]]:
         """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
-        projection = PanelLinear(table, None)
-        return TiedEmbedding(projection), projection
+        packed = self._packer.pack(table)
+        if isinstance(packed, Tensor):
+            projection = PanelLinear(packed, None)
+            return TiedEmbedding(projection), projection
+        variant = self._variant(packed)
+        return PackedEmbedding(packed, variant), PackedLinear(packed, None, variant)
+
+    def _variant(self, weight: PackedWeight) -> int:
+        if self._level is None:
+            self._level = dot_level()
+        kernel = weight.shape.kind, self._level
+        self.variants.add(kernel)
+        return packed_variant(*kernel)
 
     def rms_norm(self, x: Buffer, weight: Tensor, epsilon: float) -> Buffer:
         """Return the norm of `x` `[T, E]`."""

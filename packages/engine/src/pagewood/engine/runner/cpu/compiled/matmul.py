@@ -23,7 +23,8 @@ from pagewood.engine.runner.cpu.compiled.kernel import inlined, strict
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH, multiply_packed
 
 _STRIP = 128  # inputs that are packed together, so that their targets stay in the first-level cache
-_BLOCK = 8  # tiles that one thread multiplies with a panel
+BLOCK = 8
+"""Tiles that one thread multiplies with a panel."""
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 
 
@@ -50,7 +51,7 @@ def pack(x: Any, packed: Any, tile: Any) -> None:
 @inlined
 def num_products(num_rows: Any, size: Any) -> Any:
     """Return the number of parts of a product that threads can share: each is a panel times a block of tiles."""
-    return (num_tiles(num_rows) + _BLOCK - 1) // _BLOCK * ((size + WIDTH - 1) // WIDTH)
+    return (num_tiles(num_rows) + BLOCK - 1) // BLOCK * ((size + WIDTH - 1) // WIDTH)
 
 
 @strict
@@ -70,11 +71,11 @@ def multiply(packed: Any, panels: Any, bias: Any, out: Any, depth: Any, product:
     """
     num_rows, size = out.shape
     count = num_tiles(num_rows)
-    num_blocks = (count + _BLOCK - 1) // _BLOCK
+    num_blocks = (count + BLOCK - 1) // BLOCK
     panel, block = product // num_blocks, product % num_blocks
     column, panel_at = panel * WIDTH, panel * depth * WIDTH
     cut = column + WIDTH > size
-    first_tile, last_tile = block * _BLOCK, min(block * _BLOCK + _BLOCK, count)
+    first_tile, last_tile = block * BLOCK, min(block * BLOCK + BLOCK, count)
     ahead_step = (WIDTH + last_tile - first_tile - 1) // (last_tile - first_tile)
     ahead = following // num_blocks * depth * WIDTH
     for tile in range(first_tile, last_tile):

@@ -80,6 +80,18 @@ def codes(address: Any, size: Any) -> Any:
     return carray(_pointer_to(address), size, np.int8)
 
 
+@inlined
+def byte_values(address: Any, size: Any) -> Any:
+    """Return the uint8 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.uint8)
+
+
+@inlined
+def shorts(address: Any, size: Any) -> Any:
+    """Return the uint16 vector `[size]` that starts at an address."""
+    return carray(_pointer_to(address), size, np.uint16)
+
+
 def _at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
     return builder.gep(data, [arguments[1]])

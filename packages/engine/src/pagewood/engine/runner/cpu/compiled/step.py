@@ -26,6 +26,7 @@ from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.adjust import adjust
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column
 from pagewood.engine.runner.cpu.compiled.memory import (
@@ -40,15 +41,20 @@ from pagewood.engine.runner.cpu.compiled.memory import (
     wait_for,
     write_time,
 )
+from pagewood.engine.runner.cpu.compiled.packed_weights import look_up, multiplier, reader
 from pagewood.engine.runner.cpu.compiled.pool import pool
+from pagewood.engine.runner.cpu.compiled.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.report import report as report_token
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 
 NUM_COLUMNS = 14
 """Columns of an instruction: the operation, which of the counts is its number of rows, its operands, a function."""
 FUNCTION = NUM_COLUMNS - 1
 """Column with the address of the function that computes the parts of the instruction; 0: `step` has its code."""
+VARIANTS = 256
+"""More than any number of a `packed_kernel`."""
 COUNTER_STRIDE = 8
 """int64 of a cache line: each instruction's counters have a line of their own."""
 _ROWS = 4  # of a part, where an instruction goes row by row
@@ -149,6 +155,15 @@ class Operation(IntEnum):
     """scope, scope of the target, places `[T]`, nodes `[W]`, numbers of accepted tokens `[rows]`; the rows are those of
     the target's scope."""
 
+    QUANTISE = 50
+    """x `[rows, K]`, codes `[rows, D] int8`, sums `[rows, D / group] int32`, scales `[rows]`, K, D, group, factor,
+    variant; see `compiled.quantise`. The parts are tiles. For this and the following, variant says which kernel."""
+    MULTIPLY_PACKED = 51
+    """x `[rows, D]` or codes, packed x or 0, sums or 0, scales of rows or 0, panels, scales of outputs or 0, bias,
+    out, D, size, group * VARIANTS + variant."""
+    LOOK_UP = 52
+    """tokens `[rows]`, panels, scales or 0, out `[rows, K]`, K, D, group, variant. The parts are rows."""
+
 
 @inlined
 def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
@@ -157,6 +172,10 @@ def _num_parts(op: Any, one: Any, num_rows: Any, scopes: Any) -> Any:
         return matmul.num_products(num_rows, one[8])
     if op == Operation.PACK:
         return matmul.num_tiles(num_rows) if num_rows > 1 else 0  # a single row needs no packing
+    if op == Operation.MULTIPLY_PACKED:
+        return matmul.num_products(num_rows, one[11])
+    if op == Operation.QUANTISE:
+        return matmul.num_tiles(num_rows)
     if op == Operation.ATTEND:
         return scopes[one[10], Column.NUM_ITEMS]
     if op == Operation.CLOCK:
@@ -208,6 +227,36 @@ def heads_kernel(dim: int, *, int8: bool) -> Kernel:
             )  # fmt: skip
 
     return kernel(_PART, variant=dim * 2 + int8)(heads)
+
+
+@cache
+def packed_kernel(kind: WeightKind, level: DotLevel) -> Kernel:
+    """Return the function that computes parts of QUANTISE, MULTIPLY_PACKED and LOOK_UP, for one kind of weights.
+
+    Args:
+        kind: how the weights lie in memory.
+        level: instructions for products of bytes.
+    """
+    multiply, read = multiplier(kind, level), reader(kind)
+
+    def packed(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
+        one = longs(one_at, NUM_COLUMNS)
+        if op == Operation.MULTIPLY_PACKED:
+            multiply(
+                one[2], one[2] if num_rows == 1 else one[3], one[4], one[5], one[6], one[7], one[8], one[9], num_rows,
+                one[10], one[11], one[12] // VARIANTS, part, following,
+            )  # fmt: skip
+        elif op == Operation.QUANTISE:
+            quantise(one[2], one[3], one[4], one[5], num_rows, one[6], one[7], one[8], one[9], part)
+        else:
+            look_up(read, one[2], one[3], one[4], one[5], one[6], one[7], one[8], part)
+
+    return kernel(_PART, variant=packed_variant(kind, level))(packed)
+
+
+def packed_variant(kind: WeightKind, level: DotLevel) -> int:
+    """Return the number below VARIANTS that stands for a `packed_kernel` in instructions."""
+    return kind * 16 + level
 
 
 @inlined
@@ -347,7 +396,7 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
         while part < num_parts:
             num_done += 1
             following = part
-            is_ahead = op == Operation.MULTIPLY or op == Operation.ATTEND
+            is_ahead = op == Operation.MULTIPLY or op == Operation.MULTIPLY_PACKED or op == Operation.ATTEND
             if is_ahead:  # claimed one ahead, so that its operands can be prefetched
                 following = fetch_add(counters, i * COUNTER_STRIDE, 1)
             first, last = part * _ROWS, min(part * _ROWS + _ROWS, num_rows)
@@ -387,10 +436,14 @@ def step(instructions: Any, numbers: Any, counts: Any, counters: Any, scopes: An
 class StepKernel:
     """Runs programs: `step`, and the functions that instructions name by address. All are compiled."""
 
-    __slots__ = ("_drafts", "_heads", "_report")
+    __slots__ = ("_drafts", "_heads", "_packed", "_report")
 
-    def __init__(self, *, heads: Mapping[int, Kernel], drafts: bool) -> None:
-        """Take the functions for heads, by their number of elements, and those of drafters or not."""
+    def __init__(self, *, heads: Mapping[int, Kernel], drafts: bool, packed: Mapping[int, Kernel]) -> None:
+        """Take the functions for heads, by their number of elements, those of drafters or not, and `packed_kernel`s.
+
+        The last are given by `packed_variant`.
+        """
+        self._packed = {variant: one.address for variant, one in packed.items()}
         self._heads = {dim: one.address for dim, one in heads.items()}
         self._drafts = draft.address if drafts else 0
         self._report = report.address
@@ -400,7 +453,7 @@ class StepKernel:
 
         Args:
             operation: of the instruction.
-            last_operand: of SPLIT and ATTEND, the elements of a head.
+            last_operand: of SPLIT and ATTEND, the elements of a head; of products with packed weights, the variant.
 
         Raises:
             ValueError: the function was not compiled.
@@ -413,6 +466,11 @@ class StepKernel:
             return self._report
         if operation < Operation.FILL:
             return 0
+        if operation >= Operation.QUANTISE:
+            variant = last_operand % VARIANTS if isinstance(last_operand, int) else -1
+            if variant not in self._packed:
+                raise ValueError(f"the kernel was compiled without packed weights of variant {variant}")
+            return self._packed[variant]
         if not self._drafts:
             raise ValueError(f"the kernel was compiled without drafters, which {operation.name} belongs to")
         return self._drafts

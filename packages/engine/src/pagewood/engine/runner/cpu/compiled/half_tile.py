@@ -1,0 +1,116 @@
+"""A tile of a few rows times a panel of 16-bit numbers, which are widened in registers.
+
+The sums have the order of `compiled.tile`, so the result has the bits of the widened weights'.
+"""
+
+# pyright: basic
+# numba and llvmlite have no types.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
+from pagewood.engine.runner.cpu.compiled.vectors import INDEX, load, multiply_add, prefetch, spread, store, vector_of
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+
+_LANES = 16
+_HALVES = range(0, WIDTH, _LANES)
+_LINE = 64  # bytes of a cache line
+
+
+def _widened(builder: Any, kind: WeightKind, at: Any) -> list[list[Any]]:
+    """Return two rows of a panel, `[2][2]` vectors of float32; `at` points to their first byte."""
+    vector = vector_of(_LANES)
+    if kind == WeightKind.FLOAT16:
+        halves = ir.VectorType(ir.HalfType(), _LANES)
+
+        def row(k: int, start: int) -> Any:
+            place = builder.gep(at, [INDEX(2 * (k * WIDTH + start))])
+            return builder.fpext(builder.load(builder.bitcast(place, halves.as_pointer()), align=2), vector)
+
+        return [[row(k, start) for start in _HALVES] for k in range(2)]
+    words = ir.VectorType(ir.IntType(32), _LANES)
+    shift, mask = (ir.Constant(words, [value] * _LANES) for value in (16, 0xFFFF0000))
+    lows: list[Any] = []
+    highs: list[Any] = []
+    for start in _HALVES:
+        place = builder.gep(at, [INDEX(4 * start)])
+        both = builder.load(builder.bitcast(place, words.as_pointer()), align=4)
+        lows.append(builder.bitcast(builder.shl(both, shift), vector))
+        highs.append(builder.bitcast(builder.and_(both, mask), vector))
+    return [lows, highs]
+
+
+def _emit(builder: Any, kind: WeightKind, rows: int, args: Any) -> None:
+    """Emit a loop over pairs of inputs, ascending; see `multiply_halves` for `args`."""
+    x, panel, bias, out, stride, depth, ahead, ahead_step = args
+    vector = vector_of(_LANES)
+    first = [load(builder, builder.gep(bias, [INDEX(start)]), vector) for start in _HALVES]
+    before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    pair = builder.phi(INDEX)
+    sums = [[builder.phi(vector) for _ in _HALVES] for _ in range(rows)]
+    asked = builder.gep(ahead, [builder.mul(pair, ahead_step)])
+    for line in range(4 * WIDTH // _LINE):
+        prefetch(builder, builder.gep(asked, [INDEX(line * _LINE)]))
+    columns = _widened(builder, kind, builder.gep(panel, [builder.mul(pair, INDEX(4 * WIDTH))]))
+    new = [list(of_row) for of_row in sums]
+    for k in range(2):
+        start = builder.mul(builder.add(builder.mul(pair, INDEX(2)), INDEX(k)), INDEX(rows))
+        for r in range(rows):
+            value = spread(builder, builder.load(builder.gep(x, [builder.add(start, INDEX(r))])), vector)
+            new[r] = [multiply_add(builder, value, *one) for one in zip(columns[k], new[r], strict=True)]
+    following = builder.add(pair, INDEX(1))
+    pair.add_incoming(INDEX(0), before)
+    pair.add_incoming(following, loop)
+    for r in range(rows):
+        for h in range(len(_HALVES)):
+            sums[r][h].add_incoming(first[h], before)
+            sums[r][h].add_incoming(new[r][h], loop)
+    builder.cbranch(builder.icmp_signed("<", following, builder.lshr(depth, INDEX(1))), loop, after)
+    builder.position_at_end(after)
+    for r in range(rows):
+        for start, total in zip(_HALVES, new[r], strict=True):
+            place = builder.add(builder.mul(stride, INDEX(r)), INDEX(start))
+            store(builder, total, builder.gep(out, [place]))
+
+
+@cache
+def multiply_halves(kind: WeightKind) -> Any:
+    """Return the function that computes a tile, with int64 arguments, most of them addresses.
+
+    (height, x, panel, bias, out, stride, depth, ahead, ahead_step): `height` <= TALL rows, packed `[depth, height]
+    float32`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride` floats between rows. `depth` is even.
+    Meanwhile prefetches the bytes from `ahead` on, `ahead_step` for every two inputs.
+    """
+
+    def tile(context: Any, height: Any, x: Any, panel: Any, bias: Any, out: Any, stride: Any, depth: Any,
+             ahead: Any, ahead_step: Any) -> Any:  # fmt: skip
+        def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+            byte, number = ir.IntType(8).as_pointer(), ir.FloatType().as_pointer()
+            pointers = {1: number, 2: byte, 3: number, 4: number, 7: byte}
+            values = [
+                builder.inttoptr(value, pointers[place]) if place in pointers else value
+                for place, value in enumerate(args)
+            ]
+            done = builder.append_basic_block("done")
+            choice = builder.switch(args[0], done)
+            for rows in range(1, TALL + 1):
+                block = builder.append_basic_block(f"rows{rows}")
+                choice.add_case(ir.Constant(INDEX, rows), block)
+                builder.position_at_end(block)
+                _emit(builder, kind, rows, values[1:])
+                builder.branch(done)
+            builder.position_at_end(done)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), generate
+
+    return intrinsic(tile)

@@ -1,0 +1,149 @@
+"""Products with packed weights, and rows of them: the parts of the instructions that other forms than float32 have.
+
+Legend: T rows, K inputs, D inputs filled up as `weight_kind` says, N outputs.
+"""
+
+# pyright: basic
+# numba has no types.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from pagewood.engine.runner.cpu.compiled.code_tile import multiply_codes
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.half_tile import multiply_halves
+from pagewood.engine.runner.cpu.compiled.kernel import inlined, strict
+from pagewood.engine.runner.cpu.compiled.matmul import BLOCK, num_tiles
+from pagewood.engine.runner.cpu.compiled.memory import byte_values, floats, integers, shorts, vector
+from pagewood.engine.runner.cpu.compiled.numeric import float_from_bits
+from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
+from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, STEP, WeightKind
+
+_F, _I = np.float32, np.int32
+
+
+def _widen(typing_context: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+_float_from_half: Any = intrinsic(_widen)
+
+
+@cache
+def multiplier(kind: WeightKind, level: DotLevel) -> Any:
+    """Return the function that computes a part of a product: the rows of a block of tiles, times one panel."""
+    tile_of_codes: Any = multiply_codes(kind, level) if kind.has_codes else None
+    tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind)
+    has_codes, has_groups, bits, head_bytes = kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes
+
+    @strict
+    def multiply_part(
+        x: Any, packed: Any, sums: Any, row_scales: Any, panels: Any, scales: Any, bias: Any, out: Any, num_rows: Any,
+        depth: Any, size: Any, group: Any, part: Any, following: Any,
+    ) -> None:  # fmt: skip
+        count = num_tiles(num_rows)
+        num_blocks = (count + BLOCK - 1) // BLOCK
+        panel, block = part // num_blocks, part % num_blocks
+        if has_groups:
+            panel_bytes = 2 * (depth // group) * (head_bytes + group * HALF * bits // 8)
+            num_steps = 2 * depth // STEP
+        elif has_codes:
+            panel_bytes, num_steps = depth * WIDTH, depth // 4
+        else:
+            panel_bytes, num_steps = 2 * depth * WIDTH, depth // 2
+        column = panel * WIDTH
+        cut = column + WIDTH > size
+        first_tile, last_tile = block * BLOCK, min(block * BLOCK + BLOCK, count)
+        num = last_tile - first_tile
+        ahead_step = (panel_bytes + num_steps * num - 1) // (num_steps * num)
+        ahead = panels + following // num_blocks * panel_bytes
+        margin = np.empty(TALL * WIDTH if cut else 0, np.float32)
+        for tile in range(first_tile, last_tile):
+            first, last = num_rows * tile // count, num_rows * (tile + 1) // count
+            target = margin.ctypes.data if cut else out + 4 * (first * size + column)
+            stride = WIDTH if cut else size
+            if has_codes:
+                tile_of_codes(
+                    last - first, x + first * depth, sums + 4 * first * (depth // group), row_scales + 4 * first,
+                    panels + panel * panel_bytes, scales + 4 * column, bias + 4 * column, target, stride, depth, group,
+                    ahead, ahead_step,
+                )  # fmt: skip
+            else:
+                tile_of_halves(
+                    last - first, packed + 4 * first * depth, panels + panel * panel_bytes, bias + 4 * column, target,
+                    stride, depth, ahead, ahead_step,
+                )  # fmt: skip
+            ahead += num_steps * ahead_step
+            if cut:
+                whole = floats(out, num_rows, size)
+                for row in range(first, last):
+                    for j in range(size - column):
+                        whole[row, column + j] = margin[(row - first) * WIDTH + j]
+
+    return multiply_part
+
+
+@cache
+def reader(kind: WeightKind) -> Any:
+    """Return the function that widens one row of a matrix to float32.
+
+    Its arguments are (address of the panels, address of the scales or 0, row, out `[K]`, K, D, group).
+    """
+    bits, head_bytes, has_zeros, zero = kind.bits, kind.head_bytes, kind.has_zeros, kind.zero
+
+    @strict
+    def bfloat16(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        values = shorts(panels + row // WIDTH * depth * WIDTH * 2, 0)
+        column = row % WIDTH
+        for k in range(size):
+            out[k] = float_from_bits(_I(values[(k // 2 * WIDTH + column) * 2 + k % 2]) << _I(16))
+
+    @strict
+    def float16(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        values = shorts(panels + row // WIDTH * depth * WIDTH * 2, 0)
+        column = row % WIDTH
+        for k in range(size):
+            out[k] = _float_from_half(values[k * WIDTH + column])
+
+    @strict
+    def int8(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        values = byte_values(panels + row // WIDTH * depth * WIDTH, 0)
+        column, scale = row % WIDTH, vector(scales, 0)[row]
+        for k in range(size):
+            out[k] = _F(_I(values[(k // 4 * WIDTH + column) * 4 + k % 4]) - _I(zero)) * scale
+
+    @strict
+    def grouped(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
+        block_bytes = head_bytes + group * HALF * bits // 8
+        half, column = panels + row // HALF * (depth // group) * block_bytes, row % HALF
+        for first in range(0, size, group):
+            block = half + first // group * block_bytes
+            scale, values = vector(block, 0)[column], byte_values(block, 0)
+            lowest = _I(values[4 * HALF + column]) if has_zeros else _I(zero)
+            for i in range(min(group, size - first)):
+                quad = i // 4
+                if bits == 4:
+                    both = _I(values[head_bytes + (quad // 2 * HALF + column) * 4 + i % 4])
+                    code = (both >> _I(4)) if quad % 2 == 1 else both & _I(15)
+                else:
+                    code = _I(values[head_bytes + (quad * HALF + column) * 4 + i % 4])
+                out[first + i] = _F(code - lowest) * scale
+
+    return {WeightKind.BFLOAT16: bfloat16, WeightKind.FLOAT16: float16, WeightKind.INT8: int8}.get(kind, grouped)
+
+
+@inlined
+def look_up(read: Any, tokens: Any, panels: Any, scales: Any, out: Any, size: Any, depth: Any, group: Any,
+            row: Any) -> None:  # fmt: skip
+    """Write the row of a token to a row of `out` `[T, K]`; `read` comes from `reader`."""
+    read(panels, scales, np.int64(integers(tokens, 0)[row]), vector(out + 4 * row * size, size), size, depth, group)

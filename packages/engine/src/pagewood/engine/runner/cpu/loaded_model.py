@@ -1,0 +1,109 @@
+"""A decoder whose weights have the form that the CPU engine is configured for, from its folder or from the cache."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagewood.engine.api import Progress, WeightFormat
+from pagewood.engine.load import load_model
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.packing import PackedShape, PackedWeight
+from pagewood.engine.runner.cpu.tape import Buffer
+from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWriter, weights_file
+
+_log = logging.getLogger(__name__)
+
+_LAYOUT = b"1"
+"""Another number makes files of earlier layouts useless."""
+_CACHED = ("int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A decoder, and what its weights need."""
+
+    model: Decoder[Buffer]
+    variants: frozenset[tuple[WeightKind, DotLevel]]
+    """See `CPUOps.variants`."""
+
+
+def kv_mark(form: WeightFormat) -> str:
+    """Return what distinguishes keys and values of a model with such weights from those with the checkpoint's."""
+    return "" if form in ("auto", "float32") else f" {form}"
+
+
+def load_cpu_model(
+    folder: Path,
+    form: WeightFormat,
+    *,
+    fingerprint: Callable[[Path], bytes],
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load the decoder in `folder`; see `load_model` for errors.
+
+    Weights that are quantised here are kept in a cache folder, and mapped when the model is loaded again. If the folder
+    cannot be used, they are in memory only.
+
+    Args:
+        folder: holds config.json and safetensors.
+        form: of the weights.
+        fingerprint: returns bytes that identify the model of a folder.
+        num_threads: that quantise.
+        progress: called for every tensor.
+    """
+    if form not in _CACHED:
+        return _load(folder, Packer(form), progress)
+    path = weights_file(_LAYOUT + fingerprint(folder), form)
+    started = time.monotonic()
+    try:
+        reader = PackedReader(path)
+
+        def take(shape: PackedShape) -> tuple[PackedWeight, bool]:
+            return PackedWeight(shape=shape, memory=reader.take(_label(shape), shape.nbytes)), True
+
+        loaded = _load(folder, Packer(form, memory=take), progress, reads_matrices=False)
+        reader.finish()
+        _log.info("%s weights mapped from %s in %.1f s", form, path, time.monotonic() - started)
+        return loaded
+    except FileNotFoundError:
+        pass
+    except (DamagedFile, OSError) as error:
+        _log.warning("weights are quantised again: %s", error)
+    try:
+        with PackedWriter(path) as writer:
+
+            def add(shape: PackedShape) -> tuple[PackedWeight, bool]:
+                return PackedWeight(shape=shape, memory=writer.add(_label(shape), shape.nbytes)), False
+
+            loaded = _load(folder, Packer(form, memory=add, num_threads=num_threads), progress)
+            writer.finish()
+        _log.info("weights quantised to %s in %.1f s, kept in %s", form, time.monotonic() - started, path)
+        return loaded
+    except OSError as error:
+        _log.warning("quantised weights cannot be kept in %s, so they are in memory only: %s", path.parent, error)
+    return _load(folder, Packer(form, num_threads=num_threads), progress)
+
+
+def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matrices: bool = True) -> LoadedModel:
+    ops = CPUOps(packer)
+    dtype = torch.float32 if packer.form == "float32" else None
+    model = load_model(folder, ops, dtype=dtype, reads_matrices=reads_matrices, progress=progress)
+    return LoadedModel(model=model, variants=frozenset(ops.variants))
+
+
+def _label(shape: PackedShape) -> str:
+    return f"{shape.kind.name} {shape.size} x {shape.inputs}, groups of {shape.group}"

@@ -1,0 +1,137 @@
+"""Gives the weights of a checkpoint the form that an engine is configured for, and lays them out, a few rows at a time.
+
+Legend: N outputs, K inputs.
+"""
+
+# pyright: basic
+# torch's conversions from and to numpy have no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewood.engine.runner.cpu.compiled.dot import processor_has
+from pagewood.engine.runner.cpu.compiled.tile import WIDTH
+from pagewood.engine.runner.cpu.compiled.weight_kind import STEP, WeightKind
+from pagewood.engine.runner.cpu.packing import PackedShape, PackedWeight, allocate, shape_of
+from pagewood.engine.weights.forms import (
+    BFloat16,
+    Float16,
+    Float32,
+    Weight,
+    quantise_int4,
+    quantise_int8,
+    to_bfloat16,
+)
+
+if TYPE_CHECKING:
+    from pagewood.engine.api import WeightFormat
+
+_GROUP = 32
+"""Inputs that share a scale in int4."""
+_SLICE_BYTES = 1 << 20  # of float32 values that are converted at a time
+
+
+class Packer:
+    """Packs matrices one after the other. Invariant: what it returns does not refer to what it was given."""
+
+    __slots__ = ("_memory", "_num_threads", "form")
+
+    def __init__(
+        self,
+        form: WeightFormat,
+        *,
+        memory: Callable[[PackedShape], tuple[PackedWeight, bool]] | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """Choose a form for weights in floating point; those that have codes already keep them.
+
+        Args:
+            form: auto: as precise as the checkpoint, so bfloat16 and float16 stay as they are.
+            memory: returns memory for a matrix, and whether the matrix is there already; None: new memory.
+            num_threads: that convert slices of a matrix.
+        """
+        self.form: WeightFormat = form
+        self._memory = memory or (lambda shape: (allocate(shape), False))
+        self._num_threads = num_threads
+
+    def pack(self, weight: Tensor | Weight) -> PackedWeight | Tensor:
+        """Return `weight` `[N, K]` packed, or as a float32 tensor if that is its form.
+
+        A tensor on the device `meta` stands for one whose packed form is in memory already.
+        """
+        if not isinstance(weight, Tensor):
+            return self._pack_form(weight)
+        size, inputs = weight.shape
+        kind = self._kind(weight.dtype, inputs)
+        if kind is None:
+            return weight.float()
+        depth = -(-inputs // STEP) * STEP
+        group = {WeightKind.INT8: depth, WeightKind.INT4: _GROUP}.get(kind, inputs)
+        packed, is_written = self._memory(PackedShape(kind=kind, size=size, inputs=inputs, group=group))
+        if is_written:
+            return packed
+        rows = max(1, _SLICE_BYTES // (4 * inputs * WIDTH)) * WIDTH
+        starts = range(0, size, rows)
+
+        def write(first: int) -> None:
+            packed.write(first, _form(weight[first : first + rows], kind))
+
+        if self._num_threads == 1 or len(starts) == 1:
+            for first in starts:
+                write(first)
+        else:
+            with ThreadPoolExecutor(self._num_threads) as threads:
+                list(threads.map(write, starts))
+        return packed
+
+    def _kind(self, dtype: torch.dtype, inputs: int) -> WeightKind | None:
+        """Return the layout of a tensor; None: float32."""
+        match self.form:
+            case "int8":
+                return WeightKind.INT8
+            case "int4":
+                return WeightKind.INT4
+            case "float32":
+                return None
+            case "bfloat16":
+                kind = WeightKind.BFLOAT16
+            case "auto":
+                kinds = {torch.bfloat16: WeightKind.BFLOAT16, torch.float16: WeightKind.FLOAT16}
+                kind = kinds.get(dtype)
+        if inputs % 2 or (kind == WeightKind.FLOAT16 and not processor_has("f16c")):
+            return None  # the loops take two inputs at a time, and widen float16 in registers
+        return kind
+
+    def _pack_form(self, weight: Weight) -> PackedWeight | Tensor:
+        shape = shape_of(weight)
+        is_half = isinstance(weight, BFloat16 | Float16)
+        if is_half and (weight.shape[1] % 2 or (isinstance(weight, Float16) and not processor_has("f16c"))):
+            shape = None
+        if shape is None:
+            return torch.from_numpy(weight.values if isinstance(weight, Float32) else weight.dequantised())
+        packed, is_written = self._memory(shape)
+        if not is_written:
+            packed.write(0, weight)
+        return packed
+
+
+def _form(rows: Tensor, kind: WeightKind) -> Weight:
+    """Return some rows of a matrix as the form of `kind`."""
+    if kind == WeightKind.FLOAT16:
+        return Float16(rows.numpy())
+    if kind == WeightKind.BFLOAT16 and rows.dtype == torch.bfloat16:
+        return BFloat16(rows.view(torch.int16).numpy().view(np.uint16))
+    values = rows.float().numpy()
+    if kind == WeightKind.BFLOAT16:
+        return to_bfloat16(values)
+    if kind == WeightKind.INT8:
+        return quantise_int8(values)
+    padding = -values.shape[1] % _GROUP
+    return quantise_int4(np.pad(values, ((0, 0), (0, padding))) if padding else values, group=_GROUP)

@@ -1,0 +1,275 @@
+"""The weights of an engine: from the checkpoint, quantised, from the cache folder; and what becomes of the answers."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from pagewood.engine import LLM, SamplingParams
+from pagewood.engine.api import EngineConfig, WeightFormat
+from pagewood.engine.folder import model_folder
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.loaded_model import LoadedModel, load_cpu_model
+from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.testing.driver import RowDriver
+from pagewood.engine.text import Tokenizer
+from pagewood.engine.tiers import model_fingerprint
+from pagewood.engine.weights.forms import quantise_int4, quantise_int8, to_bfloat16
+from pagewood.kvpool import MultiHeadLayout
+from pagewood.kvpool.storage import KVStorage
+
+FORMS: list[WeightFormat] = ["bfloat16", "int8", "int4"]
+ROUNDED: list[WeightFormat] = ["int8", "int4"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test."""
+    monkeypatch.setenv("PAGEWOOD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "weights"
+
+
+def save(folder: Path, dtype: torch.dtype = torch.float32, *, tied: bool = False) -> Any:
+    """Save a tiny model with sizes that fill no whole panels, and return it in float32."""
+    torch.manual_seed(3)
+    config: Any = transformers.Qwen2Config(
+        vocab_size=75, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model: Any = transformers.Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms of ones would put int4's few numbers exactly between two codes of int8
+                parameter.uniform_(0.5, 1.5)
+    model.to(dtype)
+    model.save_pretrained(folder)
+    return transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def load(folder: Path, form: WeightFormat, **options: Any) -> LoadedModel:
+    return load_cpu_model(folder, form, fingerprint=model_fingerprint, **options)
+
+
+def logits(loaded: LoadedModel, tokens: list[int]) -> NDArray[np.float32]:
+    """Return the logits `[T, V]` at all positions."""
+    config = loaded.model.config
+    layout = MultiHeadLayout(
+        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=16,
+        dtype="float32", order="HND",
+    )  # fmt: skip
+    kernel = warm_up(config.head_dim, packed=loaded.variants)
+    runner = CPURunner(loaded.model, KVStorage(layout, 16), kernel, max_rows=1, max_length=256, num_threads=2)
+    driver = RowDriver(runner, num_pages=16, page_size=16)
+    found = runner.forward(driver.batch([(driver.add(tokens), len(tokens))])).copy()
+    runner.close()
+    return found
+
+
+def random_tokens(length: int = 60) -> list[int]:
+    return np.random.default_rng(4).integers(0, 75, length).tolist()
+
+
+def distance(found: NDArray[np.floating[Any]], exact: NDArray[np.floating[Any]]) -> float:
+    """Return the error relative to the Euclidean norm."""
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_are_those_of_transformers_with_the_widened_weights(
+    form: WeightFormat, tied: bool, tmp_path: Path
+) -> None:
+    """And with activations that are rounded to eight bits, without which logits differ by up to 4%."""
+    reference = save(tmp_path, tied=tied)
+    tokens, make = random_tokens(), {"bfloat16": to_bfloat16, "int8": quantise_int8, "int4": quantise_int4}[form]
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.from_numpy(make(parameter.numpy()).dequantised()))
+        if tied:
+            reference.tie_weights()
+        exact = reference(torch.tensor([tokens])).logits[0].numpy()
+        if form != "bfloat16":
+            for module in reference.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.register_forward_pre_hook(lambda module, inputs: rounded(inputs[0]))
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    found = logits(load(tmp_path, form), tokens)
+    assert distance(found, expected) < (1e-5 if form == "bfloat16" else 5e-3)  # some codes are rounded the other way
+    assert distance(found, exact) < (1e-5 if form == "bfloat16" else 0.04)
+    assert np.array_equal(found, logits(load(tmp_path, form), tokens))
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Return activations with eight bits and a scale for each token."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kinds"),
+    [
+        (torch.float32, set()),
+        (torch.bfloat16, {WeightKind.BFLOAT16}),
+        (torch.float16, {WeightKind.FLOAT16}),
+    ],
+    ids=str,
+)
+def test_auto_keeps_the_form_of_the_checkpoint_and_the_bits_of_float32(
+    dtype: torch.dtype, kinds: set[WeightKind], tmp_path: Path
+) -> None:
+    save(tmp_path, dtype)
+    auto, tokens = load(tmp_path, "auto"), random_tokens()
+    assert {kind for kind, _ in auto.variants} == kinds
+    assert np.array_equal(logits(auto, tokens), logits(load(tmp_path, "float32"), tokens))
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_quantised_weights_are_kept_and_mapped(form: WeightFormat, tmp_path: Path, cache: Path) -> None:
+    save(tmp_path / "model", torch.bfloat16)
+    tokens = random_tokens()
+    first = logits(load(tmp_path / "model", form, num_threads=2), tokens)
+    [path] = cache.iterdir()
+    content = path.read_bytes()
+    steps: list[tuple[str, int, int]] = []
+    assert np.array_equal(
+        logits(load(tmp_path / "model", form, progress=lambda *step: steps.append(step)), tokens), first
+    )
+    assert len(steps) == 5 + 6  # norms and biases alone are read
+    marked = bytearray(content)
+    for place in range(4096, 8192):  # embeddings: the second start reads the file, not the checkpoint
+        marked[place] ^= 1
+    path.write_bytes(marked)
+    assert not np.array_equal(logits(load(tmp_path / "model", form), tokens), first)
+    path.write_bytes(content[:-7])
+    assert np.array_equal(logits(load(tmp_path / "model", form), tokens), first)
+    assert path.read_bytes() == content
+    assert [file.name for file in cache.iterdir()] == [path.name]
+
+
+def test_other_weights_get_another_file(tmp_path: Path, cache: Path) -> None:
+    reference = save(tmp_path)
+    load(tmp_path, "int8")
+    load(tmp_path, "int4")
+    with torch.no_grad():
+        reference.lm_head.weight[0, 0] += 1
+    reference.save_pretrained(tmp_path)
+    load(tmp_path, "int8")
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_costs_the_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path)
+    (tmp_path / "file").write_text("")
+    expected = logits(load(tmp_path, "int4"), random_tokens())
+    monkeypatch.setenv("PAGEWOOD_CACHE", str(tmp_path / "file"))
+    found = logits(load(tmp_path, "int4"), random_tokens())
+    assert np.array_equal(found, expected)
+    assert "quantised weights cannot be kept in" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_an_engine_generates_the_same_alone_together_and_with_drafts(form: WeightFormat) -> None:
+    """With the embedded model, whose draft model gets the same form, and whose head stays float32."""
+    questions = ["What is 12 + 7?", "Spell the word 'banana' backwards.", "Sort these words: stone river cloud apple."]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    sampling = SamplingParams(max_tokens=40, temperature=0.0)
+    answers: dict[str, list[str]] = {}
+    for speculative in ("off", "draft", "eagle"):
+        with LLM(weights=form, speculative=speculative, num_threads=2, max_total_tokens=2048) as llm:
+            answers[speculative] = [answer.text for answer in llm.chat(chats, sampling)]
+            if speculative == "off":
+                assert answers["off"] == [llm.chat([chat], sampling)[0].text for chat in chats]
+    assert answers["off"][0] == "12 + 7 = 19"
+    assert answers["draft"] == answers["eagle"] == answers["off"]
+
+
+def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
+    """Keys and values of one form are not taken for those of another."""
+    chat: Any = [{"role": "user", "content": "Sort these words: " + "stone river cloud apple " * 8}]
+
+    def cached(form: WeightFormat) -> int:
+        with LLM(
+            weights=form, host_cache_gb=0.01, disk_cache_path=str(tmp_path / "kv"), disk_cache_gb=0.05,
+            max_total_tokens=1024,
+        ) as llm:  # fmt: skip
+            return llm.chat([chat], SamplingParams(max_tokens=2, temperature=0.0))[0].num_cached_tokens
+
+    assert cached("float32") == 0
+    assert cached("auto") > 0  # the same bits
+    with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
+        cached("int8")
+
+
+def test_the_configuration_names_forms() -> None:
+    with pytest.raises(ValueError, match="weights must be one of auto, float32, bfloat16, int8, int4, got 'int3'"):
+        EngineConfig(weights="int3")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="weights must be auto on CUDA, which keeps them in dtype, got 'int8'"):
+        EngineConfig(device="cuda", weights="int8")
+
+
+@pytest.mark.parametrize(("form", "most"), [("int8", 0.04), ("int4", 0.2)])
+def test_logits_of_the_embedded_model_move_by_little(form: WeightFormat, most: float) -> None:
+    """Relative to the norm, over some of its questions."""
+    folder = model_folder(None)
+    tokenizer = Tokenizer.from_folder(folder)
+    questions = ("What can you do?", "What is 12 + 7?", "Sort these words: stone river cloud apple.")
+    prompts = [list(tokenizer.encode_chat([{"role": "user", "content": question}])) for question in questions]
+    exact, found = (
+        np.concatenate([logits(loaded, prompt) for prompt in prompts])
+        for loaded in (load(folder, "float32"), load(folder, form))
+    )
+    assert 1e-3 < distance(found, exact) < most
+
+
+_MEASURE = """
+import json, resource, sys
+from pathlib import Path
+from pagewood.engine.runner.cpu.loaded_model import load_cpu_model
+from pagewood.engine.tiers import model_fingerprint
+def anonymous(): return sum(int(x.split()[1]) for x in open("/proc/self/smaps_rollup") if x.startswith("Anonymous"))
+load_cpu_model(Path(sys.argv[2]), "int8", fingerprint=model_fingerprint)
+before, peak = anonymous(), [0]
+def watch(*step): peak[0] = max(peak[0], anonymous())
+loaded = load_cpu_model(Path(sys.argv[1]), sys.argv[3], fingerprint=model_fingerprint, num_threads=2, progress=watch)
+print(json.dumps([before, peak[0], anonymous()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("form", ROUNDED)
+def test_loading_takes_little_more_memory_than_stays(form: WeightFormat, tmp_path: Path, cache: Path) -> None:
+    """Beside the file that is mapped: 15% of it, and temporary arrays whose size does not depend on the model's.
+
+    Of 214M weights in bfloat16, one copy of which would be 410 MB.
+    """
+    torch.manual_seed(0)
+    config: Any = transformers.Qwen2Config(
+        vocab_size=60_000, hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16,
+        num_key_value_heads=4, tie_word_embeddings=False, max_position_embeddings=128,
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).bfloat16().save_pretrained(tmp_path / "large")
+    save(tmp_path / "small")
+    arguments = [sys.executable, "-c", _MEASURE, str(tmp_path / "large"), str(tmp_path / "small"), form]
+    made = subprocess.run(arguments, capture_output=True, text=True, check=True, env=dict(os.environ))
+    before, peak, after = json.loads(made.stdout)
+    stays_kb = max(path.stat().st_size for path in cache.iterdir()) / 1024
+    assert peak - before < 0.15 * stays_kb + 48 * 1024
+    assert after - before < 0.15 * stays_kb + 48 * 1024

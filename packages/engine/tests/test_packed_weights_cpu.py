@@ -1,0 +1,229 @@
+"""Products with packed weights against float64 on the widened numbers, for every form, height and instruction level."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.ops import CPUOps
+from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.packing import pack
+from pagewood.engine.weights.forms import (
+    BFloat16,
+    Float16,
+    Int4,
+    Int8,
+    Int8Group,
+    Weight,
+    quantise_int4,
+    quantise_int8,
+    to_bfloat16,
+)
+from stand_ins.tapes import write_down
+
+Array = NDArray[np.float32]
+LEVELS = [level for level in DotLevel if level >= dot_level()]
+"""Those that this processor has."""
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def grouped(values: Array, *, has_zeros: bool) -> Int8Group:
+    rng = np.random.default_rng(len(values))
+    shape = len(values), values.shape[1] // 64
+    zeros = rng.integers(-128, 128, shape, dtype=np.int8) if has_zeros else None
+    return Int8Group(rng.integers(-128, 128, values.shape, dtype=np.int8), rng.random(shape, np.float32), zeros, 64)
+
+
+MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
+    WeightKind.BFLOAT16: to_bfloat16,
+    WeightKind.FLOAT16: lambda values: Float16(values.astype(np.float16)),
+    WeightKind.INT8: quantise_int8,
+    WeightKind.INT4: quantise_int4,
+    WeightKind.INT4_ZEROS: lambda values: quantise_int4(values, group=64, symmetric=False),
+    WeightKind.INT8_GROUP: functools.partial(grouped, has_zeros=False),
+    WeightKind.INT8_GROUP_ZEROS: functools.partial(grouped, has_zeros=True),
+}
+CODES = [kind for kind in MAKERS if kind.has_codes]
+SIDES = {WeightKind.BFLOAT16: 2, WeightKind.FLOAT16: 2, WeightKind.INT8: 1, WeightKind.INT4: 32}
+"""The number of inputs is a multiple of this, or of 64."""
+NAME = attrgetter("name")
+
+
+@functools.cache
+def step_kernel(kind: WeightKind, level: DotLevel) -> StepKernel:
+    return warm_up(16, packed=[(kind, level)])
+
+
+def compute(
+    operation: Callable[..., Any], ops: CPUOps, *inputs: NDArray[np.generic], num_threads: int = 2
+) -> NDArray[np.float32]:
+    [variant] = ops.variants
+    return write_down(operation, *inputs, kernel=step_kernel(*variant), num_threads=num_threads)().copy()
+
+
+def product(
+    x: Array, weight: Weight, bias: Array | None, *, level: DotLevel = LEVELS[0], num_threads: int = 2
+) -> NDArray[np.float32]:
+    ops = CPUOps(level=level)
+    linear = ops.linear(weight, None if bias is None else torch.from_numpy(bias))
+    return compute(linear, ops, x, num_threads=num_threads)
+
+
+def activation_codes(x: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return eight-bit codes `[T, K]` and scales `[T, 1]`, with the arithmetic that the documentation states."""
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    factor = np.divide(np.float32(127), largest, where=largest > 0, out=np.zeros_like(largest))
+    return np.rint(x * factor).astype(np.float64), (largest / np.float32(127)).astype(np.float64)
+
+
+def expected(x: Array, weight: Weight, bias: Array | None) -> NDArray[np.float64]:
+    wide = weight.dequantised().astype(np.float64).T
+    offset = 0.0 if bias is None else bias.astype(np.float64)
+    if isinstance(weight, BFloat16 | Float16):
+        return x.astype(np.float64) @ wide + offset
+    codes, scales = activation_codes(x)
+    return codes @ wide * scales + offset
+
+
+@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+@settings(max_examples=15, deadline=None)
+@given(
+    num_rows=st.one_of(st.integers(1, 30), st.integers(90, 210)),
+    sides=st.integers(1, 4),
+    size=st.one_of(st.integers(1, 100), st.sampled_from([32, 64, 500])),
+    has_bias=st.booleans(),
+    num_threads=st.sampled_from([1, 2, 5]),
+)
+def test_products(kind: WeightKind, num_rows: int, sides: int, size: int, has_bias: bool, num_threads: int) -> None:
+    inputs = SIDES.get(kind, 64) * sides
+    x, weight = normal(num_rows, inputs), MAKERS[kind](normal(size, inputs, seed=1))
+    bias = normal(size, seed=2) if has_bias else None
+    found, wanted = product(x, weight, bias, num_threads=num_threads), expected(x, weight, bias)
+    largest = np.abs(x) @ np.abs(weight.dequantised()).T + 1
+    assert (np.abs(found - wanted) <= 1e-6 * largest).all()
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=NAME)
+@pytest.mark.parametrize("kind", CODES, ids=NAME)
+def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> None:
+    """Also at the ends of the range of codes, where 16 bits would not hold the sums."""
+    weight = MAKERS[kind](normal(70, 256, seed=1))
+    if isinstance(weight, Int8 | Int8Group):
+        weight.codes[:10], weight.codes[10:20], weight.codes[20:30] = 127, -128, 0
+    else:
+        assert isinstance(weight, Int4)
+        weight.codes[:10], weight.codes[10:20] = 0xFF, 0
+    x = normal(29, 256)
+    x[3], x[4], x[5, ::2] = 1.0, -1.0, 100.0
+    bias = normal(70, seed=2)
+    found = product(x, weight, bias, level=level)
+    assert np.array_equal(found, product(x, weight, bias))
+    np.testing.assert_allclose(found, expected(x, weight, bias), rtol=1e-4, atol=1e-3 * np.abs(found).max())
+
+
+@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+def test_a_row_of_a_product_does_not_depend_on_the_others(kind: WeightKind) -> None:
+    x, weight = normal(150, 320), MAKERS[kind](normal(333, 320, seed=1))
+    together = product(x, weight, None, num_threads=4)
+    for first, last in [(0, 1), (1, 3), (3, 7), (7, 18), (18, 31), (31, 150)]:
+        assert np.array_equal(product(x[first:last], weight, None, num_threads=1), together[first:last])
+
+
+@pytest.mark.parametrize("kind", [WeightKind.BFLOAT16, WeightKind.FLOAT16], ids=NAME)
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_widened_weights_have_the_bits_of_float32(kind: WeightKind, num_rows: int) -> None:
+    x, bias, weight = normal(num_rows, 130), normal(75, seed=2), MAKERS[kind](normal(75, 130, seed=1))
+    wide = CPUOps().linear(torch.from_numpy(weight.dequantised()), torch.from_numpy(bias))
+    expected = write_down(wide, x, kernel=warm_up(16), num_threads=1)()
+    assert np.array_equal(product(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+def test_a_row_that_is_looked_up_is_the_dequantised_one(kind: WeightKind) -> None:
+    weight = MAKERS[kind](normal(75, 192, seed=1))
+    tokens = np.random.default_rng(3).integers(0, 75, (40, 1), dtype=np.int32)
+    ops = CPUOps()
+    embedding, linear = ops.tied_embedding(weight)
+    found = compute(embedding, ops, tokens)
+    assert np.array_equal(found, weight.dequantised()[tokens[:, 0]])
+    alone = CPUOps()
+    assert np.array_equal(compute(alone.embedding(weight), alone, tokens), found)
+    x = normal(5, 192)
+    assert np.array_equal(compute(linear, ops, x), product(x, weight, None))
+
+
+@pytest.mark.parametrize("kind", [WeightKind.INT8, WeightKind.INT4], ids=NAME)
+def test_rows_that_are_not_finite_or_zero_stay_alone(kind: WeightKind) -> None:
+    weight, bias = MAKERS[kind](normal(40, 64, seed=1)), normal(40, seed=2)
+    x = normal(14, 64)
+    good = product(x, weight, bias)
+    x[2, 5], x[7, 0], x[9], x[10] = np.nan, -np.inf, 0.0, 1e-38
+    found = product(x, weight, bias)
+    assert np.isnan(found[[2, 7]]).all()
+    assert np.array_equal(found[[9, 10]], np.stack([bias, bias]))
+    others = [row for row in range(14) if row not in (2, 7, 9, 10)]
+    assert np.array_equal(found[others], good[others])
+
+
+def test_activations_of_any_size_keep_eight_bits() -> None:
+    weight = quantise_int8(normal(33, 96, seed=1))
+    x = normal(20, 96) * np.logspace(-25, 25, 20, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(product(x, weight, None), expected(x, weight, None), rtol=1e-4, atol=0)
+
+
+def test_inputs_that_fill_no_whole_group_are_padded() -> None:
+    """A tensor of the checkpoint with 40 inputs in int4: the last group of 32 is filled up with zeros."""
+    values = normal(45, 40, seed=1)
+    ops = CPUOps(Packer("int4"))
+    embedding, linear = ops.tied_embedding(torch.from_numpy(values))
+    wide = quantise_int4(np.pad(values, ((0, 0), (0, 24)))).dequantised()[:, :40]
+    x = normal(13, 40)
+    codes, scales = activation_codes(x)
+    np.testing.assert_allclose(
+        compute(linear, ops, x), codes @ wide.astype(np.float64).T * scales, rtol=1e-4, atol=1e-4
+    )
+    tokens = np.arange(45, dtype=np.int32)[:, None]
+    assert np.array_equal(compute(embedding, ops, tokens), wide)
+
+
+def test_packing_refuses_sums_that_could_overflow() -> None:
+    weight = Int8(np.zeros((1, 65568), np.int8), np.ones(1, np.float32))
+    with pytest.raises(ValueError, match="at most 65536 inputs, got 65568"):
+        pack(weight)
+
+
+def test_levels_are_chosen_by_the_processor_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for level in LEVELS:
+        monkeypatch.setenv("PAGEWOOD_INTEGER_DOT", level.name.lower())
+        assert dot_level() == level
+    monkeypatch.setenv("PAGEWOOD_INTEGER_DOT", "mmx")
+    with pytest.raises(ValueError, match=r"PAGEWOOD_INTEGER_DOT must be one of .*plain on this processor, got 'mmx'"):
+        dot_level()
+    monkeypatch.delenv("PAGEWOOD_INTEGER_DOT")
+    for features, level in [
+        ("+avx2,+avx512f,+avx512bw,+avx512vl,+avx512vnni", DotLevel.AVX512_VNNI),
+        ("+avx2,+avxvnni", DotLevel.AVX_VNNI),
+        ("+avx2,+avx512f,-avx512vnni", DotLevel.AVX2),
+        ("+sse4.2", DotLevel.PLAIN),
+    ]:
+        monkeypatch.setattr("numba.core.config.CPU_FEATURES", features)
+        assert dot_level() == level
