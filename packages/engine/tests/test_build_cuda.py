@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
+import gguf_files
+import quantised_folders
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
@@ -21,6 +25,7 @@ from pagewood.engine.folder import model_folder
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.tiers import TieredCaches
+from pagewood.engine.weights.gguf import folder as gguf_folders
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch, tiny_heads
@@ -65,6 +70,40 @@ def test_a_conversation_equals_that_on_the_cpu(batch_invariant: bool) -> None:
     assert set(device.waits) == {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
     assert device.num_replayed > 0
+
+
+@pytest.mark.parametrize("kind", ["gptq", "gguf"])
+def test_quantised_weights_answer_as_transformers_do(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are widened to the dtype of activations."""
+    monkeypatch.setattr(gguf_folders, "cache_root", lambda: tmp_path / "cache")
+    quantised_folders.write_model(tmp_path, head_dim=64)
+    plain: Any = transformers.AutoConfig.from_pretrained(tmp_path)
+    model = tmp_path
+    if kind == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        weights = quantised_folders.quantise(tmp_path, quantised_folders.gptq(num_bits=4, group=32), config)
+    else:
+        model = tmp_path / "m.gguf"
+        weights = gguf_files.write_gguf(tmp_path, model, architecture="llama", kinds=["Q8_0", "Q5_1"])
+    prompt = [3, 17, 9, 41, 5, 28]
+    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    reference: Any = transformers.LlamaForCausalLM(plain)
+    reference.load_state_dict(weights)
+    expected = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    engine, inbox, outbox = build(RecordingDevice(), model=str(model), max_total_tokens=256)
+    inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+    tokens: list[int] = []
+    pending, deltas = None, []
+    while not any(delta.finish for delta in deltas):
+        pending = engine.advance(pending)
+        deltas = outbox.take()
+        tokens += [token for delta in deltas for token in delta.tokens]
+    while pending is not None:
+        pending = engine.advance(pending)
+    engine.close()
+    assert tokens == expected[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp"])

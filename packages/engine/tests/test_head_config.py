@@ -135,7 +135,7 @@ def test_captured_states_can_be_replaced(tmp_path: Path, target: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, r"fc\.weight must have shape \(8, 16\)"),
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc must be false because the head has no such norm"),
         ({"speculators_model_type": "dflash"}, "speculators_model_type must be eagle3, got 'dflash'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
+        ({"quantization_config": {"bits": 4}}, "quant_method must be one of gptq, awq, .* got 'none'"),
     ],
 )
 def test_a_configuration_that_does_not_fit(tmp_path: Path, target: Path, change: dict[str, Any], message: str) -> None:

@@ -177,7 +177,8 @@ def test_eos_of_config_json(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type must be .* got 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, got 0.5"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
+        ({"quantization_config": {"bits": 4}}, "quant_method must be one of gptq, awq, .* got 'none'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method must be one of gptq, awq, .* got 'aqlm'"),
         ({"rope_scaling": 3}, "rope_scaling must be an object"),
     ],
 )

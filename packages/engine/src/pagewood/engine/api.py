@@ -474,7 +474,7 @@ class EngineConfig:
     """
 
     model: str | None = None
-    """Folder of a Hugging Face model; None: the model that ships with pagewood-engine."""
+    """Folder of a Hugging Face model, or a GGUF file; None: the model that ships with pagewood-engine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU, until the CUDA runner has been run on a GPU."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"

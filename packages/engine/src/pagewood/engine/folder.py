@@ -13,6 +13,7 @@ from pagewood.engine.api import SamplingParams
 from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.models.head_config import find_head_names
+from pagewood.engine.weights.gguf.folder import gguf_folder, is_gguf
 
 _LARGEST_TOP_K = (1 << 31) - 1
 
@@ -20,18 +21,23 @@ _LARGEST_TOP_K = (1 << 31) - 1
 def model_folder(model: str | Path | None) -> Path:
     """Return the folder of a model; None: of the model that ships inside this package.
 
+    For a GGUF file it is made in the user's cache folder, see `gguf_folder`.
+
     Raises:
-        FileNotFoundError: the folder does not exist.
+        FileNotFoundError: the folder or file does not exist.
+        ValueError: the GGUF file is damaged, or something in it is not supported.
     """
     folder = Path(__file__).parent / "demo" if model is None else Path(model)
+    if is_gguf(folder):
+        return gguf_folder(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"model must be a folder with a Hugging Face model, got {str(folder)!r}")
+        raise FileNotFoundError(f"model must be a folder with a Hugging Face model or a GGUF file, got {str(folder)!r}")
     return folder
 
 
 def model_name(model: str | Path | None) -> str:
-    """Return the default name of a model for clients: the name of its folder."""
-    return "pagewood-demo" if model is None else Path(model).resolve().name
+    """Return the default name of a model for clients: the name of its folder, or of its file without `.gguf`."""
+    return "pagewood-demo" if model is None else Path(model).resolve().name.removesuffix(".gguf")
 
 
 def default_sampling(folder: str | Path) -> SamplingParams:
@@ -91,6 +97,7 @@ def find_drafter(
         return FoundDrafter(kind=speculative)
     if speculative_model is not None:
         folder = Path(speculative_model)
+        folder = gguf_folder(folder) if is_gguf(folder) else folder
         if not folder.is_dir():
             raise FileNotFoundError(f"speculative_model must be a folder, got {str(folder)!r}")
         kind = ("eagle" if _has_head(folder) else "draft") if speculative == "auto" else speculative

@@ -15,6 +15,7 @@ from pagewood.engine.models.decoder import A, Decoder, Ops
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
+from pagewood.engine.weights.nearest import joined
 
 _MAX_TOKEN = (1 << 24) - 1
 
@@ -36,7 +37,7 @@ class _Headers:
 
 
 class _Shapes:
-    """`Weights` whose matrices are not read: they are tensors without memory, on the device `meta`."""
+    """`Weights` whose plain matrices are not read: they are tensors without memory, on the device `meta`."""
 
     __slots__ = ("_checkpoint",)
 
@@ -46,7 +47,9 @@ class _Shapes:
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
         if not columns:
             return self._checkpoint.stack(parts)
-        self._checkpoint.check(parts, *columns)
+        found = self._checkpoint.check(parts, *columns)
+        if any(one.format is not None for one in found):
+            return cast("torch.Tensor", joined(self._checkpoint.read(found, columns[0])))
         return torch.empty((sum(rows for _, rows in parts), *columns), device="meta")
 
 
@@ -103,7 +106,7 @@ def load_model(
         ops: the arithmetic of the device, which keeps the weights in the form that it computes with.
         dtype: of the parameters; weights on disk are converted. None: matrices keep theirs, vectors become float32.
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
-        reads_matrices: whether `ops` needs the numbers of matrices; otherwise it gets tensors without memory.
+        reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
         progress: called for every tensor.
 
     Raises:

@@ -101,7 +101,7 @@ def model_fingerprint(folder: Path) -> bytes:
     unchanged, and they are read in milliseconds, where all of a large model would take minutes.
     """
     digest = sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: safetensors only, one file or several, mapped into memory."""
+"""The weights of a model: each matrix in the form in which it was stored, or widened."""
 
 # pyright: basic
 # safetensors has no types.
@@ -6,21 +6,40 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewood.engine.api import Progress
-from pagewood.engine.models.checkpoint_files import checkpoint_files
+from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
+from pagewood.engine.weights.formats import FLOATS, Array, Format, part_names
+from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight
+from pagewood.engine.weights.nearest import joined
 
-FLOATS = ("F32", "BF16", "F16", "F64")
-"""As headers of safetensors name them. Numbers of 8 bits need scales, which are not supported."""
+_log = logging.getLogger(__name__)
+
 INTEGERS = ("I64", "I32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A tensor, or the tensors of a quantised matrix, whose headers have been checked."""
+
+    name: str
+    rows: int
+    format: Format | None = None
+    """None: plain numbers."""
+    parts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Names of the tensors of a quantised matrix, by suffix."""
 
 
 class Checkpoint:
@@ -31,9 +50,11 @@ class Checkpoint:
         "_dtype",
         "_files",
         "_has_prefix",
+        "_kept",
         "_num_read",
         "_num_tensors",
         "_progress",
+        "_quantised",
         "_unread",
         "folder",
         "num_elements",
@@ -47,31 +68,34 @@ class Checkpoint:
         device: torch.device | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Open the files of `folder`; tensors are converted to `dtype` on `device` (None: the CPU) as they are read.
+        """Open the files of `folder`; `stack` converts tensors to `dtype` on `device` (None: the CPU).
 
-        Without `dtype`, matrices keep theirs (or get one that holds all parts exactly), and vectors become float32.
+        Without `dtype`, vectors become float32 on the CPU; plain matrices keep their dtype (or get one that holds all
+        parts exactly), and of quantised ones `stack` returns a `Weight` in the form in which they are stored, which the
+        operations that take over the matrices must know.
 
         Raises:
-            FileNotFoundError: there are no safetensors in it, or a file of its index is missing.
-            ValueError: a file is damaged.
+            FileNotFoundError: there are no weights in it, or a file of its index is missing.
+            ValueError: a file is damaged, or its quantisation is not supported.
         """
         self.folder = Path(folder)
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._files = [_open(path) for path in checkpoint_files(self.folder)]  # written by: finish
-        self._unread = {name: file for file in self._files for name in _names(file)}  # written by: check, finish
+        self._files: TensorFiles = open_tensors(self.folder)
+        self._unread = set(self._files.names())  # written by: check, finish
         self._has_prefix = any(name.startswith("model.") for name in self._unread)
         """Whether the decoder was saved as a part of a model with a head; otherwise its tensors lack the prefix."""
         self._num_tensors = len(self._unread)
-        self._num_read = 0  # written by: stack, integers
+        self._num_read = 0  # written by: stack, forms, integers
+        self._quantised: set[str] = set()  # modules; written by: check
+        self._kept: Counter[tuple[str, str, str]] = Counter()  # written by: forms, stack
+        """How many matrices of a format have been kept in a form, and why: (format, form, why)."""
         self.num_elements = 0  # written by: check
         """Total number of elements of the tensors that have been read or checked."""
 
-    def check(
-        self, parts: Sequence[tuple[str, int]], *columns: int, dtypes: Sequence[str] = FLOATS
-    ) -> list[tuple[str, safe_open]]:
-        """Take tensors off the list of unread ones and return their names and files; only the headers are read.
+    def check(self, parts: Sequence[tuple[str, int]], *columns: int, dtypes: Sequence[str] = FLOATS) -> list[Found]:
+        """Take tensors off the list of unread ones and return where they are; only the headers are read.
 
         Args:
             parts: name and number of rows of each.
@@ -81,49 +105,73 @@ class Checkpoint:
         Raises:
             ValueError: a tensor is missing, or has another shape or dtype.
         """
-        files: list[tuple[str, safe_open]] = []
+        found: list[Found] = []
         for name, rows in parts:
-            shape = (rows, *columns)
             name = name if self._has_prefix else name.removeprefix("model.")
-            file = self._unread.pop(name, None)
-            if file is None:
-                raise ValueError(f"{self.folder} lacks the tensor {name} of shape {shape}")
-            header = file.get_slice(name)
-            if tuple(header.get_shape()) != shape:
-                raise ValueError(f"{self.folder}: {name} must have shape {shape}, got {tuple(header.get_shape())}")
-            if header.get_dtype() not in dtypes:
-                kind = "floating point" if dtypes is FLOATS else "whole"
-                raise ValueError(
-                    f"{self.folder}: {name} must hold {kind} numbers ({', '.join(dtypes)}), got {header.get_dtype()}"
-                )
-            self.num_elements += math.prod(shape)
-            files.append((name, file))
-        return files
+            form = self._files.format_of(name) if len(columns) == 1 else None
+            if form is not None and not self._is_plain(name):
+                found.append(self._check_quantised(name, form, rows, columns[0]))
+            else:
+                self._check_one(name, [(rows, *columns)], dtypes)
+                found.append(Found(name=name, rows=rows))
+            self.num_elements += math.prod((rows, *columns))
+        return found
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
+        Quantised matrices are widened, unless there is no `dtype`.
+
         Raises:
-            ValueError: see `check`; nothing is allocated then.
+            ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a value that it must not.
         """
-        files = self.check(parts, *columns)
-        dtype = self._dtype
-        if dtype is None and columns:
-            tensors = [file.get_tensor(name) for name, file in files]  # mapped, not read
-            if len(tensors) == 1:
-                self._report()
-                return tensors[0] if self._device is None else tensors[0].to(self._device)
-            dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-            stacked = _passing(sum(rows for _, rows in parts), *columns, dtype=dtype).to(self._device or "cpu")
-        else:
-            shape = (sum(rows for _, rows in parts), *columns)
-            stacked = torch.empty(shape, dtype=dtype or torch.float32, device=self._device)
+        found = self.check(parts, *columns)
+        if self._dtype is None and columns:
+            if any(one.format is not None for one in found):
+                return cast("Tensor", joined(self.read(found, columns[0])))
+            return self._stack_plain(found, *columns)
+        dtype = self._dtype or torch.float32
+        stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=dtype, device=self._device)
         start = 0
-        for (name, file), (_, rows) in zip(files, parts, strict=True):
-            stacked[start : start + rows].copy_(file.get_tensor(name))
-            start += rows
-            self._report()
+        for one in found:
+            target = stacked[start : start + one.rows]
+            if one.format is None:
+                target.copy_(self._files.read(one.name))
+                self._report(1)
+            else:
+                target.copy_(torch.from_numpy(self._read(one, one.format, columns[0]).dequantised()))
+            start += one.rows
         return stacked
+
+    def _stack_plain(self, found: Sequence[Found], *columns: int) -> Tensor:
+        """Return plain matrices one below the other in their own dtype; a single one is mapped, not read."""
+        tensors = [self._files.read(one.name) for one in found]
+        self._report(len(tensors))
+        if len(tensors) == 1:
+            return tensors[0] if self._device is None else tensors[0].to(self._device)
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        stacked = _passing(sum(one.rows for one in found), *columns, dtype=dtype)
+        start = 0
+        for one, tensor in zip(found, tensors, strict=True):
+            stacked[start : start + one.rows].copy_(tensor)
+            start += one.rows
+        return stacked if self._device is None else stacked.to(self._device)
+
+    def forms(self, parts: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
+        """Return the named matrices, each `[rows, columns]`, in the forms in which they were stored, not widened.
+
+        Raises:
+            ValueError: see `stack`.
+        """
+        return self.read(self.check(parts, columns), columns)
+
+    def read(self, found: Sequence[Found], columns: int) -> list[Weight]:
+        """Return matrices that `check` found, each of `columns` inputs, in the forms in which they were stored.
+
+        Raises:
+            ValueError: a quantised matrix holds a value that it must not.
+        """
+        return [self._plain(one) if one.format is None else self._read(one, one.format, columns) for one in found]
 
     def integers(self, name: str, rows: int) -> Tensor:
         """Return the tensor `name` `[rows]` as int64 on the CPU.
@@ -131,26 +179,98 @@ class Checkpoint:
         Raises:
             ValueError: it is missing, or has another shape or no whole numbers.
         """
-        [(_, file)] = self.check([(name, rows)], dtypes=INTEGERS)
-        self._report()
-        return file.get_tensor(name).to(torch.int64)
+        [found] = self.check([(name, rows)], dtypes=INTEGERS)
+        self._report(1)
+        return self._files.read(found.name).to(torch.int64)
 
     def finish(self, *, ignored: Callable[[str], bool]) -> None:
-        """Close the files.
+        """Close the files, and log in which forms quantised matrices were read.
 
         Raises:
             ValueError: they hold tensors that have neither been read nor checked and are not `ignored`.
         """
-        left = sorted(name for name in self._unread if not ignored(name))
+        left = sorted(
+            name
+            for name in self._unread
+            if not ignored(name) and not self._files.is_unneeded(name) and not self._is_empty_bias(name)
+        )
         if left:
             raise ValueError(f"{self.folder} holds {len(left)} unexpected tensors, the first is {left[0]}")
         self._unread.clear()
-        self._files.clear()
+        self._files.close()
+        for (stored, form, why), count in self._kept.items():
+            _log.info("%d matrices of %s as %s%s", count, stored, form, f" ({why})" if why else "")
 
-    def _report(self) -> None:
-        self._num_read += 1
-        if self._progress:
-            self._progress("reading weights", self._num_read, self._num_tensors)
+    def _is_plain(self, name: str) -> bool:
+        """Whether a matrix is stored as plain numbers, which configurations do not always say."""
+        return name in self._unread and self._files.header(name)[1] in FLOATS
+
+    def _check_one(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
+        shape = shapes[0]
+        if name not in self._unread:
+            raise ValueError(f"{self.folder} lacks the tensor {name} of shape {shape}")
+        own, dtype = self._files.header(name)
+        if own not in shapes:
+            raise ValueError(f"{self.folder}: {name} must have shape {' or '.join(map(str, shapes))}, got {own}")
+        if dtype not in dtypes:
+            kind = "floating point " if dtypes is FLOATS else "whole " if dtypes is INTEGERS else ""
+            raise ValueError(f"{self.folder}: {name} must hold {kind}numbers ({', '.join(dtypes)}), got {dtype}")
+        self._unread.discard(name)
+
+    def _check_quantised(self, name: str, form: Format, rows: int, columns: int) -> Found:
+        module = name.removesuffix(".weight")
+        try:
+            parts = form.parts(rows, columns)
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {name}: {error}") from error
+        names: dict[str, str] = {}
+        for part in parts:
+            own = module + part.suffix
+            if own not in self._unread and not part.is_optional:
+                raise ValueError(
+                    f"{self.folder} lacks the tensor {own} of shape {part.shapes[0]}; {form.name} makes {name} of "
+                    f"{part_names(parts)}"
+                )
+            if own in self._unread:
+                self._check_one(own, part.shapes, part.dtypes)
+                names[part.suffix] = own
+        self._quantised.add(module)
+        return Found(name=name, rows=rows, format=form, parts=names)
+
+    def _read(self, found: Found, form: Format, columns: int) -> Weight:
+        arrays = {suffix: _array(self._files.read(name)) for suffix, name in found.parts.items()}
+        try:
+            kept = form.read(arrays, found.rows, columns)
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {found.name}: {error}") from error
+        group = getattr(kept.weight, "group", None)
+        shown = type(kept.weight).__name__.lower() + (f" in groups of {group}" if group else "")
+        self._kept[form.name, shown, kept.why] += 1
+        self._report(len(arrays))
+        return kept.weight
+
+    def _plain(self, found: Found) -> Weight:
+        """Return a matrix of plain numbers, mapped."""
+        tensor = self._files.read(found.name).contiguous()
+        self._report(1)
+        match tensor.dtype:
+            case torch.bfloat16:
+                return BFloat16(tensor.view(torch.uint16).numpy())
+            case torch.float16:
+                return Float16(tensor.numpy())
+            case _:
+                return Float32(tensor.to(torch.float32).numpy())
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, which some tools store for every quantised matrix."""
+        module = name.removesuffix(".bias")
+        return module != name and module in self._quantised and not self._files.read(name).any()
+
+    def _report(self, count: int) -> None:
+        for _ in range(count):
+            self._num_read += 1
+            if self._progress:
+                self._progress("reading weights", self._num_read, self._num_tensors)
 
 
 def _passing(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -158,14 +278,8 @@ def _passing(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
 
-def _names(file: safe_open) -> list[str]:
-    return list(file.keys())
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, OSError) as error:  # a folder, an empty file
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+def _array(tensor: Tensor) -> Array:
+    """Return the numbers of a tensor: floating point numbers as float32, those of 8 bits as bytes."""
+    if tensor.dtype.is_floating_point:
+        return (tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor.to(torch.float32)).numpy()
+    return np.asarray(tensor.numpy())

@@ -1,4 +1,4 @@
-"""The safetensors files of a folder and the names of their tensors. Imports neither torch nor transformers."""
+"""The files with the weights of a folder, and the names of their tensors. Imports neither torch nor transformers."""
 
 # pyright: basic
 # safetensors has no types.
@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from pagewood.engine.models.fields import Fields
+from pagewood.engine.weights.gguf.tensors import FILE, GGUFTensors
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -18,12 +19,14 @@ _FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights of a folder.
+    """Return the files that hold the weights of a folder: safetensors, or the GGUF file for which it was made.
 
     Raises:
-        FileNotFoundError: there are no safetensors in it.
+        FileNotFoundError: there are no weights in it.
         ValueError: its index is not valid.
     """
+    if (folder / FILE).is_file():
+        return [folder / FILE]
     if (folder / _INDEX).exists():
         weight_map = _weight_map(folder)
         names = sorted({weight_map.text(name) for name in weight_map.values})
@@ -45,10 +48,12 @@ def tensor_names(folder: str | Path) -> frozenset[str]:
     """Return the names of all tensors of a folder, from its index or from the header of its only file.
 
     Raises:
-        FileNotFoundError: there are no safetensors in it.
+        FileNotFoundError: there are no weights in it.
         ValueError: its index or its file is damaged.
     """
     folder = Path(folder)
+    if (folder / FILE).is_file():
+        return frozenset(GGUFTensors(folder / FILE).names())
     if (folder / _INDEX).exists():
         return frozenset(_weight_map(folder).values)
     [path] = checkpoint_files(folder)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.models.rope_config import MAX_POSITION, RopeConfig, read_rope
+from pagewood.engine.weights.quantisation import check_method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +150,7 @@ _TRAITS: Mapping[str, _Traits] = MappingProxyType(
 
 
 def _read(fields: Fields, generation: Fields, architecture: str, traits: _Traits) -> ModelConfig:
-    if fields.section("quantization_config") is not None:
-        raise ValueError(f"{fields.source}: quantization_config must be absent, quantised weights are not supported")
+    check_method(fields)
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ValueError(f"{fields.source}: hidden_act must be silu, got {activation!r}")

@@ -46,7 +46,7 @@ class LLM:
     many callers, use `AsyncLLM`.
 
     Args:
-        model: folder of a Hugging Face model; None: the embedded model.
+        model: folder of a Hugging Face model, or a GGUF file; None: the embedded model.
         options: fields of `EngineConfig`.
 
     Raises:

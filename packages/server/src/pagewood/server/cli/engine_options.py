@@ -17,8 +17,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--model",
         metavar="PATH",
-        help="folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json (default: the small model "
-        "that ships with Pagewood)",
+        help="folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json; or a GGUF file (default: the "
+        "small model that ships with Pagewood)",
     )
     model.add_argument(
         "--device",

@@ -1,0 +1,162 @@
+"""The named tensors of safetensors files or of a GGUF file, mapped into memory."""
+
+# pyright: basic
+# safetensors has no types.
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pagewood.engine.models.checkpoint_files import checkpoint_files
+from pagewood.engine.weights.formats import Format
+from pagewood.engine.weights.gguf.tensors import FILE, GGUFTensors
+from pagewood.engine.weights.quantisation import read_quantisation
+
+
+class TensorFiles(Protocol):
+    """Where the tensors of a checkpoint lie. Names are those of Hugging Face's decoders."""
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
+        ...
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Return the shape and the dtype of a tensor, as headers of safetensors name it."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the CPU."""
+        ...
+
+    def format_of(self, name: str) -> Format | None:
+        """Return how a matrix is quantised; None: it consists of plain numbers."""
+        ...
+
+    def is_unneeded(self, name: str) -> bool:
+        """Whether no decoder reads a tensor."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+class SafetensorsFiles:
+    """`TensorFiles` of a Hugging Face folder."""
+
+    __slots__ = ("_files", "_quantisation")
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files.
+
+        Raises:
+            FileNotFoundError: there are no safetensors in it, or a file of its index is missing.
+            ValueError: a file is damaged, or its quantisation is not supported.
+        """
+        opened = [_open(path) for path in checkpoint_files(folder)]
+        self._files = {name: file for file in opened for name in _keys(file)}  # written by: close
+        self._quantisation = read_quantisation(folder, self._files, _metadata(opened))
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
+        return self._files
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Return shape and dtype; only the header is read."""
+        header = self._files[name].get_slice(name)
+        return tuple(header.get_shape()), header.get_dtype()
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, mapped."""
+        return self._files[name].get_tensor(name)
+
+    def format_of(self, name: str) -> Format | None:
+        """Return what config.json says."""
+        return None if self._quantisation is None else self._quantisation.format_of(name)
+
+    def is_unneeded(self, name: str) -> bool:
+        """Whether a tensor scales activations."""
+        return self._quantisation is not None and self._quantisation.is_unneeded(name)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.clear()
+
+
+class GGUFFiles:
+    """`TensorFiles` of the folder that was made for a GGUF file."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, folder: Path) -> None:
+        """Map the file.
+
+        Raises:
+            ValueError: it is damaged, or something in it is not supported.
+        """
+        self._tensors: GGUFTensors | None = GGUFTensors(folder / FILE)  # written by: close
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
+        return self._open.names()
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Return shape and type, as in "Q4_K"."""
+        return self._open.header(name)
+
+    def read(self, name: str) -> Tensor:
+        """Return plain numbers, or the bytes of blocks `[rows, bytes]`."""
+        array = self._open.array(name)
+        is_bfloat16 = array.dtype == np.uint16
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if is_bfloat16 else torch.from_numpy(array)
+
+    def format_of(self, name: str) -> Format | None:
+        """Return the blocks of a matrix."""
+        return self._open.format_of(name)
+
+    def is_unneeded(self, name: str) -> bool:
+        """Whether a tensor is part of the configuration."""
+        return self._open.is_unneeded(name)
+
+    def close(self) -> None:
+        """Drop the mapping; tensors that were read stay."""
+        self._tensors = None
+
+    @property
+    def _open(self) -> GGUFTensors:
+        assert self._tensors is not None
+        return self._tensors
+
+
+def open_tensors(folder: Path) -> TensorFiles:
+    """Open what holds the weights of a folder.
+
+    Raises:
+        FileNotFoundError: there are no weights in it.
+        ValueError: a file is damaged, or something in it is not supported.
+    """
+    return GGUFFiles(folder) if (folder / FILE).is_file() else SafetensorsFiles(folder)
+
+
+def _keys(file: safe_open) -> Iterator[str]:
+    return iter(file.keys())
+
+
+def _metadata(files: list[safe_open]) -> Mapping[str, str]:
+    return {key: value for file in files for key, value in (file.metadata() or {}).items()}
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:  # a folder, an empty file
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error

@@ -1,0 +1,90 @@
+"""Matrices of 4-bit floating point numbers: MXFP4, and NVFP4 in the words of two libraries.
+
+Source: Open Compute Project, OCP Microscaling Formats, 2023 (MXFP4: gpt-oss, compressed-tensors); NVIDIA's NVFP4.
+Legend: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewood.engine.weights.formats import FLOAT8, HALVES, Array, Kept, Part, divided
+from pagewood.engine.weights.forms import F32, Int8Group
+from pagewood.engine.weights.nearest import kept_values
+from pagewood.engine.weights.small_floats import E2M1_DOUBLED, E4M3, nibbles, powers_of_two
+
+_MX_GROUP = 32
+_NV_GROUP = 16
+_DOUBLED = E2M1_DOUBLED.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MXFP4:
+    """Numbers E2M1 with a power of two for each 32 inputs; twice a number is whole, so int8 holds them exactly."""
+
+    codes: str = "_blocks"
+    """Suffix of the numbers: `_blocks` `[N, K/32, 16]` (gpt-oss) or another for `[N, K/2]`."""
+    scales: str = "_scales"
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "mxfp4"
+
+    def parts(self, rows: int, columns: int) -> Sequence[Part]:
+        """Return numbers, two in a byte, low four bits first, and exponents `[N, K/32]`."""
+        groups = divided(columns, _MX_GROUP, "groups of mxfp4")
+        packed = (rows, groups, _MX_GROUP // 2) if self.codes == "_blocks" else (rows, columns // 2)
+        return [
+            Part(suffix=self.codes, shape=packed, dtypes=("U8",)),
+            Part(suffix=self.scales, shape=(rows, groups), dtypes=("U8", "F8_E8M0")),
+        ]
+
+    def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
+        """Return the matrix."""
+        codes = E2M1_DOUBLED[nibbles(found[self.codes].reshape(rows, -1))]
+        return Kept(weight=Int8Group(codes, powers_of_two(found[self.scales], bias=128), None, _MX_GROUP))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NVFP4:
+    """Numbers E2M1 with a scale E4M3 for each 16 inputs, and a scale of the whole matrix."""
+
+    codes: str
+    """Suffix of the numbers `[N, K/2]`, two in a byte, low four bits first."""
+    scales: str
+    whole: str
+    """Suffix of the scale of the whole matrix."""
+    divides: bool
+    """Whether values are divided by the scale of the whole matrix, and not multiplied."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "nvfp4"
+
+    def parts(self, rows: int, columns: int) -> Sequence[Part]:
+        """Return numbers, scales `[N, K/16]` and the scale of the whole matrix."""
+        groups = divided(columns, _NV_GROUP, "groups of nvfp4")
+        return [
+            Part(suffix=self.codes, shape=(rows, columns // 2), dtypes=("U8",)),
+            Part(suffix=self.scales, shape=(rows, groups), dtypes=FLOAT8),
+            Part(suffix=self.whole, shape=[(), (1,), (1, 1)], dtypes=HALVES),
+        ]
+
+    def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
+        """Return the matrix."""
+        packed, whole = found[self.codes], np.float32(found[self.whole].reshape(()))
+        if self.divides and not whole:
+            raise ValueError(f"{self.whole} must not be 0, because values are divided by it")
+        scales: F32 = E4M3[found[self.scales]] / (2 * whole) if self.divides else E4M3[found[self.scales]] * whole / 2
+
+        def decode(run: slice) -> F32:
+            values = _DOUBLED.take(nibbles(packed[run])).reshape(-1, columns // _NV_GROUP, _NV_GROUP)
+            values *= scales[run, :, None]
+            return values.reshape(-1, columns)
+
+        return kept_values(rows, columns, decode, why="its groups are of 16 inputs")

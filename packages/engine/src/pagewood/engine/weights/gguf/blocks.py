@@ -1,0 +1,141 @@
+"""The block types of GGUF as forms: groups of 32 inputs with whole zeros are kept as they are.
+
+Source: ggml-quants.c of llama.cpp. Legend: N outputs, K inputs, B blocks of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.weights.formats import Array, Kept, Part
+from pagewood.engine.weights.forms import F32, Int8Group
+from pagewood.engine.weights.nearest import kept_integers, kept_values
+
+Bytes = NDArray[np.uint8]
+_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFBlocks:
+    """A matrix of blocks."""
+
+    kind: str
+    """One of the types of `file.BLOCKS` with blocks of more than one number."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"gguf {self.kind}"
+
+    def parts(self, rows: int, columns: int) -> Sequence[Part]:
+        """Return the one tensor."""
+        return [Part(suffix=".weight", shape=(rows, columns), dtypes=(self.kind,))]
+
+    def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
+        """Return the matrix; `found` has the bytes of its blocks `[N, B * bytes]`."""
+        raw: Bytes = found[".weight"]
+        match self.kind:
+            case "Q8_0":
+                blocks = raw.reshape(rows, -1, 34)
+                codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(rows, columns)
+                return Kept(weight=Int8Group(codes, _half(blocks, 0), None, _GROUP))
+            case "Q4_0":
+                blocks = raw.reshape(rows, -1, 18)
+                return kept_integers(_nibbles(blocks[:, :, 2:], rows), _half(blocks, 0), None, num_bits=4)
+            case "Q5_0":
+                blocks = raw.reshape(rows, -1, 22)
+                return kept_integers(_five_bits(blocks, 2, rows), _half(blocks, 0), None, num_bits=5)
+            case _:
+                decode, why = _DECODED[self.kind]
+                return kept_values(rows, columns, lambda run: decode(raw[run]).reshape(-1, columns), why=why)
+
+
+def _half(blocks: Bytes, at: int) -> F32:
+    """Return the float16 at byte `at` of each block, `[N, B]`."""
+    halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")
+    return halves[:, :, 0].astype(np.float32)
+
+
+def _nibbles(packed: Bytes, rows: int) -> Bytes:
+    """Return the codes `[N, K]` of blocks of 32: the low four bits of 16 bytes, then the high ones."""
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=2).reshape(rows, -1)
+
+
+def _five_bits(blocks: Bytes, at: int, rows: int) -> Bytes:
+    """Return the codes `[N, K]` of blocks of 32: fifth bits in four bytes from `at` on, then 16 bytes of the others."""
+    high = np.unpackbits(blocks[:, :, at : at + 4], axis=2, bitorder="little").reshape(rows, -1)
+    return _nibbles(blocks[:, :, at + 4 :], rows) | high << np.uint8(4)
+
+
+def _q4_1(raw: Bytes) -> F32:
+    blocks = raw.reshape(len(raw), -1, 20)
+    return _with_minimum(_nibbles(blocks[:, :, 4:], len(raw)), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_1(raw: Bytes) -> F32:
+    blocks = raw.reshape(len(raw), -1, 24)
+    return _with_minimum(_five_bits(blocks, 4, len(raw)), _half(blocks, 0), _half(blocks, 2))
+
+
+def _with_minimum(codes: Bytes, scales: F32, minima: F32) -> F32:
+    """Return code * scale + minimum, for scales and minima `[N, K / 32]`."""
+    values = codes.reshape(*scales.shape, -1).astype(np.float32)
+    values *= scales[:, :, None]
+    values += minima[:, :, None]
+    return values
+
+
+def _q4_k(raw: Bytes) -> F32:
+    blocks = raw.reshape(len(raw), -1, 144)
+    packed = blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32)
+    codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=3)
+    return _with_six_bit_scales(blocks, codes.reshape(len(raw), -1))
+
+
+def _q5_k(raw: Bytes) -> F32:
+    blocks = raw.reshape(len(raw), -1, 176)
+    packed = blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32)
+    codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=3).reshape(*blocks.shape[:2], 8, 32)
+    fifth = blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    return _with_six_bit_scales(blocks, (codes | fifth << np.uint8(4)).reshape(len(raw), -1))
+
+
+def _with_six_bit_scales(blocks: Bytes, codes: Bytes) -> F32:
+    """Return the values of blocks of 256 with two float16 and eight scales and minima of six bits in bytes 4 to 15."""
+    packed = blocks[:, :, 4:16]
+    low, middle, high = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
+    scales = np.concatenate([low & np.uint8(63), high & np.uint8(15) | low >> np.uint8(6) << np.uint8(4)], axis=2)
+    minima = np.concatenate([middle & np.uint8(63), high >> np.uint8(4) | middle >> np.uint8(6) << np.uint8(4)], axis=2)
+    rows = len(blocks)
+    wide = (_half(blocks, 0)[:, :, None] * scales.astype(np.float32)).reshape(rows, -1)
+    offsets = (_half(blocks, 2)[:, :, None] * minima.astype(np.float32)).reshape(rows, -1)
+    return _with_minimum(codes, wide, -offsets)
+
+
+def _q6_k(raw: Bytes) -> F32:
+    blocks = raw.reshape(len(raw), -1, 210)
+    low, high = blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64), blocks[:, :, 128:192]
+    nibbles = np.stack([low & np.uint8(15), low >> np.uint8(4)], axis=3).reshape(*blocks.shape[:2], 2, 4, 32)
+    pairs = high.reshape(*blocks.shape[:2], 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
+    codes: F32 = (nibbles | pairs << np.uint8(4)).reshape(*blocks.shape[:2], 16, 16).astype(np.float32)
+    codes -= 32
+    scales = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8).astype(np.float32)
+    codes *= (_half(blocks, 208)[:, :, None] * scales)[:, :, :, None]
+    return codes
+
+
+_MINIMA = "its groups have minima, not zeros"
+_DECODED: Mapping[str, tuple[Callable[[Bytes], F32], str]] = MappingProxyType(
+    {
+        "Q4_1": (_q4_1, _MINIMA),
+        "Q5_1": (_q5_1, _MINIMA),
+        "Q4_K": (_q4_k, _MINIMA),
+        "Q5_K": (_q5_k, _MINIMA),
+        "Q6_K": (_q6_k, "its groups are of 16 inputs"),
+    }
+)

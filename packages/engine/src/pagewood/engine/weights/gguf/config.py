@@ -1,0 +1,179 @@
+"""config.json and generation_config.json from the keys of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+
+from pagewood.engine.models.fields import Fields
+from pagewood.engine.weights.gguf.file import GGUFFile
+
+ARCHITECTURES = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
+)
+_INTERLEAVED = ("llama",)
+"""Whose rows llama.cpp reorders. It stores Mistral's models as llama; `transformers` reads others as mistral."""
+_LARGEST = 1 << 28
+_LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
+"""How all models stretch their rope that store its factors as a tensor."""
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_TOKENS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>"}
+)
+_CONTROL = 3
+
+
+def has_interleaved_heads(file: GGUFFile) -> bool:
+    """Whether rows of queries and keys are in the order of pairs that llama.cpp rotates."""
+    return file.metadata.get("general.architecture") in _INTERLEAVED
+
+
+def config_of(file: GGUFFile) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    Raises:
+        ValueError: the architecture or something else is not supported, or a key is missing or wrong.
+    """
+    fields = Fields(str(file.path), file.metadata)
+    name = fields.text("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{file.path}: general.architecture must be one of {known}, got {name[:80]!r}")
+    if fields.integer("split.count", 1, high=1 << 16) > 1:
+        raise ValueError(f"{file.path}: split.count must be 1, got {file.metadata['split.count']}: merge the files")
+    if fields.integer(f"{name}.expert_count", 0, high=1 << 16):
+        raise ValueError(f"{file.path}: {name}.expert_count must be 0, got {file.metadata[f'{name}.expert_count']}")
+
+    def size(key: str, default: int | None = None) -> int:
+        return fields.integer(f"{name}.{key}", default, low=1, high=_LARGEST)
+
+    heads, hidden = size("attention.head_count"), size("embedding_length")
+    rotated = size("rope.dimension_count", hidden // heads or 1)
+    head_dim = size("attention.key_length", rotated)
+    for key, value in (
+        ("rope.dimension_count", rotated),
+        ("attention.value_length", size("attention.value_length", head_dim)),
+    ):
+        if value != head_dim:
+            raise ValueError(f"{file.path}: {name}.{key} must be {head_dim}, the size of a head, got {value}")
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise ValueError(f"{file.path} lacks the tensor token_embd.weight of shape (vocabulary, {hidden})")
+    length = size("context_length")
+    window = fields.integer(f"{name}.attention.sliding_window", 0, high=_LARGEST)
+    windows: dict[str, Any] = {"sliding_window": window} if window else {}
+    if window and name == "llama":
+        architecture = "MistralForCausalLM"
+    else:
+        architecture = ARCHITECTURES[name]
+        if window and name.startswith("qwen"):
+            windows |= {"use_sliding_window": True, "max_window_layers": 0}
+    return {
+        "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "vocab_size": table.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": length,
+        "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon", low=1e-30, high=1),
+        "rope_theta": fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12),
+        "rope_scaling": _rope_scaling(file, fields, name, length, head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": _ends(fields, table.shape[0]),
+        **windows,
+    }
+
+
+def generation_config_of(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of generation_config.json: what the file recommends for drawing tokens."""
+    fields = Fields(str(file.path), file.metadata)
+    values: dict[str, Any] = {"eos_token_id": config["eos_token_id"]}
+    for key, name, high in (("temp", "temperature", 100.0), ("top_p", "top_p", 1.0), ("min_p", "min_p", 1.0)):
+        if f"general.sampling.{key}" in file.metadata:
+            values[name] = fields.number(f"general.sampling.{key}", low=0, high=high)
+    if "general.sampling.top_k" in file.metadata:
+        values["top_k"] = fields.integer("general.sampling.top_k", high=1 << 30)
+    return values
+
+
+def _rope_scaling(file: GGUFFile, fields: Fields, name: str, length: int, head_dim: int) -> dict[str, Any] | None:
+    if "rope_freqs.weight" in file.tensors:
+        return _llama3_scaling(file, fields, name, head_dim)
+    kind = fields.text(f"{name}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"{file.path}: {name}.rope.scaling.type must be none, linear or yarn, got {kind[:80]!r}")
+    for key in ("attn_factor", "yarn_log_multiplier"):
+        own = f"{name}.rope.scaling.{key}"
+        if fields.number(own, 1.0 if key == "attn_factor" else 0.0, low=0, high=1e3) not in (0.0, 1.0):
+            raise ValueError(f"{file.path}: {own} must be absent, got {file.metadata[own]}")
+    return {
+        "rope_type": kind,
+        "factor": fields.number(f"{name}.rope.scaling.factor", low=1, high=4096),
+        "original_max_position_embeddings": fields.integer(
+            f"{name}.rope.scaling.original_context_length", length, low=1, high=_LARGEST
+        ),
+    }
+
+
+def _llama3_scaling(file: GGUFFile, fields: Fields, name: str, head_dim: int) -> dict[str, Any] | None:
+    """Return the numbers from which the factors of the tensor rope_freqs.weight follow.
+
+    Raises:
+        ValueError: they do not follow from those of Llama 3.
+    """
+    stored = file.tensors["rope_freqs.weight"]
+    if stored.kind != "F32" or stored.shape != (head_dim // 2,):
+        raise ValueError(
+            f"{file.path}: rope_freqs.weight must be F32 of shape {(head_dim // 2,)}, "
+            f"got {stored.kind} of {stored.shape}"
+        )
+    factors = file.raw("rope_freqs.weight").view("<f4").astype(np.float64)
+    if (factors == 1).all():
+        return None
+    base = fields.number(f"{name}.rope.freq_base", 10000.0, low=2, high=1e12)
+    factor = float(factors.max())
+    wavelengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
+    share = (_LLAMA3_LENGTH / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    share = np.clip(share, 0, 1)
+    with np.errstate(all="ignore"):
+        expected = 1 / ((1 - share) / factor + share)
+    if not np.allclose(factors, expected, rtol=1e-3, atol=0):
+        raise ValueError(f"{file.path}: rope_freqs.weight must hold the factors of Llama 3's scaling, got others")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_LENGTH,
+    }
+
+
+def _ends(fields: Fields, vocab_size: int) -> list[int]:
+    """Return the tokens that end an answer: those that keys name, and those whose text says so."""
+    ends = [
+        fields.integer(f"tokenizer.ggml.{key}", low=0, high=vocab_size - 1)
+        for key in _END_KEYS
+        if f"tokenizer.ggml.{key}" in fields.values
+    ]
+    tokens = (fields.texts("tokenizer.ggml.tokens") or ())[:vocab_size]
+    kinds = fields.values.get("tokenizer.ggml.token_type")
+    if isinstance(kinds, list):
+        named = zip(tokens, cast("list[object]", kinds), strict=False)
+        ends += [i for i, (token, kind) in enumerate(named) if kind == _CONTROL and token in _END_TOKENS]
+    return list(dict.fromkeys(ends))

@@ -1,0 +1,87 @@
+"""torchao: what the headers of safetensors say about the parts of a tensor; no code of the checkpoint is run.
+
+Source: torchao 0.18, `prototype/safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import cast
+
+from pagewood.engine.models.fields import Fields
+from pagewood.engine.weights.float8 import Float8
+from pagewood.engine.weights.formats import Format
+from pagewood.engine.weights.integers import Bytes, scales_of
+
+_READ = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_LARGEST = 1 << 24
+_PARTS = "._weight"  # of the weight of a module, as in `q_proj._weight_qdata`
+
+
+def torchao_formats(metadata: Mapping[str, str], source: str) -> dict[str, Format]:
+    """Return the format of each quantised matrix by the name of its module.
+
+    Args:
+        metadata: of the headers of all safetensors.
+        source: of the configuration, for errors.
+
+    Raises:
+        ValueError: the headers do not say how tensors are stored, or a kind of tensor is not supported.
+    """
+    if "tensor_names" not in metadata:
+        raise ValueError(
+            f"{source}: quant_method torchao must come with safetensors whose headers describe their tensors "
+            "(torchao 0.15 and later), got headers without tensor_names"
+        )
+    formats: dict[str, Format] = {}
+    for name, text in metadata.items():
+        if not name.endswith(".weight"):
+            continue
+        fields = _object(text, f"{source}: header of {name}")
+        kind = fields.text("_type")
+        if kind != "Tensor":
+            formats[name.removesuffix(".weight")] = _format(kind, fields)
+    return formats
+
+
+def _format(kind: str, fields: Fields) -> Format:
+    if kind not in _READ:
+        raise ValueError(f"{fields.source}: _type must be one of Tensor, {', '.join(_READ)}, got {kind[:80]!r}")
+    data = fields.section("_data") or fields.empty("_data")
+    block = data.integers("block_size", low=1, high=_LARGEST)
+    if len(block) != 2:
+        raise ValueError(f"{data.source}: block_size must have 2 entries, got {len(block)}")
+    parts = fields.texts("_tensor_data_names") or ()
+    if "act_pre_scale" in parts:
+        raise ValueError(f"{fields.source}: _tensor_data_names must not have act_pre_scale, which changes activations")
+    if kind == "Float8Tensor":
+        return Float8(
+            name="torchao Float8Tensor", block=(block[0], block[1]), scale=f"{_PARTS}_scale", codes=f"{_PARTS}_qdata"
+        )
+    if block[0] != 1:
+        raise ValueError(f"{data.source}: block_size must begin with 1, got {block[0]}")
+    num_bits = 8
+    if kind == "IntxUnpackedToInt8Tensor":
+        dtype = (data.section("target_dtype") or data.empty("target_dtype")).text("_data")
+        if dtype not in [f"int{bits}" for bits in range(1, 9)]:
+            raise ValueError(f"{data.source}: target_dtype must be int1 to int8, got {dtype[:80]!r}")
+        num_bits = int(dtype.removeprefix("int"))
+    return Bytes(
+        name=f"torchao {kind}",
+        num_bits=num_bits,
+        scales=scales_of(block[1]),
+        zeros="stored" if "zero_point" in parts else "none",
+        prefix=_PARTS,
+        codes=f"{_PARTS}_qdata",
+    )
+
+
+def _object(text: str, source: str) -> Fields:
+    try:
+        values: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} must hold JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{source} must hold a JSON object, got {type(values).__name__}")
+    return Fields(source, cast("dict[str, object]", values))

@@ -1,0 +1,403 @@
+"""GGUF files: weights are those that the `gguf` package reads, tokens and answers those of `transformers`."""
+
+# pyright: basic
+# gguf, torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import pre_tokenizers
+
+import gguf_files
+import quantised_folders
+from pagewood.engine import LLM, SamplingParams
+from pagewood.engine.folder import default_sampling, find_drafter, model_folder, model_name
+from pagewood.engine.load import check_weights
+from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.rope_config import Llama3Scaling, YarnScaling
+from pagewood.engine.text import Tokenizer
+from pagewood.engine.tiers import model_fingerprint
+from pagewood.engine.weights.gguf import folder
+
+ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+END = {"tokenizer.ggml.eos_token_id": 2}
+GROUPS_OF_32 = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+EXACT = {
+    "Q4_0": "Int4",
+    "Q5_0": "Int8Group",
+    "Q8_0": "Int8Group",
+    "F32": "Float32",
+    "F16": "Float16",
+    "BF16": "BFloat16",
+}
+TEXTS = [
+    "What is 12 + 7?",
+    "  two  spaces\n\n\nand lines\r\n",
+    "don't WE'LL it's",
+    "naïve façade, Straße",
+    "日本語 テキスト",
+    "1234567 89",
+    "a\tb",
+    "emoji 🙂🙃",
+    "",
+    " ",
+    "x=y+1; // note",
+    "<|user|>text<|end|>",
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of these files only: that of kernels stays."""
+    monkeypatch.setattr(folder, "cache_root", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_the_cache_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("PAGEWOOD_CACHE", "/d")
+    assert folder.cache_root() == Path("/d/gguf")
+    monkeypatch.delenv("PAGEWOOD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/a/b")
+    assert folder.cache_root() == Path("/a/b/pagewood/gguf")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/c")
+    assert folder.cache_root() == Path("/home/c/.cache/pagewood/gguf")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One tiny model for each architecture; that of llama has 256 inputs everywhere, as K-quants need."""
+    made: dict[str, Path] = {}
+    for name, kind in ARCHITECTURES.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        quantised_folders.write_model(made[name], architecture=kind, tie_word_embeddings=name == "qwen3")
+    return made
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose projections have 256 or 512 inputs."""
+    made = tmp_path_factory.mktemp("wide")
+    config = transformers.LlamaConfig(
+        vocab_size=60, hidden_size=256, intermediate_size=512, num_hidden_layers=1, head_dim=64, eos_token_id=0,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(config).save_pretrained(made)
+    return made
+
+
+def compare(file: Path, expected: dict[str, torch.Tensor]) -> list[str]:
+    """Compare all weights; return the forms of the matrices."""
+    made = model_folder(file)
+    checkpoint = Checkpoint(made, dtype=torch.float32)
+    forms: list[str] = []
+    for name, weight in expected.items():
+        if weight.ndim == 1:
+            assert checkpoint.stack([(name, len(weight))]).equal(weight), name
+            continue
+        [form] = checkpoint.forms([(name, len(weight))], weight.shape[1])
+        forms.append(type(form).__name__)
+        values = torch.from_numpy(form.dequantised())
+        largest = weight.abs().amax(dim=1)
+        allowed = 2.0**-11 if forms[-1] == "Float16" else 2.0**-22
+        assert bool(((values - weight).abs().amax(dim=1) <= allowed * largest).all()), (name, forms[-1])
+    checkpoint.finish(ignored=lambda name: False)
+    check_weights(made, ModelConfig.from_folder(made))
+    return forms
+
+
+@pytest.mark.parametrize("kind", GROUPS_OF_32)
+def test_groups_of_32_inputs(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    expected = gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", kinds=[kind])
+    assert set(compare(tmp_path / "m.gguf", expected)) == {EXACT.get(kind, "Float16")}
+
+
+@pytest.mark.parametrize("kind", K_QUANTS)
+def test_random_blocks_of_256_inputs(kind: str, wide: Path, tmp_path: Path) -> None:
+    expected = gguf_files.write_gguf(wide, tmp_path / "m.gguf", architecture="llama", kinds=[kind])
+    assert set(compare(tmp_path / "m.gguf", expected)) == {"Float16"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_types_may_differ_in_a_file(architecture: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    expected = gguf_files.write_gguf(
+        folders[architecture], file, architecture=architecture, kinds=["Q8_0", "F16", "Q4_0", "Q5_1", "F32"]
+    )
+    assert set(compare(file, expected)) == {"Int8Group", "Float16", "Int4", "Float32"}
+    config, own = ModelConfig.from_folder(folders[architecture]), ModelConfig.from_folder(model_folder(file))
+    for name in ("architecture", "head_dim", "num_kv_heads", "qkv_bias", "qk_norm", "tied_embeddings", "rope"):
+        assert getattr(own, name) == getattr(config, name), name
+    assert own.norm_epsilon == pytest.approx(config.norm_epsilon)
+    assert own.eos_token_ids == (0,)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_answers_are_those_of_transformers(
+    architecture: str, kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """With codes of eight bits, activations are rounded too, so only the probabilities are near."""
+    file = tmp_path / "m.gguf"
+    weights = gguf_files.write_gguf(folders[architecture], file, architecture=architecture, kinds=[kind])
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[architecture], dtype=torch.float32)
+    model.load_state_dict(weights, strict=architecture != "qwen3")
+    prompt = [3, 17, 9, 41, 5, 28]
+    expected = model.generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    with torch.no_grad():
+        scores = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    with LLM(str(file), max_running=1, max_total_tokens=64, max_length=64) as llm:
+        sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+        [completion] = llm.generate([prompt], sampling)
+    if kind == "F16":
+        assert list(completion.tokens) == expected[0, len(prompt) :].tolist()
+    found = [one.logprob for one in completion.prompt_logprobs]
+    wanted = [float(scores[i, token]) for i, token in enumerate(prompt[1:])]
+    assert found == pytest.approx(wanted, abs=1e-4 if kind == "F16" else 0.15)
+
+
+def test_a_file_answers_like_the_folder_that_it_was_made_of(tmp_path: Path) -> None:
+    demo, file = model_folder(None), tmp_path / "demo.gguf"
+    template = (demo / "chat_template.jinja").read_text()
+    tokenizer = gguf_files.byte_level_tokenizer(demo / "tokenizer.json", pre="gpt-2")
+    keys = {"tokenizer.chat_template": template, "general.sampling.temp": 0.5, "general.sampling.top_k": 7}
+    gguf_files.write_gguf(demo, file, architecture="llama", tokenizer=tokenizer, keys=keys)
+    sampling = SamplingParams(temperature=0, max_tokens=16)
+    with LLM(max_running=1, max_total_tokens=256) as llm:
+        prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "Reverse: stone"}]).tolist()
+        [expected] = llm.generate([prompt], sampling)
+    with LLM(str(file), max_running=1, max_total_tokens=256) as llm:
+        assert llm.tokenizer.encode_chat([{"role": "user", "content": "Reverse: stone"}]).tolist() == prompt
+        [found] = llm.generate([prompt], sampling)
+    assert found.tokens == expected.tokens
+    assert found.text == expected.text
+    made = model_folder(str(file))
+    assert model_name(file) == "demo"
+    assert (default_sampling(made).temperature, default_sampling(made).top_k) == (0.5, 7)
+    assert find_drafter(made, "auto").kind == "ngram"
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "tekken"])
+def test_byte_level_tokens_are_those_of_transformers(pre: str, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    values = gguf_files.byte_level_tokenizer(model_folder(None) / "tokenizer.json", pre=pre)
+    values["tokenizer.ggml.token_type"][4] = 4  # user-defined: matched whole, but part of the text
+    gguf_files.write_gguf(model_folder(None), file, architecture="llama", tokenizer=values)
+    reference: Any = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    own = Tokenizer.from_folder(model_folder(file))
+    for text in TEXTS:
+        expected = reference.encode(text, add_special_tokens=False)
+        if pre == "qwen2":
+            expected = reference.encode(normalize("NFC", text), add_special_tokens=False)
+        assert own.encode(text, add_special_tokens=False).tolist() == expected, text
+        assert own.decode(expected, skip_special_tokens=False) == reference.decode(expected), text
+    assert "<|assistant|>" not in own.special_tokens
+    assert "<|user|>" in own.special_tokens
+
+
+def test_digits_are_split_for_smollm(tmp_path: Path) -> None:
+    """SmolLM's tokenizer.json has Digits and GPT-2's expression; `transformers` does not know its name in files."""
+    source = model_folder(None) / "tokenizer.json"
+    values = gguf_files.byte_level_tokenizer(source, pre="smollm")
+    gguf_files.write_gguf(model_folder(None), tmp_path / "m.gguf", architecture="llama", tokenizer=values)
+    reference = tokenizers.Tokenizer.from_file(str(source))
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    reference.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    own = Tokenizer.from_folder(model_folder(tmp_path / "m.gguf"))
+    for text in TEXTS:
+        assert own.encode(text, add_special_tokens=False).tolist() == reference.encode(text).ids, text
+
+
+def test_sentence_pieces_are_those_of_transformers(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    values = gguf_files.sentence_pieces(size=340)
+    shutil.copytree(folders["llama"], source)
+    write_wide_vocabulary(source, 340)
+    gguf_files.write_gguf(
+        source, tmp_path / "m.gguf", architecture="llama", tokenizer=values, keys={"tokenizer.ggml.eos_token_id": 2}
+    )
+    reference: Any = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    own = Tokenizer.from_folder(model_folder(tmp_path / "m.gguf"))
+    random = np.random.default_rng(3)
+    letters = [*" abcdefghilmnorstu", "é", "\n"]
+    texts = ["".join(letters[i] for i in random.integers(0, len(letters), 30)) for _ in range(40)]
+    for text in [*texts, *TEXTS]:
+        assert own.encode(text).tolist() == reference.encode(text), text
+        ids = reference.encode(text, add_special_tokens=False)
+        assert own.encode(text, add_special_tokens=False).tolist() == ids
+        assert own.decode(ids) == reference.decode(ids), text
+    assert own.encode("a").tolist()[0] == 1  # the token that begins a text
+    assert ModelConfig.from_folder(model_folder(tmp_path / "m.gguf")).eos_token_ids == (2,)
+
+
+def write_wide_vocabulary(path: Path, size: int) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.randn(size, weights[name].shape[1])
+    save_file(weights, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+
+
+def test_merges_decide_as_sentence_pieces_do(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The score of what two pieces make decides, however long they are."""
+    values = gguf_files.sentence_pieces(size=340)
+    tokens, scores = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.scores"]
+    source = tmp_path / "source"
+    shutil.copytree(folders["llama"], source)
+    write_wide_vocabulary(source, 340)
+    gguf_files.write_gguf(
+        source, tmp_path / "m.gguf", architecture="llama", tokenizer=values, keys={"tokenizer.ggml.eos_token_id": 2}
+    )
+    own = tokenizers.Tokenizer.from_file(str(model_folder(tmp_path / "m.gguf") / "tokenizer.json"))
+    known = dict(zip(tokens, scores, strict=True))
+    random = np.random.default_rng(4)
+    parts = [token for token in tokens[259:] if not token.startswith("▁")]
+    for _ in range(100):
+        word = "▁" + "".join(parts[i] for i in random.integers(0, len(parts), 6))
+        pieces = list(word)
+        while True:  # llama.cpp's loop: the best pair, the leftmost of equal ones
+            pairs = [(known[a + b], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in known]
+            if not pairs:
+                break
+            at = -max(pairs)[1]
+            pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+        assert own.encode(word[1:], add_special_tokens=False).tokens == pieces
+
+
+def llama3_factors(base: float, head_dim: int, factor: float) -> list[float]:
+    """The loop of llama.cpp's converter for Llama 3.1."""
+    factors: list[float] = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * base ** (i / head_dim)
+        if wavelength < 8192 / 4:
+            factors.append(1)
+        elif wavelength > 8192 / 1:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
+
+
+def test_ropes_that_are_scaled(folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    keys: dict[str, Any] = {"llama.rope.freq_base": 500000.0}
+    factors = llama3_factors(500000.0, 16, 32.0)
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys, rope_factors=factors)
+    scaling = ModelConfig.from_folder(model_folder(file)).rope.scaling
+    assert scaling == Llama3Scaling(
+        factor=32.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0
+    )
+    check_weights(model_folder(file), ModelConfig.from_folder(model_folder(file)))
+    factors[3] *= 1.1
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys, rope_factors=factors)
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight must hold the factors of Llama 3's scaling"):
+        model_folder(file)
+    keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    keys["llama.rope.scaling.original_context_length"] = 64
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", keys=keys)
+    scaling = ModelConfig.from_folder(model_folder(file)).rope.scaling
+    assert isinstance(scaling, YarnScaling)
+    assert (scaling.factor, scaling.original_length) == (4.0, 64)
+
+
+def test_templates_have_names(folders: dict[str, Path], tmp_path: Path) -> None:
+    keys = {
+        "tokenizer.chat_template": "plain {{ messages[0].content }}",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "tools {{ messages[0].content }}",
+    }
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", keys=keys)
+    own = Tokenizer.from_folder(model_folder(tmp_path / "m.gguf"))
+    assert own.render_chat([{"role": "user", "content": "a"}]) == "plain a"
+    assert own.render_chat([{"role": "user", "content": "a"}], tools=[{}]) == "tools a"
+
+
+def test_a_changed_file_has_another_folder(folders: dict[str, Path], tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "m.gguf"
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama")
+    first = model_folder(file)
+    assert first == model_folder(str(file))
+    assert first.parent == cache
+    stamp = model_fingerprint(first)
+    gguf_files.write_gguf(folders["llama"], file, architecture="llama", kinds=["F16"])
+    assert model_folder(file) != first
+    assert model_fingerprint(model_folder(file)) != stamp
+    assert len(list(cache.iterdir())) == 2  # no temporary ones are left
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(folder, "cache_root", lambda: tmp_path / "file" / "cache")
+    made = model_folder(tmp_path / "m.gguf")
+    check_weights(made, ModelConfig.from_folder(made))
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"llama.expert_count": 8}, r"llama\.expert_count must be 0, got 8"),
+        ({"split.count": 3}, r"split\.count must be 1, got 3"),
+        ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count must be 16, the size of a head, got 8"),
+        ({"llama.rope.scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),
+        ({"llama.block_count": "two"}, r"llama\.block_count must be a whole number, got 'two'"),
+        ({"llama.attention.head_count_kv": [2, 2]}, "must be a whole number"),
+        ({"tokenizer.ggml.pre": "superbpe"}, r"tokenizer\.ggml\.pre must be one of llama-bpe, .* got 'superbpe'"),
+        ({"tokenizer.ggml.model": "bert"}, "must be gpt2 or llama, got 'bert'"),
+        ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "must differ, got 'a' twice"),
+        ({"tokenizer.ggml.tokens": [str(i) for i in range(61)]}, r"at most the 60 rows of token_embd\.weight, got 61"),
+        ({"tokenizer.ggml.merges": ["a b c"]}, "must be pairs of tokens, got 'a b c'"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "token_type must be a list of 60 numbers, got 2 items"),
+        ({"tokenizer.ggml.bos_token_id": 60}, r"bos_token_id must be in \[0, 59\], got 60"),
+    ],
+)
+def test_keys_that_are_not_supported(
+    keys: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", keys=keys)
+    with pytest.raises(ValueError, match=message):
+        model_folder(tmp_path / "m.gguf")
+
+
+def test_merges_of_unknown_tokens_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.merges": ["no such"]}
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", keys=keys)
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_folder(model_folder(tmp_path / "m.gguf"))
+
+
+def test_another_architecture(folders: dict[str, Path], tmp_path: Path) -> None:
+    gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="gemma3")
+    with pytest.raises(ValueError, match="must be one of llama, mistral, qwen2, qwen3, got 'gemma3'"):
+        model_folder(tmp_path / "m.gguf")
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"no GGUF")
+    with pytest.raises(FileNotFoundError, match="must be a folder with a Hugging Face model or a GGUF file"):
+        model_folder(tmp_path / "m.gguf")
