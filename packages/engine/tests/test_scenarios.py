@@ -291,7 +291,7 @@ class AuditedOrder:
 def run_audited(scenario: Scenario, name: str) -> None:
     """Run a scenario with an order that depends on requests and time only; audit the queue and the running requests."""
     config = replace(scenario.config, schedule_policy=name)
-    watches = config.prefix_cache and name in MATCH_ORDERS
+    watches = config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru")
 
     def audit(engine: Engine) -> None:
         state = engine._state  # pyright: ignore[reportPrivateUsage]

@@ -3,7 +3,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -11,6 +11,18 @@ from pagewood.kvpool import Moves, OutOfPages, PageAllocator
 from pagewood.kvpool.testing import elastic_allocator_conformance
 
 TestConformance = elastic_allocator_conformance(PageAllocator).TestCase
+
+
+class ByArrays(PageAllocator):
+    """Takes the way of many pages for few pages too."""
+
+    def _free_few(self, pages: list[int]) -> bool:
+        return False
+
+
+ConformanceByArrays = elastic_allocator_conformance(ByArrays)
+ConformanceByArrays.TestCase.settings = settings(max_examples=30, deadline=None)
+TestConformanceByArrays = ConformanceByArrays.TestCase
 
 
 def pages(*ids: int) -> NDArray[np.int32]:
@@ -275,3 +287,25 @@ def test_importing_the_package_imports_no_torch():
 
     code = "import sys, pagewood.kvpool, pagewood.kvpool.testing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_one_call_evicts_what_is_lacking_and_allocates() -> None:
+    allocator = PageAllocator(8)
+    cached = [allocator.alloc(5)]
+    asked: list[int] = []
+
+    def evict(num_pages: int) -> NDArray[np.int32]:
+        asked.append(num_pages)
+        given, cached[0] = cached[0][:num_pages], cached[0][num_pages:]
+        return given
+
+    row = np.zeros(4, np.int32)
+    assert sorted(allocator.alloc(4, out=row, evict=evict).tolist()) == [0, 5, 6, 7]
+    assert asked == [1]
+    assert sorted(row.tolist()) == [0, 5, 6, 7]
+    with pytest.raises(OutOfPages):
+        allocator.alloc(5, evict=evict)  # the cache has four pages: they are free now, and not lost
+    assert (asked, allocator.num_free) == ([1, 5], 4)
+    allocator.free(row)
+    assert allocator.alloc(8, evict=evict).shape == (8,)
+    assert asked == [1, 5]

@@ -1,4 +1,5 @@
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,3 +131,15 @@ def test_the_table_is_read_only():
 def test_sizes_must_be_at_least_one(num_rows: int, max_pages: int, name: str):
     with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
         RowPool(num_rows, max_pages)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, np.uint32, np.bool_])
+def test_only_int32_is_appended(dtype: Any) -> None:
+    pool = RowPool(2, 4)
+    tickets = pool.alloc(1)
+    one, counts = np.array([1], np.int32), np.array([1], np.int32)
+    with pytest.raises(ValueError, match="pages must be int32 with one dimension"):
+        pool.append(tickets, one.astype(dtype), counts)
+    with pytest.raises(ValueError, match="counts must be int32 with one dimension"):
+        pool.append(tickets, one, counts.astype(dtype))
+    assert pool.num_pages(tickets).tolist() == [0]

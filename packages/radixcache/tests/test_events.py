@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from pagewood.radixcache import Node, RadixCache
+from pagewood.radixcache import Namespace, Node, RadixCache
 from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.events import (
     AllBlocksCleared,
@@ -36,9 +36,17 @@ def ids(*items: int) -> Int32:
     return np.array(items, np.int32)
 
 
-def name_of(namespace: str | None, pages: Sequence[Sequence[int]]) -> bytes:
+def name_of(namespace: Namespace, pages: Sequence[Sequence[int]]) -> bytes:
     """Return the name of the last page, computed as `hashing` documents it."""
-    name = hashlib.sha256(b"pagewood block 1" + (b"" if namespace is None else b":" + namespace.encode())).digest()
+    start = "pagewood block 1"
+    if isinstance(namespace, tuple):
+        start += "("
+        for part in namespace:
+            text = "" if part is None else str(part)
+            start += f"{'n' if part is None else type(part).__name__[0]}{len(text)}:{text}"
+    elif namespace is not None:
+        start += ":" + namespace
+    name = hashlib.sha256(start.encode()).digest()
     for page in pages:
         tokens = b"".join(token.to_bytes(4, "little", signed=True) for token in page)
         name = hashlib.sha256(name + tokens).digest()

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from pagewood.radixcache import RadixCache
+from pagewood.radixcache import Namespace, RadixCache
 from pagewood.radixcache.arrays import Int32
 
 
@@ -17,23 +17,23 @@ class Mirror:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.pages: dict[int, tuple[str | None, int | None, list[int]]] = {}
+        self.pages: dict[int, tuple[Namespace, int | None, list[int]]] = {}
         self.calls: list[str] = []
 
-    def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
+    def stored(self, namespace: Namespace, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
         self.calls.append("stored")
         for page, page_tokens in zip(pages.tolist(), tokens.reshape(-1, self.page_size).tolist(), strict=True):
             assert page not in self.pages
             self.pages[page] = (namespace, parent_page, page_tokens)
             parent_page = page
 
-    def removed(self, namespace: str | None, pages: Int32) -> None:
+    def removed(self, namespace: Namespace, pages: Int32) -> None:
         self.calls.append("removed")
         for page in reversed(pages.tolist()):
             assert all(parent != page for _, parent, _ in self.pages.values())
             assert self.pages.pop(page)[0] == namespace
 
-    def cleared(self, namespace: str | None) -> None:
+    def cleared(self, namespace: Namespace) -> None:
         self.calls.append(f"cleared {namespace}")
 
 
@@ -56,7 +56,7 @@ STEPS = st.lists(
 
 @given(st.integers(1, 3), STEPS)
 def test_the_notifications_add_up_to_the_tree(
-    page_size: int, steps: list[tuple[str | None, list[int]] | int | None]
+    page_size: int, steps: list[tuple[Namespace, list[int]] | int | None]
 ) -> None:
     cache, mirror, num_made = RadixCache(page_size), Mirror(page_size), 0
     cache.observe(mirror)

@@ -179,7 +179,7 @@ FAULTS: dict[str, tuple[str, Any, str, Any]] = {
     "hits are not counted": ("LFU", Scored, "hit", do_nothing),
     "uses are not recorded": ("LFU", Scored, "_use", do_nothing),
     "a run is evicted as a whole": ("tail-optimised", Scored, "cut", cut_nowhere),
-    "priorities never end": ("priority and TTL", Scored, "_await_deadline", do_nothing),
+    "priorities never end": ("priority and TTL", Scored, "_await_deadlines", do_nothing),
     "a parent without children does not become a leaf": ("FIFO", Scored, "expose", do_nothing),
     "watched pages are evicted like any other": ("queue-informed", Watches, "watched_end", return_zero),
     "S3-FIFO evicts locked pages": ("S3-FIFO", Edge, "is_free_leaf", property(return_true)),

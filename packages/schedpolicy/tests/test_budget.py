@@ -1,4 +1,5 @@
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -138,8 +139,14 @@ def test_arguments_of_a_step_are_checked():
         budget.open(-1)
     with pytest.raises(ValueError, match="n must be >= 1, got 0"):
         budget.open(0).take_decode(0)
-    with pytest.raises(ValueError, match="wanted must be >= 1, got 0"):
-        budget.open(0).take_prefill(0)
+    with pytest.raises(ValueError, match="wanted must be >= 0, got -1"):
+        budget.open(0).take_prefill(-1)
+
+
+def test_a_prompt_that_is_wholly_cached_takes_nothing():
+    step = Budget(max_step_tokens=8, max_chunk_tokens=None, max_running=8, max_prefills=1).open(0)
+    assert (step.offer_prefill(0), step.take_prefill(0)) == (0, 0)
+    assert (step.num_left, step.num_prefills, step.can_admit) == (8, 0, True)
 
 
 def test_prompts_that_come_first_do_not_take_tokens_kept_for_decodes():
@@ -232,3 +239,25 @@ def test_a_step_may_allow_no_prompts():
     assert not step.can_admit
     assert step.take_decode()
     assert decode_first(max_running=4, max_prefill_tokens=100).open(1, max_prefill_tokens=1).can_admit
+
+
+def test_decodes_are_taken_together_as_one_by_one():
+    rng = Random(0)
+    for _ in range(300):
+        budget = Budget(
+            max_step_tokens=rng.randint(8, 20),
+            max_chunk_tokens=None,
+            max_running=8,
+            max_prefills=2,
+            prefill_first=rng.random() < 0.3,
+        )
+        num_running = rng.randint(0, 8)
+        together = budget.open(num_running, num_decodes=rng.randint(0, num_running))
+        single = replace(together)
+        wanted = rng.choice((0, 3, 30))
+        assert together.take_prefill(wanted) == single.take_prefill(wanted)
+        count = rng.randint(0, 20)
+        assert together.take_decodes(count) == sum(single.take_decode() for _ in range(count))
+        assert together == single
+    with pytest.raises(ValueError, match="num_requests must be >= 0, got -1"):
+        decode_first(max_running=1, max_prefill_tokens=1).open(0).take_decodes(-1)

@@ -85,7 +85,7 @@ class Naive:
 
     def prefix(self, num_tokens: int) -> bytes:
         num_pages = min(num_tokens, self.spec.num_prompt) // self.page_size
-        return b"".join(key.to_bytes(4, "little") for key in self.keys[:num_pages])
+        return b"".join(key.to_bytes(4, "little", signed=True) for key in self.keys[:num_pages])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,12 +344,20 @@ class NaiveReplica:
         self.release(request)
 
 
+def names_of_pages(trace: Trace, number: int, page_size: int) -> list[int]:
+    """Return the keys of the pages of a request, then names that no other page has."""
+    spec = trace.requests[number]
+    keys = list(trace.page_keys(spec, page_size))
+    num_own = (spec.num_prompt + spec.num_output - 1) // page_size - len(keys)
+    return keys + [-1_000 * (number + 1) - place for place in range(num_own)]
+
+
 def run_naively(
     trace: Trace, policies: NaivePolicies, num_pages: int, page_size: int
 ) -> tuple[list[Naive], NaiveReplica]:
     replica = NaiveReplica(policies, num_pages, page_size)
     requests = [
-        Naive(number, spec, list(trace.page_keys(spec, page_size)), page_size)
+        Naive(number, spec, names_of_pages(trace, number, page_size), page_size)
         for number, spec in enumerate(trace.requests)
     ]
     pending = list(requests)
@@ -359,6 +367,7 @@ def run_naively(
             now_s = max(now_s, pending[0].arrived_s)
         while pending and pending[0].arrived_s <= now_s:
             request = pending.pop(0)
+            request.arrived_s = now_s
             if replica.pages(request.spec.num_prompt + request.max_new_tokens - 1) > num_pages:
                 request.refused = True
                 continue

@@ -205,3 +205,51 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="path must be a file that can be made and written"):
         opened(tmp_path / "file")
+
+
+def test_a_head_of_zeros_is_no_head(tmp_path: Path) -> None:
+    """As after a loss of power: the file has its size, and nothing was written to it."""
+    disk = opened(tmp_path)
+    put(disk, 1)
+    disk.close()
+    size = (tmp_path / "pages").stat().st_size
+    (tmp_path / "pages").write_bytes(bytes(size))
+    disk = opened(tmp_path)
+    assert disk.num_held == 0
+    put(disk, 1)
+    assert held(disk, 1) == [True]
+    disk.close()
+
+
+def test_a_file_of_another_kind_is_set_aside_on_request(tmp_path: Path) -> None:
+    (tmp_path / "pages").write_bytes(b"garbage" * 1000)
+    disk = opened(tmp_path, sets_aside=True)
+    put(disk, 1)
+    disk.close()
+    assert (tmp_path / "pages.aside").read_bytes() == b"garbage" * 1000
+    disk = opened(tmp_path)
+    assert held(disk, 1) == [True]
+    disk.close()
+
+
+def test_garbage_in_the_table_is_not_believed(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    put(disk, 1)
+    disk.close()
+    with (tmp_path / "pages").open("r+b") as file:
+        file.seek(4096 + 64)
+        file.write(b"\xff" * 128)
+    disk = opened(tmp_path)
+    put(disk, 2, 3)
+    assert held(disk, 1, 2, 3) == [True, True, True]
+    disk.close()
+
+
+def test_keys_of_a_wrong_size_are_refused_and_cost_no_slot(tmp_path: Path) -> None:
+    disk = opened(tmp_path, num_pages=2)
+    for _ in range(5):
+        with pytest.raises(ValueError, match="keys must have 32 bytes, got 5"):
+            disk.put([b"short"], [page(1)])
+    put(disk, 1, 2)
+    assert held(disk, 1, 2) == [True, True]
+    disk.close()

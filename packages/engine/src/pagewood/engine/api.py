@@ -519,6 +519,9 @@ class EngineConfig:
     checkpoint, so bfloat16 and float16 stay as they are, and the logits have the bits of float32; bfloat16: rounded to
     that; int8: a scale for each output; int4: a scale for each 32 inputs. With int8 and int4, activations get eight
     bits and a scale for each token. CUDA keeps weights in `dtype`."""
+    eviction_policy: Literal["lru", "queue-lru"] = "lru"
+    """Which cached pages are evicted first. lru: those used least recently; queue-lru: the same, but pages that a
+    waiting request can use come last, which raises hits where many requests wait."""
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
     """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head,
     a little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
@@ -575,6 +578,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
+        if self.eviction_policy not in ("lru", "queue-lru"):
+            raise ValueError(f"eviction_policy must be lru or queue-lru, got {self.eviction_policy!r}")
         if not 0.0 < self.mem_fraction <= 1.0:
             raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
         if self.device != "cuda" and self.dtype not in ("auto", "float32"):

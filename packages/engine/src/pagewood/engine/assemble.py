@@ -22,7 +22,7 @@ from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.core.waiting import WaitingQueue
 from pagewood.kvpool import PageAllocator
-from pagewood.radixcache import RadixCache
+from pagewood.radixcache import LRU, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
     MATCH_ORDERS,
     PLAIN_ORDERS,
@@ -84,7 +84,7 @@ def assemble(
     page_size = info.page_size
     order = _order_name(config.schedule_policy)
     kv = KVSpace(
-        make_cache=make_cache or (partial(RadixCache, page_size) if config.prefix_cache else NoPrefixCache),
+        make_cache=make_cache or (partial(radix_cache, config, page_size) if config.prefix_cache else NoPrefixCache),
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
         num_rows=config.num_rows,
@@ -95,7 +95,7 @@ def assemble(
         deferral=InBatchDeferral[Request](page_size=page_size, max_compared=_MAX_COMPARED)
         if config.prefix_cache
         else None,
-        is_watching=config.prefix_cache and order in MATCH_ORDERS,
+        is_watching=config.prefix_cache and (order in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
     )
     state = EngineState(waiting=waiting, rank=deserving)
     planner = Planner(
@@ -141,6 +141,11 @@ def assemble(
         clock=clock,
         num_mask_helpers=_num_mask_helpers(),
     )
+
+
+def radix_cache(config: EngineConfig, page_size: int) -> RadixCache:
+    """Return an empty cache with the eviction policy of a configuration."""
+    return RadixCache(page_size, policy=QueueInformed(LRU()) if config.eviction_policy == "queue-lru" else LRU())
 
 
 def _order_name(name: str) -> str:

@@ -8,12 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.assemble import radix_cache
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
-from pagewood.radixcache import RadixCache
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class TieredCaches:
                 page_bytes=page_bytes,
                 num_bytes=num_disk_pages * page_bytes,
                 fingerprint=self._fingerprint,
+                sets_aside=True,
             )
             _log.info("disk cache: %d pages, %d of them in use", num_disk_pages, self._disk.num_held)
 
@@ -68,7 +69,7 @@ class TieredCaches:
         if self._last is not None:
             self._last.close(keep_stores=True)
         self._last = TieredIndex(
-            RadixCache(self._page_size),
+            radix_cache(self._config, self._page_size),
             device=device_pages(self._memory),
             host=self._host,
             disk=self._disk,

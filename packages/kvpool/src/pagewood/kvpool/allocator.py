@@ -1,12 +1,14 @@
 """The list of free pages: hands out page ids and takes them back."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Up to this many pages, a loop over Python ints is faster than calls of numpy.
+_FEW = 32
 # Page ids are int32.
 _MAX_PAGES = 2**31 - 1
 
@@ -57,7 +59,10 @@ class PageAllocator:
     Source: Briggs and Torczon, An Efficient Representation for Sparse Sets, 1993.
     """
 
-    __slots__ = ("_batch_depth", "_first", "_num_pages", "_num_parked", "_num_reserved", "_position", "_stack")
+    __slots__ = (
+        "_batch_depth", "_first", "_num_pages", "_num_parked", "_num_reserved", "_position", "_position_items",
+        "_stack", "_stack_items",
+    )  # fmt: skip
 
     def __init__(self, num_pages: int) -> None:
         """Create an allocator with every page free; the first pages handed out are 0, 1, 2, ...
@@ -72,10 +77,17 @@ class PageAllocator:
         self._num_pages = num_pages  # written by: resize
         # _stack[_first:] are the free pages, in the order in which they will be handed out. _stack[:_num_parked] were
         # freed in an open batch. The entries between them are stale; there are as many of them as held pages.
-        self._stack = np.arange(num_pages, dtype=np.int32)  # written by: _restack, _push, batched_frees, move
-        self._position = np.arange(num_pages, dtype=np.int32)  # written by: _restack, _push, batched_frees, move
-        self._first = 0  # written by: _restack, alloc, _push, batched_frees
-        self._num_parked = 0  # written by: _push, batched_frees
+        self._stack = np.arange(
+            num_pages, dtype=np.int32
+        )  # written by: _restack, _push, _free_few, batched_frees, move
+        self._position = np.arange(
+            num_pages, dtype=np.int32
+        )  # written by: _restack, _push, _free_few, batched_frees, move
+        # Views of these two whose items are Python ints, for a few pages at a time.
+        self._stack_items = self._stack.data  # written by: _restack
+        self._position_items = self._position.data  # written by: _restack
+        self._first = 0  # written by: _restack, alloc, _push, _free_few, batched_frees
+        self._num_parked = 0  # written by: _push, _free_few, batched_frees
         self._num_reserved = 0  # written by: reserve, unreserve
         self._batch_depth = 0  # written by: batched_frees
 
@@ -97,7 +109,13 @@ class PageAllocator:
         """Number of free pages that `alloc` does not hand out."""
         return self._num_reserved
 
-    def alloc(self, n: int, *, out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+    def alloc(
+        self,
+        n: int,
+        *,
+        out: NDArray[np.int32] | None = None,
+        evict: Callable[[int], NDArray[np.int32]] | None = None,
+    ) -> NDArray[np.int32]:
         """Hand out `n` pages; the caller holds them until it frees them.
 
         To serve many requests, make one call for the sum of their needs and split the result.
@@ -106,14 +124,18 @@ class PageAllocator:
             n: Number of pages, at least 0.
             out: `[n] int32`, the array to write the ids to, for instance the end of a row. If None, a new array is
                 made.
+            evict: Called with the number of pages that are lacking, if any; returns pages that their holder gives up,
+                which become free. The `evict` of a prefix cache is one.
 
         Returns:
             `[n] int32`, distinct page ids. The array belongs to the caller.
 
         Raises:
-            OutOfPages: Fewer than `n` pages are free. No page is allocated.
+            OutOfPages: Fewer than `n` pages are free, evicted ones included. No page is allocated.
             ValueError: `n` is negative, or `out` is not `[n] int32`. No page is allocated.
         """
+        if n > self.num_free and evict is not None:
+            self.free(evict(n - self.num_free))
         end = self._first + n
         if n > self.num_free:
             raise OutOfPages(requested=n, available=self.num_free)
@@ -138,6 +160,8 @@ class PageAllocator:
         Raises:
             ValueError: `pages` is not such an array. The message names the lowest wrong page id. No page is freed.
         """
+        if pages.size <= _FEW and pages.dtype == np.int32 and pages.ndim == 1 and self._free_few(pages.tolist()):
+            return
         index = _index(pages)
         if len(index) > self._first - self._num_parked or not self._all_held(pages, index):
             raise ValueError(self._complaint(pages))
@@ -289,6 +313,29 @@ class PageAllocator:
         self._stack[position] = moves.src
         self._position[src] = position
 
+    def _free_few(self, pages: list[int]) -> bool:
+        """Take pages back and return True; return False, with nothing changed, if one of them is wrong."""
+        stack, position, first, num_parked = self._stack_items, self._position_items, self._first, self._num_parked
+        n, num_pages = len(pages), self._num_pages
+        if n > first - num_parked or len(set(pages)) < n:
+            return False
+        for page in pages:
+            if not 0 <= page < num_pages:
+                return False
+            place = position[page]
+            if (place >= first or place < num_parked) and stack[place] == page:
+                return False  # free, or parked
+        place = num_parked if self._batch_depth else first - n
+        for page in pages:
+            position[page] = place
+            stack[place] = page
+            place += 1
+        if self._batch_depth:
+            self._num_parked = place
+        else:
+            self._first = first - n
+        return True
+
     def _all_held(self, pages: NDArray[np.int32], index: NDArray[np.intp]) -> bool:
         """Return whether all pages are held; `index` is `pages` in the type of an index."""
         try:
@@ -328,6 +375,7 @@ class PageAllocator:
         self._position = np.zeros(num_pages, dtype=np.int32)
         self._position[parked] = np.arange(num_parked, dtype=np.int32)
         self._position[free] = np.arange(first, num_pages, dtype=np.int32)
+        self._stack_items, self._position_items = self._stack.data, self._position.data
         self._first = first
 
     def _complaint(self, pages: NDArray[np.int32]) -> str:

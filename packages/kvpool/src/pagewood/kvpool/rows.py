@@ -121,9 +121,12 @@ class RowPool:
             counts: `[n] int32`, the number of pages for each row, >= 0.
 
         Raises:
-            ValueError: A ticket is not valid or occurs twice, a row has no room, or `counts` does not match `pages`. No
-                page is appended.
+            ValueError: A ticket is not valid or occurs twice, a row has no room, `counts` does not match `pages`, or
+                one of these is not a one-dimensional int32 array. No page is appended.
         """
+        for name, array in (("pages", pages), ("counts", counts)):
+            if array.dtype != np.int32 or array.ndim != 1:
+                raise ValueError(f"{name} must be int32 with one dimension, got {array.dtype} of shape {array.shape}")
         rows = self._tickets.rows(tickets)
         if counts.shape != rows.shape or counts.min(initial=0) < 0 or counts.sum() != len(pages):
             raise ValueError(f"counts must be {len(rows)} numbers >= 0 that sum to {len(pages)}, got {counts}")

@@ -2,7 +2,9 @@
 
 from pagewood.radixcache.cache import Insertion, RadixCache
 from pagewood.radixcache.explain import Cause, Explanation
+from pagewood.radixcache.extra_keys import with_extra_keys
 from pagewood.radixcache.match import Match, Partial
+from pagewood.radixcache.namespaces import ANY, Namespace
 from pagewood.radixcache.node import Node
 from pagewood.radixcache.observer import Observer, Run
 from pagewood.radixcache.policies import (
@@ -23,6 +25,7 @@ from pagewood.radixcache.usage import Usage
 from pagewood.radixcache.watches import Watch, WatchGroup
 
 __all__ = [
+    "ANY",
     "FIFO",
     "FILO",
     "GDSF",
@@ -35,6 +38,7 @@ __all__ = [
     "Explanation",
     "Insertion",
     "Match",
+    "Namespace",
     "Node",
     "Observer",
     "Partial",
@@ -48,6 +52,7 @@ __all__ = [
     "Watch",
     "WatchGroup",
     "__version__",
+    "with_extra_keys",
 ]
 
 __version__ = "0.1.0"

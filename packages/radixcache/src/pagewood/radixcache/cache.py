@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,27 +12,44 @@ from pagewood.radixcache.eviction import Limits
 from pagewood.radixcache.explain import Explanation, explain
 from pagewood.radixcache.history import History
 from pagewood.radixcache.match import Match
+from pagewood.radixcache.namespaces import ANY, AnyNamespace, Namespace
 from pagewood.radixcache.node import Edge, Node
 from pagewood.radixcache.observer import Observer, ObserverAdapter, Run
 from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
 from pagewood.radixcache.order.scored import Scored
-from pagewood.radixcache.policies import LRU
-from pagewood.radixcache.tree import Tree
+from pagewood.radixcache.policies import LRU, QueueInformed
+from pagewood.radixcache.tree import Tree, last_item
 from pagewood.radixcache.watches import Watch, Watches, WatchGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Insertion:
-    """The result of an insert.
+    """The result of an insert. Callers read it and must not change it.
 
     Attributes:
-        num_existing: number of leading pages that the tree already had. `pages[:num_existing]` still belong to the
-            caller (unless they are the very pages that the tree holds there); the other pages now belong to the tree.
+        num_existing: number of leading pages that the tree already had. Of the offered pages, the first `num_existing`
+            still belong to the caller (unless they are the very pages that the tree holds there); the others now belong
+            to the tree.
         node: handle of the inserted prefix, for `RadixCache.lock` and `after`.
     """
 
-    num_existing: int
-    node: Node
+    __slots__ = ("_parts", "node", "num_existing")
+
+    def __init__(self, num_existing: int, node: Node, parts: list[bytes]) -> None:
+        self.num_existing = num_existing
+        self.node = node
+        self._parts = parts  # the ids of the pages, as int32 bytes
+
+    @property
+    def pages(self) -> Int32:
+        """`[num_tokens // page_size] int32`, the pages that the tree has for the inserted tokens, read-only.
+
+        The first `num_existing` stand in the place of those that were offered: an engine that may still change a page
+        table can write them into it, and free its own.
+        """
+        return from_bytes(self._parts)
+
+    def __repr__(self) -> str:
+        return f"Insertion(num_existing={self.num_existing}, node={self.node!r})"
 
 
 class RadixCache:
@@ -60,7 +76,7 @@ class RadixCache:
     Source: RadixAttention (arXiv 2312.07104).
     """
 
-    __slots__ = ("_history", "_limits", "_policy", "_tree", "_watches")
+    __slots__ = ("_history", "_is_informed", "_limits", "_policy", "_tree", "_watches")
 
     def __init__(
         self,
@@ -75,6 +91,7 @@ class RadixCache:
         if history_tokens < 0:
             raise ValueError(f"history_tokens must be >= 0, got {history_tokens}")
         self._policy: AnyPolicy = LRU() if policy is None else policy
+        self._is_informed = isinstance(policy, QueueInformed)
         self._watches = Watches(page_size)
         make_order = partial(order_for, self._policy, page_size=page_size, watched_end=self._watches.watched_end)
         self._tree = Tree(page_size, make_order)
@@ -105,21 +122,21 @@ class RadixCache:
         num_unlocked = tree.num_pages - tree.num_locked
         return num_unlocked - self._limits.num_guarded() if self._limits.spaces else num_unlocked
 
-    def num_pages_in(self, namespace: str | None = None) -> int:
+    def num_pages_in(self, namespace: Namespace = None) -> int:
         """Return the number of pages that the tree owns in one namespace."""
         space = self._tree.spaces.get(namespace)
         return space.num_pages if space else 0
 
-    def num_locked_in(self, namespace: str | None = None) -> int:
+    def num_locked_in(self, namespace: Namespace = None) -> int:
         """Return the number of pages of locked prefixes in one namespace."""
         space = self._tree.spaces.get(namespace)
         return space.num_locked if space else 0
 
-    def namespaces(self) -> list[str | None]:
+    def namespaces(self) -> list[Namespace]:
         """Return the namespaces that have pages, leases or limits."""
         return list(self._tree.spaces)
 
-    def limit(self, namespace: str | None, *, quota: int | None = None, floor: int = 0) -> None:
+    def limit(self, namespace: Namespace, *, quota: int | None = None, floor: int = 0) -> None:
         """Set the limits of a namespace; a namespace has no limits until this is called.
 
         Each limited namespace has an eviction order of its own, and `evict` looks at the head of each of them. So limit
@@ -139,7 +156,7 @@ class RadixCache:
             raise ValueError(f"floor must be in [0, quota], got floor {floor}, quota {quota}")
         self._limits.set(self._tree, namespace, quota, floor)
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> Match:
+    def match(self, tokens: Int32, namespace: Namespace = None) -> Match:
         """Return the longest cached prefix of `tokens`, and count it as used.
 
         Nothing is split. If the prefix ends inside an edge, that edge counts as used only when the prefix is locked.
@@ -161,7 +178,7 @@ class RadixCache:
             edge.space.order.touch(edge, tree.tick())
         return Match(num_pages * tree.page_size, from_bytes(parts), node, tokens, tree)
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
+    def peek(self, tokens: Int32, namespace: Namespace = None) -> Match:
         """Return the same as `match` without counting a use, for example to probe a queue.
 
         Raises:
@@ -171,7 +188,7 @@ class RadixCache:
         edge, num_pages, parts = self._find(tokens, namespace)
         return Match(num_pages * tree.page_size, from_bytes(parts), Node(edge, num_pages), tokens, tree)
 
-    def watch(self, tokens: Int32, namespace: str | None = None) -> Watch:
+    def watch(self, tokens: Int32, namespace: Namespace = None) -> Watch:
         """Return a live match: until it is closed, its `num_tokens` is always what `peek` would return.
 
         An open watch takes 4 bytes per token and about 500 bytes more. It costs one step per change of its length, and
@@ -186,12 +203,12 @@ class RadixCache:
         """Return an empty group of live matches; it reports which of them have changed since the last query."""
         return WatchGroup[Any](self._watch)
 
-    def root(self, namespace: str | None = None) -> Node:
+    def root(self, namespace: Namespace = None) -> Node:
         """Return the handle of the empty prefix. It is always cached, can be locked, and can be passed as `after`."""
         return Node(self._tree.root(namespace), 0)
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Node | None = None
+        self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: Node | None = None
     ) -> Insertion:
         """Adopt the pages that the tree lacks for the whole pages of `tokens`, and count the prefix as used.
 
@@ -225,7 +242,7 @@ class RadixCache:
         else:
             base = self._edge_ending_at(after)
         key = as_key(tokens, num_pages * tree.page_size)
-        edge, num_existing, _ = tree.descend(base, key)
+        edge, num_existing, parts = tree.descend(base, key)
         adopted = pages[num_existing:num_pages]
         if num_existing < num_pages:
             tree.pages.adopt(adopted)  # the last step that can fail
@@ -234,9 +251,11 @@ class RadixCache:
             edge = tree.split(edge, end)
         now = tree.tick()
         if num_existing < num_pages:
-            edge = tree.attach(edge, bytes(key[num_existing * tree.page_bytes :]), adopted.tobytes())
+            values = adopted.tobytes()
+            parts.append(values)
+            edge = tree.attach(edge, bytes(key[num_existing * tree.page_bytes :]), values)
         edge.space.order.publish(edge, now)
-        return Insertion(num_existing=num_existing, node=Node(edge, edge.end))
+        return Insertion(num_existing, Node(edge, edge.end), parts)
 
     def lock(self, node: Node) -> Node:
         """Lock a prefix: it is not evicted until it has been unlocked as often as it was locked.
@@ -255,6 +274,25 @@ class RadixCache:
             edge.space.order.hit(edge)
         return node
 
+    def relock(self, lease: Node, node: Node) -> Node:
+        """Lock `node`, then unlock `lease`: how a growing request moves its lease after `insert`.
+
+        Returns:
+            `node`, for `insert(after=)` and `unlock`.
+
+        Raises:
+            ValueError: `lease` is not locked, the prefix of `node` has been evicted, or one of them belongs to another
+                cache. Nothing has changed.
+        """
+        tree = self._tree
+        tree.locate(lease)
+        if not lease.num_locks:
+            raise ValueError(f"lease must be locked, got {lease!r}")
+        self.lock(node)  # may split the edge of the lease
+        lease.num_locks -= 1
+        tree.unlock(tree.locate(lease))
+        return node
+
     def unlock(self, node: Node) -> None:
         """Undo one `lock` of this handle, and count the prefix as used.
 
@@ -268,21 +306,26 @@ class RadixCache:
         self._tree.unlock(edge)
 
     def retain(self, node: Node, *, priority: int, until: float = math.inf, start: int = 0) -> None:
-        """Set the priority of the pages of a prefix; pages with lower priorities are evicted first.
+        """Give the pages of a prefix a priority; pages with lower priorities are evicted first.
+
+        A page that was given several priorities, for instance as part of a shared prefix, has the highest of those that
+        have not ended. So a call never lowers what another call has given.
 
         Args:
             node: the prefix.
-            priority: pages without a priority of their own have 0.
-            until: when the priority goes back to 0, in seconds of the clock of `Retained`.
+            priority: pages without a priority have 0.
+            until: when the priority ends, in seconds of the clock of `Retained`.
             start: number of pages at the start of the prefix to leave unchanged.
 
         Raises:
-            ValueError: the policy of the cache is not `Retained`; `start` is not the index of a page of the prefix; the
-                prefix has been evicted, or `node` belongs to another cache.
+            ValueError: the policy of the cache is not `Retained`; `until` is NaN; `start` is not the index of a page of
+                the prefix; the prefix has been evicted, or `node` belongs to another cache.
         """
         tree = self._tree
         if not 0 <= start < max(1, node.num_pages):
             raise ValueError(f"start must be a page of {node!r}, got {start}")
+        if until != until:
+            raise ValueError("until must be a number, got nan")
         tree.locate(node)
         order = node.edge.space.order
         if not isinstance(order, Scored) or not order.keeps_priorities:
@@ -294,20 +337,22 @@ class RadixCache:
             order.retain(edge, priority, until)
             edge = edge.parent
 
-    def evict(self, num_pages: int, namespace: str | None = None) -> Int32:
+    def evict(self, num_pages: int, namespace: Namespace | AnyNamespace = ANY) -> Int32:
         """Evict unlocked pages in the order of the policy; a page is evicted only after all pages that follow it.
 
         Args:
             num_pages: number of pages to evict. If fewer can be evicted, all of these are.
-            namespace: the namespace that needs the pages: its own floor does not protect it. None means no namespace in
-                particular.
+            namespace: the namespace that needs the pages: its own floor does not protect it. `ANY` means no namespace
+                in particular; None is a namespace.
 
         Returns:
             Page ids, `[min(num_pages, num_evictable)] int32`, read-only; with `namespace`, pages below its floor count
             as evictable too. They belong to the caller.
 
         Raises:
-            ValueError: `num_pages` is negative.
+            ValueError: `num_pages` is negative, or the policy has returned a score that is NaN.
+            Exception: what the policy has raised, in this call or since the last one. No page is lost by that: if some
+                pages were evicted before, they are returned, and the next call raises.
         """
         if num_pages < 0:
             raise ValueError(f"num_pages must be >= 0, got {num_pages}")
@@ -315,7 +360,7 @@ class RadixCache:
             self._history.cause = name_of(self._policy)
         return self._hand_over(eviction.evict(self._tree, self._limits, num_pages, namespace))
 
-    def clear(self, namespace: str | None = None) -> Int32:
+    def clear(self, namespace: Namespace = None) -> Int32:
         """Remove all pages of one namespace except those of locked prefixes; floors are ignored.
 
         Returns:
@@ -342,7 +387,7 @@ class RadixCache:
             self._history.cause = "release"
         return self._hand_over(eviction.release(self._tree, edge))
 
-    def explain(self, tokens: Int32, namespace: str | None = None) -> Explanation:
+    def explain(self, tokens: Int32, namespace: Namespace = None) -> Explanation:
         """Return why the cached prefix of `tokens` is not longer; changes nothing, costs a match in each namespace.
 
         Raises:
@@ -373,7 +418,7 @@ class RadixCache:
         """Return the tree as text, one line per edge: tokens, pages, leases, and the rank in the eviction order."""
         return inspection.dump(self._tree)
 
-    def _find(self, tokens: Int32, namespace: str | None) -> tuple[Edge, int, list[bytes]]:
+    def _find(self, tokens: Int32, namespace: Namespace) -> tuple[Edge, int, list[bytes]]:
         tree = self._tree
         require_int32("tokens", tokens)
         return tree.descend(tree.root(namespace), as_key(tokens, len(tokens) // tree.page_size * tree.page_size))
@@ -391,20 +436,23 @@ class RadixCache:
         self._tree.pages.drop(pages)
         return pages
 
-    def _watch(self, tokens: Int32, namespace: str | None, owner: Any, notes: dict[Watch, Any] | None) -> Watch:
+    def _watch(self, tokens: Int32, namespace: Namespace, owner: Any, notes: dict[Watch, Any] | None) -> Watch:
         tree, watches = self._tree, self._watches
         if watches not in tree.listeners:
             tree.listeners.insert(0, watches)
-        match = self.peek(tokens, namespace)
-        num_tokens = len(tokens) // tree.page_size * tree.page_size
-        watch = Watch(tokens[:num_tokens].tobytes(), namespace, self._unwatch, owner=owner, notes=notes)
-        watches.open(watch, match.pages)
+        require_int32("tokens", tokens)
+        key = tokens[: len(tokens) // tree.page_size * tree.page_size].tobytes()
+        _, num_pages, parts = tree.descend(tree.root(namespace), memoryview(key))
+        watch = Watch(key, namespace, self._unwatch, owner=owner, notes=notes)
+        place = last_item(parts[-1]) if parts else namespace
+        watches.open(watch, num_pages, place)
         return watch
 
     def _unwatch(self, watch: Watch) -> None:
         self._watches.close(watch)
-        edge, _, _ = self._tree.descend(self._tree.root(watch.namespace), watch.key)
-        edge.space.order.expose(edge)  # without the watch it may be evicted earlier
+        if self._is_informed:
+            edge, _, _ = self._tree.descend(self._tree.root(watch.namespace), memoryview(watch.key))
+            edge.space.order.expose(edge)  # without the watch it may be evicted earlier
 
     def _num_cached(self, watch: Watch) -> int:
         _, num_pages, _ = self._tree.descend(self._tree.root(watch.namespace), watch.key)

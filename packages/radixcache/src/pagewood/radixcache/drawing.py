@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagewood.radixcache.cache import RadixCache
+from pagewood.radixcache.namespaces import Namespace
 from pagewood.radixcache.observer import Run
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def to_rich(cache: RadixCache, *, label: Callable[[Run], str] = describe, max_ch
 
 def _grow(cache: RadixCache, label: Callable[[Run], str]) -> list[_Branch]:
     """Return a branch for each namespace that has pages."""
-    roots: dict[str | None, _Branch] = {}
+    roots: dict[Namespace, _Branch] = {}
     by_last_page: dict[int, _Branch] = {}
     joints: list[tuple[_Branch, _Branch]] = []
     for run in cache.runs():

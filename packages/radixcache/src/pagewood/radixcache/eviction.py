@@ -1,5 +1,6 @@
 """Eviction under the limits of namespaces, and `clear` and `release`, which do not follow the eviction order."""
 
+from pagewood.radixcache.namespaces import AnyNamespace, Namespace
 from pagewood.radixcache.node import Edge, Space
 from pagewood.radixcache.order import Order
 from pagewood.radixcache.order.recency import RecencyList
@@ -17,7 +18,7 @@ class Limits:
     def __init__(self) -> None:
         self.spaces: list[Space] = []  # written by: set
 
-    def set(self, tree: Tree, namespace: str | None, quota: int | None, floor: int) -> None:
+    def set(self, tree: Tree, namespace: Namespace, quota: int | None, floor: int) -> None:
         """Set the limits of a namespace; the first call moves it to its own order, in time proportional to its size."""
         space = tree.root(namespace).space
         tree.keep(space)
@@ -39,7 +40,7 @@ class Limits:
             num_pages += max(0, num_unlocked - num_above)
         return num_pages
 
-    def next(self, tree: Tree, beneficiary: str | None) -> tuple[Order | None, int]:
+    def next(self, tree: Tree, beneficiary: Namespace | AnyNamespace) -> tuple[Order | None, int]:
         """Return the order to evict from next, and how many pages may be taken before calling this again."""
         turns = [
             (space.order, space.num_pages - space.quota)
@@ -47,7 +48,7 @@ class Limits:
             if space.quota is not None and space.num_pages > space.quota and space.order.first()
         ]
         if not turns:
-            floors = [(space, 0 if space.name == beneficiary is not None else space.floor) for space in self.spaces]
+            floors = [(space, 0 if space.name == beneficiary else space.floor) for space in self.spaces]
             turns = [
                 (space.order, space.num_pages - floor)
                 for space, floor in floors
@@ -58,17 +59,26 @@ class Limits:
         return min(turns, key=lambda turn: turn[0].head(), default=(None, 0))
 
 
-def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -> list[bytes]:
-    """Evict the first `num_pages` pages of the order, or as many as can be evicted, and return their ids."""
+def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: Namespace | AnyNamespace) -> list[bytes]:
+    """Evict the first `num_pages` pages of the order, or as many as can be evicted, and return their ids.
+
+    Raises:
+        Exception: what the policy has raised, if nothing was evicted before.
+    """
     parts: list[bytes] = []
     order, num_turn = tree.order, num_pages
     while num_pages:
-        if limits.spaces:
-            order, num_turn = limits.next(tree, beneficiary)
-        edge = order.first() if order else None
-        if order is None or edge is None:
-            break
-        end = max(order.cut(edge), edge.end - min(num_turn, num_pages))
+        try:
+            if limits.spaces:
+                order, num_turn = limits.next(tree, beneficiary)
+            edge = order.first() if order else None
+            if order is None or edge is None:
+                break
+            end = max(order.cut(edge), edge.end - min(num_turn, num_pages))
+        except Exception:  # of the policy
+            if parts:
+                break  # the caller must get the pages evicted so far; the next call raises
+            raise
         num_pages -= edge.end - end
         if end == edge.start:
             parts.append(tree.detach(edge))
@@ -78,7 +88,7 @@ def evict(tree: Tree, limits: Limits, num_pages: int, beneficiary: str | None) -
     return parts
 
 
-def clear(tree: Tree, namespace: str | None) -> list[bytes]:
+def clear(tree: Tree, namespace: Namespace) -> list[bytes]:
     """Remove all unlocked pages of a namespace, and return their ids."""
     space = tree.root(namespace).space
     parts = _drop_all(tree, subtree(space.root)[1:])

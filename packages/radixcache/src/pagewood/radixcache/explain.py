@@ -6,6 +6,7 @@ from enum import Enum
 from pagewood.radixcache.arrays import Int32, as_key
 from pagewood.radixcache.history import Ghost, History
 from pagewood.radixcache.match import Match
+from pagewood.radixcache.namespaces import Namespace
 from pagewood.radixcache.tree import Tree
 
 
@@ -40,7 +41,7 @@ class Explanation:
     num_tokens: int
     first_difference: int
     num_possible_tokens: int
-    namespace: str | None = None
+    namespace: Namespace = None
     evicted_by: str | None = None
     evicted_at_s: float | None = None
 
@@ -91,7 +92,7 @@ def _ghost(tree: Tree, history: History | None, tokens: Int32, match: Match) -> 
     return history.find(place, tokens[match.num_tokens : num_whole].tobytes())
 
 
-def _elsewhere(tree: Tree, tokens: Int32, match: Match) -> tuple[int, str | None]:
+def _elsewhere(tree: Tree, tokens: Int32, match: Match) -> tuple[int, Namespace]:
     """Return the length of the longest prefix in any other namespace, and the name of that namespace."""
     key = as_key(tokens, len(tokens) // tree.page_size * tree.page_size)
     lengths = [

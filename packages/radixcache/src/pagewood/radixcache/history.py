@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pagewood.radixcache.arrays import ITEM_BYTES, from_bytes, num_common_items
+from pagewood.radixcache.namespaces import Namespace
 from pagewood.radixcache.node import Space
 
 _GhostTable: TypeAlias = "dict[Any, dict[bytes, Ghost]]"
@@ -34,7 +35,7 @@ class Ghost:
     cause: str
     followers: _GhostTable = field(default_factory=dict[Any, "dict[bytes, Ghost]"], repr=False)  # written by: History
     table: _GhostTable | None = field(default=None, repr=False)  # written by: History
-    anchor: int | str | None = field(default=None, repr=False)  # written by: History
+    anchor: int | Namespace = field(default=None, repr=False)  # written by: History
 
 
 class History:
@@ -63,7 +64,7 @@ class History:
         """Number of tokens remembered."""
         return self._num_tokens
 
-    def find(self, place: int | str | None, rest: bytes) -> tuple[Ghost | None, int]:
+    def find(self, place: int | Namespace, rest: bytes) -> tuple[Ghost | None, int]:
         """Return the ghost at `place` that `rest` starts with, and how many pages of `rest` were cached.
 
         Args:
@@ -163,7 +164,7 @@ class History:
     def _drop(self, ghost: Ghost) -> None:
         self._num_tokens -= len(ghost.key) // ITEM_BYTES
 
-    def _link(self, ghost: Ghost, table: _GhostTable, anchor: int | str | None) -> None:
+    def _link(self, ghost: Ghost, table: _GhostTable, anchor: int | Namespace) -> None:
         table.setdefault(anchor, {})[ghost.key[: self._page_bytes]] = ghost
         ghost.table, ghost.anchor = table, anchor
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pagewood.radixcache.namespaces import Namespace
+
 if TYPE_CHECKING:
     from pagewood.radixcache.order import Order
     from pagewood.radixcache.usage import Usage
@@ -56,8 +58,8 @@ class Edge:
     is_trimmed: bool = False  # written by: Tree
     used: int = field(default=0, repr=False)  # written by: RecencyList, SmallMain
     usage: Usage | None = field(default=None, repr=False)  # written by: Scored
-    older: Edge = field(init=False, repr=False)  # written by: RecencyList
-    newer: Edge = field(init=False, repr=False)  # written by: RecencyList
+    older: Edge = field(init=False, repr=False)  # written by: RecencyList, WatchedRecency
+    newer: Edge = field(init=False, repr=False)  # written by: RecencyList, WatchedRecency
 
     @property
     def is_free_leaf(self) -> bool:
@@ -84,7 +86,7 @@ class Space:
     """
 
     owner: object = field(repr=False)
-    name: str | None
+    name: Namespace
     order: Order = field(repr=False)  # written by: Limits.set
     root: Edge = field(init=False, repr=False)
     num_pages: int = 0  # written by: Tree.attach, Tree.trim, Tree.detach
@@ -121,7 +123,7 @@ class Node:
         self.num_locks = 0  # written by: RadixCache.lock, RadixCache.unlock
 
     @property
-    def namespace(self) -> str | None:
+    def namespace(self) -> Namespace:
         """The namespace of the prefix."""
         return self.edge.space.name
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagewood.radixcache.arrays import Int32, from_bytes
+from pagewood.radixcache.namespaces import Namespace
 from pagewood.radixcache.node import Space
 
 
@@ -21,7 +22,7 @@ class Run:
         is_locked: whether a lease ends at its last page or below it.
     """
 
-    namespace: str | None
+    namespace: Namespace
     parent_page: int | None
     num_parent_pages: int
     tokens: Int32
@@ -38,15 +39,15 @@ class Observer(Protocol):
     and read-only, and may be kept.
     """
 
-    def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
+    def stored(self, namespace: Namespace, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
         """The tree has adopted `pages` with their `tokens`; they follow `parent_page` (None: they start a sequence)."""
         ...
 
-    def removed(self, namespace: str | None, pages: Int32) -> None:
+    def removed(self, namespace: Namespace, pages: Int32) -> None:
         """The tree has removed `pages`, consecutive pages of one path; all pages after them were removed before."""
         ...
 
-    def cleared(self, namespace: str | None) -> None:
+    def cleared(self, namespace: Namespace) -> None:
         """`clear` has removed all unlocked pages of a namespace; `removed` was called for each of them before."""
         ...
 

@@ -5,20 +5,24 @@ import numpy.typing as npt
 
 from pagewood.radixcache.arrays import Int32
 
+_FEW = 64
+"""Up to this many ids, a loop over Python ints is faster than calls of numpy."""
+
 
 class PageSet:
     """A set of page ids, stored as one byte per id up to the largest id seen.
 
-    Invariant: it holds exactly the ids that were adopted and not dropped since.
+    Invariant: it holds exactly the ids that were adopted and not dropped since; `_is_held` is a view of `_flags`.
     """
 
-    __slots__ = ("_is_held",)
+    __slots__ = ("_flags", "_is_held")
 
     def __init__(self) -> None:
-        self._is_held: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: adopt, drop
+        self._flags = bytearray(1024)  # written by: adopt, drop
+        self._is_held: npt.NDArray[np.bool_] = np.frombuffer(self._flags, np.bool_)  # written by: adopt, drop
 
     def __contains__(self, page: int) -> bool:
-        return 0 <= page < len(self._is_held) and bool(self._is_held[page])
+        return 0 <= page < len(self._flags) and bool(self._flags[page])
 
     def adopt(self, pages: Int32) -> None:
         """Add pages that are not in the set yet.
@@ -29,6 +33,8 @@ class PageSet:
         Raises:
             ValueError: a page id is negative, occurs twice, or is in the set already. The set is then unchanged.
         """
+        if len(pages) <= _FEW and self._adopt_few(pages.tolist()):
+            return
         index = pages.astype(np.intp)
         ordered = np.sort(index) if len(index) > 1 else index
         if len(index) and ordered[0] < 0:
@@ -36,8 +42,10 @@ class PageSet:
         if (ordered[1:] == ordered[:-1]).any():
             twice = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
             raise ValueError(f"pages must be distinct, got page {twice} twice")
-        if len(index) and ordered[-1] >= len(self._is_held):
-            self._is_held = grown(self._is_held, int(ordered[-1]) + 1)
+        if len(index) and ordered[-1] >= len(self._flags):
+            larger = bytearray(max(int(ordered[-1]) + 1, 2 * len(self._flags)))
+            larger[: len(self._flags)] = self._flags
+            self._flags, self._is_held = larger, np.frombuffer(larger, np.bool_)
         held = self._is_held.take(index)
         if held.any():
             raise ValueError(f"pages must not be in the tree already, got page {int(index[held][0])}")
@@ -49,7 +57,25 @@ class PageSet:
         Args:
             pages: `[n] int32`, page ids.
         """
-        self._is_held[pages.astype(np.intp)] = False
+        if len(pages) <= _FEW:
+            flags = self._flags
+            for page in pages.tolist():
+                flags[page] = 0
+        else:
+            self._is_held[pages.astype(np.intp)] = False
+
+    def _adopt_few(self, pages: list[int]) -> bool:
+        """Add pages and return True; return False, with nothing changed, if one is wrong or beyond the flags."""
+        flags = self._flags
+        if pages and (min(pages) < 0 or max(pages) >= len(flags)):
+            return False
+        for count, page in enumerate(pages):
+            if flags[page]:
+                for added in pages[:count]:
+                    flags[added] = 0
+                return False
+            flags[page] = 1
+        return True
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._is_held))

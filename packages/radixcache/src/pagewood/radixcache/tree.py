@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Key, num_common_items
+from pagewood.radixcache.namespaces import Namespace, require_namespace
 from pagewood.radixcache.node import ABSORBED, Edge, Node, Space
 from pagewood.radixcache.order import Order
 from pagewood.radixcache.pages import PageSet
@@ -63,7 +64,7 @@ class Tree:
         self.page_bytes = page_size * ITEM_BYTES
         self.make_order = make_order
         self.order = make_order()
-        self.spaces: dict[str | None, Space] = {}  # written by: keep, _forget_if_idle
+        self.spaces: dict[Namespace, Space] = {}  # written by: keep, _forget_if_idle
         self.pages = PageSet()
         self.listeners: list[Listener] = []  # written by: RadixCache
         self.num_pages = 0  # written by: attach, trim, detach
@@ -75,10 +76,20 @@ class Tree:
         self.now += 1
         return self.now
 
-    def root(self, namespace: str | None) -> Edge:
-        """Return the root of a namespace; a new one on each call if the namespace has no pages, leases or limits."""
-        space = self.spaces.get(namespace)
-        return (space or Space(self, namespace, self.order)).root
+    def root(self, namespace: Namespace) -> Edge:
+        """Return the root of a namespace; a new one on each call if the namespace has no pages, leases or limits.
+
+        Raises:
+            ValueError: `namespace` is not a namespace.
+        """
+        try:
+            space = self.spaces.get(namespace)
+        except TypeError:  # not hashable
+            space = None
+        if space is None:
+            require_namespace(namespace)
+            space = Space(self, namespace, self.order)
+        return space.root
 
     def descend(self, edge: Edge, key: Key) -> tuple[Edge, int, list[bytes]]:
         """Follow `key`, a whole number of pages, downwards from the end of `edge`.
@@ -287,4 +298,9 @@ class Tree:
 
 def last_page(edge: Edge) -> int | None:
     """Return the id of the last page of an edge, or None for a root."""
-    return int.from_bytes(edge.values[-ITEM_BYTES:], sys.byteorder, signed=True) if edge.values else None
+    return last_item(edge.values) if edge.values else None
+
+
+def last_item(values: bytes) -> int:
+    """Return the last page id of `values`, which has at least one."""
+    return int.from_bytes(values[-ITEM_BYTES:], sys.byteorder, signed=True)

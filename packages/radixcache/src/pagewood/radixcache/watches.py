@@ -9,12 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Int32, from_bytes, num_common_items
+from pagewood.radixcache.namespaces import Namespace
 from pagewood.radixcache.node import Edge, Space
 from pagewood.radixcache.pages import grown
 
 T = TypeVar("T")
 
-_Place: TypeAlias = int | str | None
+_FEW_PAGES = 16
+"""Up to this many pages, a loop is faster than calls of numpy."""
+
+_Place: TypeAlias = int | Namespace
 """Where a watch rests: the id of the last cached page of its sequence, or the namespace if no page is cached."""
 
 
@@ -37,7 +41,7 @@ class Watch:
     def __init__(
         self,
         key: bytes,
-        namespace: str | None,
+        namespace: Namespace,
         close: Callable[[Watch], None],
         *,
         owner: Any = None,
@@ -72,11 +76,11 @@ class WatchGroup(Generic[T]):
 
     __slots__ = ("_notes", "_open")
 
-    def __init__(self, open: Callable[[Int32, str | None, T, dict[Watch, T]], Watch]) -> None:
+    def __init__(self, open: Callable[[Int32, Namespace, T, dict[Watch, T]], Watch]) -> None:
         self._open = open
         self._notes: dict[Watch, T] = {}  # written by: Watches, changed
 
-    def watch(self, owner: T, tokens: Int32, namespace: str | None = None) -> Watch:
+    def watch(self, owner: T, tokens: Int32, namespace: Namespace = None) -> Watch:
         """Return a live match, the same as `RadixCache.watch`; `changed` identifies it by `owner`.
 
         Raises:
@@ -95,7 +99,7 @@ class Watches:
     """All open watches, by the page at which each rests and the page that it waits for next.
 
     Invariant: `_waiting[watch.place][next page of watch]` contains each open watch, no dict in it is empty, and
-    `_is_place` is true exactly for the pages that are keys of `_waiting`.
+    `_is_place` is true exactly for the pages that are keys of `_waiting`; its last item is false.
 
     A page id identifies a place as long as the page is cached, whatever is split or joined. A new run moves only the
     watches that rest at its parent page and wait for its first page. A removed run moves up the watches that rest at
@@ -110,14 +114,15 @@ class Watches:
         self._waiting: dict[_Place, dict[bytes, dict[Watch, None]]] = {}  # written by: _rest, _leave, stored, removed
         self._is_place: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)  # written by: _rest, _leave, stored, removed
 
-    def open(self, watch: Watch, pages: npt.NDArray[np.int32]) -> None:
+    def open(self, watch: Watch, num_pages: int, place: _Place) -> None:
         """Place a new watch at the end of its cached pages.
 
         Args:
             watch: the watch.
-            pages: `[num_pages] int32`, ids of its cached pages.
+            num_pages: number of its cached pages.
+            place: the id of the last of them, or its namespace if there is none.
         """
-        self._rest(watch, len(pages), int(pages[-1]) if len(pages) else watch.namespace)
+        self._rest(watch, num_pages, place)
 
     def close(self, watch: Watch) -> None:
         """Remove a watch if it is open."""
@@ -131,11 +136,15 @@ class Watches:
 
     def watched_end(self, edge: Edge) -> int:
         """Return the end of the longest prefix that ends in `edge` and at which a watch rests, or 0."""
-        pages = from_bytes([edge.values])
-        if not self._waiting or not len(pages):
+        waiting = self._waiting
+        if not waiting or edge.parent is None:
             return 0
-        at = np.flatnonzero(self._is_place.take(pages, mode="clip") & (pages < len(self._is_place)))
-        return edge.start + int(at[-1]) + 1 if len(at) else 0
+        if len(edge.values) <= _FEW_PAGES * ITEM_BYTES:
+            few = memoryview(edge.values).cast("i").tolist()
+            return edge.start + next((n for n in range(len(few), 0, -1) if few[n - 1] in waiting), -edge.start)
+        from_end = self._is_place.take(from_bytes([edge.values]), mode="clip")[::-1]  # no watch rests at the last flag
+        first = int(from_end.argmax())
+        return edge.end - first if from_end[first] else 0
 
     def stored(self, space: Space, parent_page: int | None, key: bytes, values: bytes) -> None:
         """Move forward the watches that wait for the first of the new pages."""
@@ -226,6 +235,6 @@ class Watches:
                 self._is_place[place] = False
 
     def _mark(self, page: int) -> None:
-        if page >= len(self._is_place):
-            self._is_place = grown(self._is_place, page + 1)
+        if page + 1 >= len(self._is_place):
+            self._is_place = grown(self._is_place, page + 2)
         self._is_place[page] = True

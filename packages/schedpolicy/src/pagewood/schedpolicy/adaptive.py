@@ -153,10 +153,10 @@ class AdaptiveOrder(Generic[W]):
         return None
 
     def _switch(self, now_s: float, reason: str) -> None:
-        self._is_cache_aware = not self._is_cache_aware
-        self._order = self._make_orders[self._is_cache_aware]()
+        order = self._make_orders[not self._is_cache_aware]()
         for request in self._waiting.values():
-            self._order.add(request)
+            order.add(request)
+        self._order, self._is_cache_aware = order, not self._is_cache_aware
         self.switches.append(
             Switch(
                 at_s=now_s,

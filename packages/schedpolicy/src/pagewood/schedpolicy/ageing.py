@@ -54,24 +54,24 @@ class Ageing(Generic[W]):
 
     def add(self, request: W) -> None:
         """Add a request."""
+        self._order.add(request)  # may refuse it
         self._by_age.add(request, ())
-        self._order.add(request)
 
     def remove(self, request: W) -> None:
         """Remove a waiting request that will not run."""
-        self._by_age.discard(request)
         self._order.remove(request)
+        self._by_age.discard(request)
 
     def admit(self, request: W) -> None:
         """Remove a waiting request that starts to run."""
+        self._order.admit(request)
         self._num_since = 0 if request is self._by_age.first() else self._num_since + 1
         self._by_age.discard(request)
-        self._order.admit(request)
 
     def park(self, request: W) -> None:
         """Take a waiting request out until it is added again."""
-        self._by_age.discard(request)
         self._order.park(request)
+        self._by_age.discard(request)
 
     def stop(self, request: W) -> None:
         """Notify the wrapped order."""

@@ -122,8 +122,8 @@ class StepBudget:
 
     budget: Budget
     num_running: int  # written by: admit
-    num_left: int  # written by: take_decode, take_prefill
-    num_kept: int  # written by: take_decode
+    num_left: int  # written by: take_decode, take_decodes, take_prefill
+    num_kept: int  # written by: take_decode, take_decodes
     num_prefill_left: int  # written by: take_prefill
     num_prefills: int = 0  # written by: take_prefill
 
@@ -141,17 +141,39 @@ class StepBudget:
         self.num_kept = max(0, self.num_kept - 1)
         return True
 
+    def take_decodes(self, num_requests: int) -> int:
+        """Take one token for each of `num_requests` decoding requests, or for as many as there is room for.
+
+        Returns:
+            The number of requests that got one, the same as of calls of `take_decode()` that return True.
+
+        Raises:
+            ValueError: `num_requests` is negative.
+        """
+        if num_requests < 0:
+            raise ValueError(f"num_requests must be >= 0, got {num_requests}")
+        if self.budget.prefill_first and self.num_prefills:
+            return 0
+        num_taken = min(num_requests, self.num_left)
+        self.num_left -= num_taken
+        self.num_kept = max(0, self.num_kept - num_taken)
+        return num_taken
+
     def offer_prefill(self, wanted: int) -> int:
         """Return how many of the `wanted` prompt tokens one request may take now; takes nothing.
+
+        Args:
+            wanted: Prompt tokens that are still to be computed; 0 if the whole prompt is cached. (A request that needs
+                logits computes at least its last token, so it wants 1.)
 
         Returns:
             At most `wanted`; 0 when no tokens or no prefills are left.
 
         Raises:
-            ValueError: `wanted` is less than 1.
+            ValueError: `wanted` is negative.
         """
-        if wanted < 1:
-            raise ValueError(f"wanted must be >= 1, got {wanted}")
+        if wanted < 0:
+            raise ValueError(f"wanted must be >= 0, got {wanted}")
         if self.num_prefills == self.budget.max_prefills:
             return 0
         chunk = wanted if self.budget.max_chunk_tokens is None else min(wanted, self.budget.max_chunk_tokens)
@@ -160,8 +182,10 @@ class StepBudget:
     def take_prefill(self, wanted: int) -> int:
         """Take and return what `offer_prefill` offers; call it once per request and step.
 
+        A request that wants 0 tokens takes nothing, and does not count as a prefill.
+
         Raises:
-            ValueError: `wanted` is less than 1.
+            ValueError: `wanted` is negative.
         """
         num_taken = self.offer_prefill(wanted)
         if num_taken:

@@ -49,8 +49,9 @@ class DepthFirstWeight(Generic[P]):
 
     def update(self, request: P) -> None:
         """Move a request to the node where its cached prefix ends now."""
+        prefix = _cached_prefix(request)  # may raise
         self._tree.discard(request)
-        self._tree.add(request, _cached_prefix(request))
+        self._tree.add(request, prefix)
         if self._sweep is not None:
             self._sweep.read(request)
 

@@ -30,7 +30,11 @@ class FallbackAbove(Generic[W]):
     def add(self, request: W) -> None:
         """Add a request."""
         self._order.add(request)
-        self._above.add(request)
+        try:
+            self._above.add(request)
+        except Exception:
+            self._order.remove(request)
+            raise
 
     def remove(self, request: W) -> None:
         """Remove a waiting request that will not run."""

@@ -15,6 +15,8 @@ class Order(Protocol[W]):
     (it waits for another request, and is added again later). When a running request ends or is preempted, call `stop`;
     a preempted request is then added again and keeps its arrival.
 
+    A call that raises changes nothing: the request stays where it was, or out.
+
     Invariant: `ordered` is a permutation of the requests that were added and have not left. It is a total order: it
     depends on the requests, on `now_s` and on the calls so far, never on hashes or on the machine.
     """
@@ -23,7 +25,7 @@ class Order(Protocol[W]):
         """Add a request.
 
         Raises:
-            ValueError: A request with the same `arrival` is already here.
+            ValueError: A request with the same `arrival` is already here, or a number that the order compares is NaN.
         """
         ...
 
@@ -62,7 +64,8 @@ class Order(Protocol[W]):
         """Report that a waiting request has changed: its priority, deadline, class, tag or match.
 
         Raises:
-            KeyError: The request is not here.
+            KeyError: The request is not here, for instance because it was admitted meanwhile.
+            ValueError: A number that the order compares is NaN.
         """
         ...
 
@@ -70,6 +73,9 @@ class Order(Protocol[W]):
         """Yield the waiting requests in the order of admission; the cost depends only on how many are taken.
 
         Do not change the queue while iterating: call `admit` and `park` after the pass.
+
+        Raises:
+            RuntimeError: The queue was changed during the iteration.
         """
         ...
 
@@ -80,3 +86,24 @@ class Order(Protocol[W]):
     def __len__(self) -> int:
         """Return the number of waiting requests."""
         ...
+
+
+def absent(request: Waiting) -> KeyError:
+    """Return the error for a request that does not wait in an order."""
+    return KeyError(f"request must be waiting here, got the request with arrival {request.arrival}")
+
+
+def changed_during_pass() -> RuntimeError:
+    """Return the error for an iteration over an order that has changed since the iteration began."""
+    return RuntimeError("the queue must not change during a pass: call add, admit, park, remove and update after it")
+
+
+def require_number(name: str, value: float, request: Waiting) -> float:
+    """Return a number that an order compares.
+
+    Raises:
+        ValueError: It is NaN, which no order can compare; NaN would make other requests impossible to find.
+    """
+    if value != value:
+        raise ValueError(f"{name} must be a number, got {value} for the request with arrival {request.arrival}")
+    return value

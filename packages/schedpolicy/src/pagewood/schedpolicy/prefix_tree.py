@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from pagewood.schedpolicy.order import W
+from pagewood.schedpolicy.order import W, absent, changed_during_pass
 
 _ITEM_BYTES = 4
 
@@ -41,11 +41,12 @@ class PrefixTree(Generic[W]):
     Adding or removing a request costs a few binary searches for each node on its path.
     """
 
-    __slots__ = ("_nodes", "_root")
+    __slots__ = ("_nodes", "_num_changes", "_root")
 
     def __init__(self) -> None:
         self._root = Node(edge=b"", parent=None)
         self._nodes: dict[int, Node] = {}  # where each request rests, by arrival; written by: add, discard
+        self._num_changes = 0  # written by: add, discard
 
     def add(self, request: W, prefix: bytes) -> None:
         """Add a request with its prefix, a multiple of four bytes.
@@ -56,6 +57,7 @@ class PrefixTree(Generic[W]):
         arrival = request.arrival
         if arrival in self._nodes:
             raise ValueError(f"arrival must be unique among waiting requests, got {arrival} again")
+        self._num_changes += 1
         node, num_walked = self._root, 0
         while num_walked < len(prefix):
             child = node.children.get(prefix[num_walked : num_walked + _ITEM_BYTES])
@@ -76,7 +78,10 @@ class PrefixTree(Generic[W]):
             KeyError: The request is not here.
         """
         arrival = request.arrival
-        node = self._nodes.pop(arrival)
+        node = self._nodes.pop(arrival, None)
+        if node is None:
+            raise absent(request)
+        self._num_changes += 1
         del node.own[bisect_left(node.own, (arrival,))]
         self._uncount(node, arrival)
         if node.parent is not None and not node.arrivals:
@@ -86,7 +91,12 @@ class PrefixTree(Generic[W]):
             self._merge(node)
 
     def __iter__(self) -> Iterator[W]:
-        """Yield the requests: heaviest subtrees first, each before its node's own requests, then by arrival."""
+        """Yield the requests: heaviest subtrees first, each before its node's own requests, then by arrival.
+
+        Raises:
+            RuntimeError: A request was added or removed during the iteration.
+        """
+        num_changes = self._num_changes
         pending = [(self._root, iter(self._root.ranked))]
         while pending:
             node, children = pending[-1]
@@ -97,6 +107,8 @@ class PrefixTree(Generic[W]):
             pending.pop()
             for _, request in node.own:
                 yield request
+                if self._num_changes != num_changes:
+                    raise changed_during_pass()
 
     def __contains__(self, request: W) -> bool:
         """Return whether a request is here."""

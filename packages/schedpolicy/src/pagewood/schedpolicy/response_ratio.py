@@ -6,7 +6,7 @@ from math import floor, log2
 from typing import Generic
 
 from pagewood.schedpolicy.match_sweep import MatchSweep
-from pagewood.schedpolicy.order import W
+from pagewood.schedpolicy.order import W, absent, changed_during_pass, require_number
 from pagewood.schedpolicy.requests import Waiting
 from pagewood.schedpolicy.sorted_queue import SortedQueue
 
@@ -30,12 +30,13 @@ class HighestResponseRatio(Generic[W]):
     Source: P. Brinch Hansen (1971); SGLang's `hrrn` counts tokens processed meanwhile instead of time.
     """
 
-    __slots__ = ("_bucket_of", "_buckets", "_sweep")
+    __slots__ = ("_bucket_of", "_buckets", "_num_changes", "_sweep")
 
     def __init__(self, *, notified: bool = False) -> None:
         """Start empty; with `notified`, the caller calls `update` on every change of `num_matched`."""
         self._buckets: dict[int, SortedQueue[W]] = {}  # written by: _place, _take_out
         self._bucket_of: dict[int, int] = {}  # by arrival; written by: _place, _take_out
+        self._num_changes = 0  # written by: _place, _take_out
         self._sweep = None if notified else MatchSweep[W]()
 
     def add(self, request: W) -> None:
@@ -60,6 +61,9 @@ class HighestResponseRatio(Generic[W]):
 
     def update(self, request: W) -> None:
         """Move a request to the bucket of its present uncached tokens."""
+        if request.arrival not in self._bucket_of:
+            raise absent(request)
+        require_number("arrived_s", request.arrived_s, request)
         if self._bucket_of[request.arrival] != _bucket(request):
             self._take_out(request)
             self._place(request)
@@ -71,6 +75,7 @@ class HighestResponseRatio(Generic[W]):
         if self._sweep is not None:
             for request in self._sweep.changed():
                 self.update(request)
+        num_changes = self._num_changes
         found: list[tuple[float, int, W]] = []  # (-ratio, arrival, request)
         bounds: list[tuple[float, int, W, Iterator[W]]] = []  # (-bound, bucket, its oldest request left, the others)
         for bucket, queue in self._buckets.items():
@@ -88,6 +93,8 @@ class HighestResponseRatio(Generic[W]):
                 else:
                     heapreplace(bounds, (_bound(following, bucket, now_s), bucket, following, rest))
             yield heappop(found)[2]
+            if self._num_changes != num_changes:
+                raise changed_during_pass()
 
     def __contains__(self, request: W) -> bool:
         """Return whether a request is waiting here."""
@@ -98,15 +105,19 @@ class HighestResponseRatio(Generic[W]):
         return len(self._bucket_of)
 
     def _place(self, request: W) -> None:
-        bucket = _bucket(request)
-        self._bucket_of[request.arrival] = bucket
+        bucket, arrived_s = _bucket(request), require_number("arrived_s", request.arrived_s, request)
         queue = self._buckets.get(bucket)
         if queue is None:
             queue = self._buckets[bucket] = SortedQueue[W]()
-        queue.add(request, (request.arrived_s,))
+        queue.add(request, (arrived_s,))
+        self._bucket_of[request.arrival] = bucket
+        self._num_changes += 1
 
     def _take_out(self, request: W) -> None:
-        bucket = self._bucket_of.pop(request.arrival)
+        bucket = self._bucket_of.pop(request.arrival, None)
+        if bucket is None:
+            raise absent(request)
+        self._num_changes += 1
         queue = self._buckets[bucket]
         queue.discard(request)
         if not queue:

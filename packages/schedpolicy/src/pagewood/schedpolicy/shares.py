@@ -7,9 +7,12 @@ from math import inf
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from pagewood.schedpolicy.order import Order, W
+from pagewood.schedpolicy.order import Order, W, absent, changed_during_pass, require_number
 from pagewood.schedpolicy.ranked import RankedOrder, by_priority
 from pagewood.schedpolicy.requests import ClassWaiting, TenantWaiting, Waiting
+
+_MAX_IDLE = 1024
+"""Entries of idle groups that are kept before the first are forgotten."""
 
 T = TypeVar("T", bound=TenantWaiting)
 C = TypeVar("C", bound=ClassWaiting)
@@ -24,6 +27,9 @@ class ShareOrder(Generic[W]):
     cannot save up idle time. A group whose waiting requests are all parked is not idle, and is not lifted. Within a
     pass, every yielded request counts as admitted.
 
+    Of the groups without requests, those that would be lifted are forgotten when there are more than 1,024 of them,
+    which changes nothing for them.
+
     Invariant: `_active` is sorted, and has exactly the groups with a waiting or parked request, each with its service.
 
     Bound: as long as two groups both have waiting requests that are not parked, and the engine admits in this order,
@@ -34,8 +40,8 @@ class ShareOrder(Generic[W]):
     """
 
     __slots__ = (
-        "_active", "_admission_cost", "_group_of", "_groups", "_last_service", "_make_order", "_num_members",
-        "_orders", "_output_cost", "_parked", "_running", "_service", "_weights",
+        "_active", "_admission_cost", "_group_of", "_groups", "_idle", "_last_service", "_make_order", "_num_changes",
+        "_num_members", "_num_running", "_orders", "_output_cost", "_parked", "_running", "_service", "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -69,18 +75,21 @@ class ShareOrder(Generic[W]):
         self._weights = dict(weights)
         self._admission_cost = admission_cost
         self._output_cost = output_cost
-        self._orders: dict[str, Order[W]] = {}  # of groups with a waiting or parked request; written by: add, _leave
-        self._groups: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, park, _leave
+        self._num_changes = 0  # of the waiting requests; written by: add, remove, admit, park, update
+        self._orders: dict[str, Order[W]] = {}  # of groups with a waiting or parked request; written by: _enter, _leave
+        self._groups: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, remove, admit, park
         self._parked: dict[int, str] = {}  # groups of parked requests, by arrival; written by: add, park, stop
-        self._num_members: dict[str, int] = {}  # waiting or parked requests of a group; written by: add, _leave
-        self._service: dict[str, float] = {}  # by group; written by: add, _charge
-        self._active: list[tuple[float, str]] = []  # written by: add, _charge, _leave
+        self._num_members: dict[str, int] = {}  # waiting or parked requests of a group; written by: _enter, _leave
+        self._num_running: dict[str, int] = {}  # admitted requests of a group; written by: admit, stop
+        self._service: dict[str, float] = {}  # by group; written by: _enter, _charge, _forget_idle
+        self._idle: list[tuple[float, str]] = []  # a heap of groups that may be forgotten; written by: _forget_idle
+        self._active: list[tuple[float, str]] = []  # written by: _enter, _charge, _leave
         self._last_service = 0.0  # of the group that was the last to wait; written by: _leave
         # Running requests by arrival, with their group and the tokens charged so far; written by: admit, stop, _settle.
         self._running: dict[int, tuple[W, str, int]] = {}
 
     def service(self, group: str) -> float:
-        """Return the charges of a group divided by its weight, lifts included."""
+        """Return the charges of a group divided by its weight, lifts included; 0 for a group that was forgotten."""
         self._settle()
         return self._service.get(group, 0.0)
 
@@ -91,41 +100,41 @@ class ShareOrder(Generic[W]):
         group = self._group_of(request)
         if self._parked.get(request.arrival, group) != group:
             self.stop(request)
-        if group not in self._orders:
-            self._settle()
-            least = self._active[0][0] if self._active else self._last_service
-            service = max(self._service.get(group, 0.0), least)
-            self._service[group] = service
-            insort(self._active, (service, group))
-            self._orders[group] = self._make_order()
-            self._num_members[group] = 0
-        if self._parked.pop(request.arrival, None) is None:
-            self._num_members[group] += 1
+        self._enter(request, group, is_new=request.arrival not in self._parked)
+        self._parked.pop(request.arrival, None)
         self._groups[request.arrival] = group
-        self._orders[group].add(request)
 
     def remove(self, request: W) -> None:
         """Remove a waiting request that will not run; its group is not charged."""
-        group = self._groups[request.arrival]
+        group = self._group_here(request)
         self._orders[group].remove(request)
         del self._groups[request.arrival]
+        self._num_changes += 1
         self._leave(group)
 
     def admit(self, request: W) -> None:
-        """Remove a waiting request that starts to run, and charge its group for the admission."""
-        group = self._groups[request.arrival]
+        """Remove a waiting request that starts to run, and charge its group for the admission.
+
+        Raises:
+            KeyError: The request is not here.
+            ValueError: The charge is NaN.
+        """
+        group, cost = self._group_here(request), self._cost_of(request)
         self._orders[group].admit(request)
-        self._charge(group, self._admission_cost(request))
+        self._charge(group, cost)
         del self._groups[request.arrival]
-        self._leave(group)
+        self._num_changes += 1
         self._running[request.arrival] = request, group, request.num_generated
+        self._num_running[group] = self._num_running.get(group, 0) + 1
+        self._leave(group)
 
     def park(self, request: W) -> None:
         """Take a waiting request out until it is added again; its group keeps its place, and is not lifted then."""
-        group = self._groups[request.arrival]
+        group = self._group_here(request)
         self._orders[group].park(request)
         self._parked[request.arrival] = group
         del self._groups[request.arrival]
+        self._num_changes += 1
 
     def stop(self, request: W) -> None:
         """Charge a running request for its last tokens; forget a parked one."""
@@ -142,20 +151,25 @@ class ShareOrder(Generic[W]):
         order = self._orders.get(group)
         if order is not None:
             order.stop(request)
+        self._num_running[group] -= 1
+        if not self._num_running[group]:
+            del self._num_running[group]
+            self._forget_idle(group)
 
     def update(self, request: W) -> None:
         """Notify the order of its group; move the request if its group has changed."""
-        group = self._groups[request.arrival]
-        if group == self._group_of(request):
+        before, group = self._group_here(request), self._group_of(request)
+        if group == before:
             self._orders[group].update(request)
         else:
-            self.remove(request)
-            self.add(request)
+            self._enter(request, group, is_new=True, leaves=before)
+            self._groups[request.arrival] = group
+        self._num_changes += 1
 
     def ordered(self, now_s: float) -> Iterator[W]:
         """Yield the waiting requests; each is of the group with the least service at that point of the pass."""
         self._settle()
-        active = self._active
+        active, num_changes = self._active, self._num_changes
         num_begun = 0
         passes: dict[str, Iterator[W]] = {}
         again: list[tuple[float, str]] = []  # groups that had a turn, with their service after it
@@ -171,7 +185,9 @@ class ShareOrder(Generic[W]):
             request = next(passes[group], None)
             if request is not None:
                 yield request
-                heappush(again, (service + self._admission_cost(request) / self._weights.get(group, 1.0), group))
+                if self._num_changes != num_changes:
+                    raise changed_during_pass()
+                heappush(again, (service + self._cost_of(request) / self._weights.get(group, 1.0), group))
 
     def __contains__(self, request: W) -> bool:
         """Return whether a request is waiting here."""
@@ -180,6 +196,59 @@ class ShareOrder(Generic[W]):
     def __len__(self) -> int:
         """Return the number of waiting requests."""
         return len(self._groups)
+
+    def _group_here(self, request: W) -> str:
+        """Return the group of a waiting request."""
+        group = self._groups.get(request.arrival)
+        if group is None:
+            raise absent(request)
+        return group
+
+    def _cost_of(self, request: W) -> float:
+        return require_number("admission_cost", self._admission_cost(request), request)
+
+    def _enter(self, request: W, group: str, *, is_new: bool, leaves: str | None = None) -> None:
+        """Put a request into the order of a group, which is lifted if it was idle.
+
+        Args:
+            request: The request.
+            group: Its group now.
+            is_new: Whether the group does not count the request yet.
+            leaves: The group that it waited in so far; None if it did not wait.
+        """
+        order = self._orders.get(group)
+        if order is None:
+            order = self._make_order()
+        order.add(request)  # may refuse it, before anything has changed
+        if leaves is not None:
+            self._orders[leaves].remove(request)
+            self._leave(leaves)
+        if group not in self._orders:
+            self._settle()
+            service = max(self._service.get(group, 0.0), self._level)
+            self._service[group] = service
+            insort(self._active, (service, group))
+            self._orders[group] = order
+            self._num_members[group] = 0
+        self._num_members[group] += is_new
+        self._num_changes += 1
+
+    @property
+    def _level(self) -> float:
+        """The service to which a group is lifted when it is not idle any more; it never falls."""
+        return self._active[0][0] if self._active else self._last_service
+
+    def _forget_idle(self, group: str) -> None:
+        """Note that a group is idle; if many are, forget those that would be lifted when they return."""
+        heappush(self._idle, (self._service[group], group))
+        if len(self._idle) <= _MAX_IDLE:
+            return
+        level = self._level
+        while self._idle and self._idle[0][0] <= level:
+            service, name = heappop(self._idle)
+            is_idle = name not in self._orders and name not in self._num_running
+            if is_idle and self._service.get(name) == service:  # otherwise it is entered again when it becomes idle
+                del self._service[name]
 
     def _settle(self) -> None:
         """Charge running requests for the tokens generated since they were last charged."""
@@ -206,6 +275,8 @@ class ShareOrder(Generic[W]):
             del self._orders[group], self._num_members[group]
             del self._active[bisect_left(self._active, (self._service[group], group))]
             self._last_service = self._service[group]
+            if group not in self._num_running:
+                self._forget_idle(group)
 
 
 def fair_share(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Generic
 
-from pagewood.schedpolicy.order import W
+from pagewood.schedpolicy.order import W, absent, changed_during_pass
 
 
 class ShuffledOrder(Generic[W]):
@@ -14,11 +14,12 @@ class ShuffledOrder(Generic[W]):
     independently of earlier passes. Invariant: the same calls and the same generator give the same orders.
     """
 
-    __slots__ = ("_places", "_requests", "_rng")
+    __slots__ = ("_num_changes", "_places", "_requests", "_rng")
 
     def __init__(self, rng: Random) -> None:
         """Start empty; each request yielded draws one number from `rng`."""
         self._rng = rng
+        self._num_changes = 0  # written by: add, remove
         self._requests: list[W] = []  # written by: add, remove, ordered
         self._places: dict[int, int] = {}  # in it, by arrival; written by: add, remove, ordered
 
@@ -26,12 +27,16 @@ class ShuffledOrder(Generic[W]):
         """Add a request."""
         if request.arrival in self._places:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
+        self._num_changes += 1
         self._places[request.arrival] = len(self._requests)
         self._requests.append(request)
 
     def remove(self, request: W) -> None:
         """Remove a request; the last one takes its place."""
-        place = self._places.pop(request.arrival)
+        place = self._places.pop(request.arrival, None)
+        if place is None:
+            raise absent(request)
+        self._num_changes += 1
         last = self._requests.pop()
         if place < len(self._requests):
             self._requests[place] = last
@@ -46,20 +51,22 @@ class ShuffledOrder(Generic[W]):
     def update(self, request: W) -> None:
         """Do nothing: the attributes of a request do not affect this order."""
         if request.arrival not in self._places:
-            raise KeyError(request.arrival)
+            raise absent(request)
 
     def ordered(self, now_s: float) -> Iterator[W]:
         """Yield the waiting requests, shuffling only as many as are taken.
 
         Source: the shuffle of Fisher and Yates.
         """
-        requests = self._requests
+        requests, num_changes = self._requests, self._num_changes
         for place in range(len(requests)):
             other = self._rng.randrange(place, len(requests))
             requests[place], requests[other] = requests[other], requests[place]
             self._places[requests[place].arrival] = place
             self._places[requests[other].arrival] = other
             yield requests[place]
+            if self._num_changes != num_changes:
+                raise changed_during_pass()
 
     def __contains__(self, request: W) -> bool:
         """Return whether a request is waiting here."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop
 from typing import Generic, TypeVar
 
+from pagewood.schedpolicy.order import absent, changed_during_pass
 from pagewood.schedpolicy.requests import TagWaiting
 from pagewood.schedpolicy.sorted_queue import SortedQueue
 
@@ -20,11 +21,12 @@ class TagAffinity(Generic[T]):
     Source: `routing-key` of SGLang.
     """
 
-    __slots__ = ("_num_running", "_queues", "_running", "_tag_of")
+    __slots__ = ("_num_changes", "_num_running", "_queues", "_running", "_tag_of")
 
     def __init__(self) -> None:
-        self._queues: dict[str, SortedQueue[T]] = {}  # by tag, none empty; written by: add, remove
-        self._tag_of: dict[int, str] = {}  # of waiting requests, by arrival; written by: add, remove
+        self._num_changes = 0  # written by: _enter, _leave, update
+        self._queues: dict[str, SortedQueue[T]] = {}  # by tag, none empty; written by: _enter, _leave
+        self._tag_of: dict[int, str] = {}  # of waiting requests, by arrival; written by: _enter, _leave, remove
         self._running: dict[int, str] = {}  # tags of running requests, by arrival; written by: admit, stop
         self._num_running = Counter[str]()  # by tag; written by: admit, stop
 
@@ -32,24 +34,22 @@ class TagAffinity(Generic[T]):
         """Add a request."""
         if request.arrival in self._tag_of:
             raise ValueError(f"arrival must be unique among waiting requests, got {request.arrival} again")
-        tag = self._tag_of[request.arrival] = request.tag
-        queue = self._queues.get(tag)
-        if queue is None:
-            queue = self._queues[tag] = SortedQueue[T]()
-        queue.add(request, (-request.priority,))
+        self._enter(request)
 
     def remove(self, request: T) -> None:
         """Remove a waiting request that will not run."""
-        tag = self._tag_of.pop(request.arrival)
-        self._queues[tag].discard(request)
-        if not self._queues[tag]:
-            del self._queues[tag]
+        tag = self._tag_of.pop(request.arrival, None)
+        if tag is None:
+            raise absent(request)
+        self._leave(request, tag)
 
     park = remove
 
     def admit(self, request: T) -> None:
         """Remove a waiting request that starts to run, and count it."""
-        tag = self._tag_of[request.arrival]
+        tag = self._tag_of.get(request.arrival)
+        if tag is None:
+            raise absent(request)
         self.remove(request)
         self._running[request.arrival] = tag
         self._num_running[tag] += 1
@@ -64,11 +64,19 @@ class TagAffinity(Generic[T]):
 
     def update(self, request: T) -> None:
         """Sort a request again by its present tag and priority."""
-        self.remove(request)
-        self.add(request)
+        before = self._tag_of.get(request.arrival)
+        if before is None:
+            raise absent(request)
+        if request.tag == before:
+            self._queues[before].move(request, (-request.priority,))
+            self._num_changes += 1
+        else:
+            self._enter(request)
+            self._leave(request, before)
 
     def ordered(self, now_s: float) -> Iterator[T]:
         """Yield the waiting requests, tag by tag; ties go to the tag whose first request arrived earliest."""
+        num_changes = self._num_changes
         heap: list[tuple[int, int, str]] = []
         for tag, queue in self._queues.items():
             first = queue.first()
@@ -76,7 +84,10 @@ class TagAffinity(Generic[T]):
             heap.append((-self._num_running[tag], first.arrival, tag))
         heapify(heap)
         while heap:
-            yield from self._queues[heappop(heap)[2]]
+            for request in self._queues[heappop(heap)[2]]:
+                yield request
+                if self._num_changes != num_changes:
+                    raise changed_during_pass()
 
     def __contains__(self, request: T) -> bool:
         """Return whether a request is waiting here."""
@@ -85,3 +96,21 @@ class TagAffinity(Generic[T]):
     def __len__(self) -> int:
         """Return the number of waiting requests."""
         return len(self._tag_of)
+
+    def _enter(self, request: T) -> None:
+        """Put a request into the queue of its present tag."""
+        tag = request.tag
+        queue = self._queues.get(tag)
+        if queue is None:
+            queue = SortedQueue[T]()
+        queue.add(request, (-request.priority,))
+        self._queues[tag] = queue
+        self._tag_of[request.arrival] = tag
+        self._num_changes += 1
+
+    def _leave(self, request: T, tag: str) -> None:
+        """Remove a request from the queue of a tag."""
+        self._num_changes += 1
+        self._queues[tag].discard(request)
+        if not self._queues[tag]:
+            del self._queues[tag]

@@ -148,6 +148,8 @@ class BatchBuilder:
         pooled: list[tuple[int, int, int]] = []
         for index, grant in enumerate(grants):
             request, start, is_admitted = grant.request, grant.start, grant.is_admitted
+            if grant.num_tokens == 1 and start % page_size and start >= request.num_prompt and not is_admitted:
+                continue  # a decode in a page that is known already
             first = 0 if is_admitted else -(-start // page_size)  # a page that contains `start` is known already
             last = -(-(start + grant.num_tokens) // page_size)
             if first < last:

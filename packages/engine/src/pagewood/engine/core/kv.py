@@ -11,6 +11,10 @@ import numpy as np
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.request import Request
 
+_SPARE_SHARE = 256
+"""An eviction frees 1 / _SPARE_SHARE of all pages beyond what is needed, so that most requests need none. This costs at
+most that share of the cache."""
+
 
 class Match(Protocol):
     """The longest cached prefix of some tokens."""
@@ -130,8 +134,8 @@ class PageAllocator(Protocol):
         """Pages that `alloc` can hand out."""
         ...
 
-    def alloc(self, n: int) -> Int32:
-        """Return `[n]` page ids; the caller owns them."""
+    def alloc(self, n: int, *, out: Int32 | None = None) -> Int32:
+        """Return `[n]` page ids, written to `out` if it is given; the caller owns them."""
         ...
 
     def free(self, pages: Int32) -> None:
@@ -251,7 +255,10 @@ class KVSpace:
 
     def take(self, n: int, *, num_available: int) -> Int32 | None:
         """Return `[n]` pages, owned by the caller, or None if fewer than `num_available` are available."""
-        return self._take(n) if self.num_available >= num_available else None
+        if self.num_available < num_available:
+            return None
+        self._make_room(n)
+        return self._allocator.alloc(n)
 
     def poll(self) -> None:
         """Let copies between tiers continue while the engine is idle."""
@@ -285,7 +292,8 @@ class KVSpace:
         if self.num_available < to_complete + num_reserved:
             self.cache.unlock(lease)
             return 0
-        fresh = self._take(-(-(match.num_tokens + count) // self.page_size) - num_matched_pages)
+        num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
+        self._make_room(num_fresh)
         if request.num_cached < 0:
             request.num_cached = match.num_tokens
         capacity = -(-request.max_length // self.page_size)
@@ -296,9 +304,9 @@ class KVSpace:
         request.lease = lease
         request.num_matched = request.num_computed = match.num_tokens
         request.num_published = request.num_pages = num_matched_pages
+        request.num_reused = num_matched_pages
         request.pages[:num_matched_pages] = match.pages
-        request.private[:num_matched_pages] = False
-        self._append(request, fresh)
+        self._append(request, num_fresh)
         return count
 
     def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
@@ -313,7 +321,8 @@ class KVSpace:
         if num_missing > 0:
             if num_missing + num_reserved > self.num_available:
                 return False
-            self._append(request, self._take(num_missing))
+            self._make_room(num_missing)
+            self._append(request, num_missing)
         return True
 
     def add_page_to_each(self, requests: Sequence[Request]) -> bool:
@@ -348,8 +357,7 @@ class KVSpace:
         """Publish, then take back row, lease and private pages. No step in flight may use them."""
         assert request.num_in_flight == 0
         self.publish(request)
-        held = request.pages[: request.num_pages]
-        self._allocator.free(held[request.private[: request.num_pages]])
+        self._allocator.free(_private_pages(request))
         self.cache.unlock(request.lease)
         self._free_rows.append(request.row)
         request.row = -1
@@ -369,8 +377,7 @@ class KVSpace:
             is_recalling: whether copies from lower tiers may lock cached pages.
         """
         holders = list(holders)
-        private = [request.pages[: request.num_pages][request.private[: request.num_pages]] for request in holders]
-        owned = np.concatenate([*private, np.empty(0, np.int32)])
+        owned = np.concatenate([*map(_private_pages, holders), np.empty(0, np.int32)])
         total = self.num_free + self.num_cached + len(owned)
         if total != self.num_pages:
             return (
@@ -397,16 +404,22 @@ class KVSpace:
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
 
-    def _append(self, request: Request, fresh: Int32) -> None:
-        end = request.num_pages + len(fresh)
-        request.pages[request.num_pages : end] = fresh
+    def _append(self, request: Request, num_fresh: int) -> None:
+        """Allocate free pages directly into the list of a request."""
+        end = request.num_pages + num_fresh
+        self._allocator.alloc(num_fresh, out=request.pages[request.num_pages : end])
         request.private[request.num_pages : end] = True
         request.num_pages = end
 
-    def _take(self, n: int) -> Int32:
-        """Allocate n available pages, evicting cached ones as needed."""
+    def _make_room(self, n: int) -> None:
+        """Evict cached pages until n pages are free; they must be available."""
         num_lacking = n - self._allocator.num_free
         if num_lacking > 0:
-            self._allocator.free(self.cache.evict(num_lacking))
+            self._allocator.free(self.cache.evict(num_lacking + self._allocator.num_pages // _SPARE_SHARE))
             self.epoch += 1
-        return self._allocator.alloc(n)
+
+
+def _private_pages(request: Request) -> Int32:
+    """Return the pages that a request owns: duplicates of published ones, and those not published yet."""
+    start, end = request.num_reused, request.num_pages
+    return request.pages[start:end][request.private[start:end]]

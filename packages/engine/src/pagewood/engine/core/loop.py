@@ -281,12 +281,12 @@ class Engine:
             self._send(self._fail(grants, error))
             raise
         self._num_steps += 1
+        self._num_tokens += batch.num_tokens
         for grant in grants:
             request = grant.request
             request.num_launched = grant.start + grant.num_advanced
             request.num_in_flight += 1
             request.num_unseen += grant.num_promised
-            self._num_tokens += grant.num_tokens
         if not is_constraining:
             return Pending(grants=grants, handle=handle)
         for grant in grants:

@@ -54,6 +54,10 @@ class StepBudget(Protocol):
         """Take one token for a running request, if there is room."""
         ...
 
+    def take_decodes(self, num_requests: int) -> int:
+        """Take one token for each of several running requests while there is room; return for how many."""
+        ...
+
     def offer_prefill(self, wanted: int) -> int:
         """Return how many of the wanted prompt tokens may be computed; takes nothing."""
         ...
@@ -221,6 +225,10 @@ class Planner:
                 if length > request.num_pages * page_size:
                     full.append(request)
         grown = self._kv.add_page_to_each(full)
+        if grown and not shortage.excluded:
+            num_granted = budget.take_decodes(len(decoding))
+            grants += [Grant(request, request.num_launched, 1, 1) for request in decoding[:num_granted]]
+            return
         for request in decoding:
             if shortage.excluded and request in shortage.excluded:
                 continue
@@ -232,6 +240,8 @@ class Planner:
 
     def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Continue the prompts in progress; part of the step is left for requests that wait to start."""
+        if len(grants) == len(state.running):  # all decode
+            return
         room = budget.offer_prefill(_ANY_NUMBER)
         if state.waiting.num_candidates and self._kv.num_free_rows and self._budget.max_prefills > 1:
             room -= room // _PARTS_OF_STEP

@@ -95,7 +95,9 @@ class Request:
     num_published: int = 0
     """Leading pages that have been offered to the cache."""  # written by: kv
     private: np.ndarray[Any, np.dtype[np.bool_]] = field(default_factory=lambda: np.empty(0, np.bool_))
-    """[capacity] whether the request owns the page; the others belong to the cache."""  # written by: kv
+    """[capacity] whether the request owns the page, valid from num_shared on."""  # written by: kv
+    num_reused: int = 0
+    """Leading pages that the cache had when it was admitted, and owns."""  # written by: kv
     lease: object = None
     """Locked path in the cache that covers its published pages; None without a row."""  # written by: kv
 

@@ -41,11 +41,17 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
     deltas: list[Delta] = []
     yielded = enumerate(result.by_grant())
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+    is_plain = logprobs is None and prompt_logprobs is None
     first, num_seen, num_scored = 0, 0, 0
     vectors = iter(() if result.vectors is None else result.vectors)
     for grant in grants:
         request, start = grant.request, grant.start
         index, tokens = next(yielded) if grant.num_promised else (-1, None)
+        if tokens and is_plain and start >= request.num_prompt:
+            delta = _decoded(request, tokens)
+            if delta is not None:
+                deltas.append(delta)
+                continue
         if logprobs is not None:
             first = num_seen
             num_seen += len(tokens) if tokens else 0
@@ -131,6 +137,40 @@ def _pool(
     if not pool.is_complete:
         return []
     return [_answer(state, kv, request, (), FinishReason.STOP, None, vector=pool.vector())]
+
+
+def _decoded(request: Request, tokens: tuple[int, ...]) -> Delta | None:
+    """Append the token of a request that just goes on decoding, as nearly all do, and return the answer.
+
+    Returns:
+        None, with nothing changed, if anything else is to be done for the request.
+    """
+    place, num_prompt = request.num_known, request.num_prompt
+    if (
+        request.finish is not None
+        or request.matcher is not None
+        or len(tokens) != 1
+        or tokens[0] in request.stop_ids
+        or place + 1 == request.max_length
+        or not request.answered
+    ):
+        return None
+    request.tokens[place] = tokens[0]
+    request.num_known = place + 1
+    request.num_computed = place
+    return Delta(  # by position: there is one for every token, and names take as long as the rest of this function
+        request.request_id,
+        tokens,
+        None,
+        None,
+        False,
+        b"",
+        num_prompt,
+        request.num_cached if request.num_cached > 0 else 0,
+        place + 1 - num_prompt,
+        request.num_drafted,
+        request.num_accepted,
+    )
 
 
 def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:

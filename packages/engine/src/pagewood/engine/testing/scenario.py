@@ -206,6 +206,7 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
             schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
             overlap=overlap,
             prefix_cache=rng.random() < 0.9,
+            eviction_policy="queue-lru" if num_pages % 3 == 0 else "lru",
         ),
         num_pages=num_pages,
         max_length=max_length,

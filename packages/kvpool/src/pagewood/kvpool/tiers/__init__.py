@@ -4,12 +4,13 @@ Start at `TieredIndex`. These modules need numpy only; `device_pages` in `pagewo
 them to a `KVStorage`.
 """
 
+from pagewood.kvpool.tiers.breaker import Breaker
 from pagewood.kvpool.tiers.counters import TierCounters
 from pagewood.kvpool.tiers.device import ArrayPages, DevicePages
 from pagewood.kvpool.tiers.disk import DiskTier
 from pagewood.kvpool.tiers.folder import SharedFolder
 from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.index import Hits, TieredIndex
+from pagewood.kvpool.tiers.index import ALL, Hits, TieredIndex
 from pagewood.kvpool.tiers.keys import KeyChain
 from pagewood.kvpool.tiers.lane import Lane, Lanes, ThreadLane, thread_lanes
 from pagewood.kvpool.tiers.policy import PrefetchMode, PrefetchPolicy, WritePolicy
@@ -18,7 +19,9 @@ from pagewood.kvpool.tiers.store import PageStore
 from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
 
 __all__ = [
+    "ALL",
     "ArrayPages",
+    "Breaker",
     "DevicePages",
     "DiskTier",
     "Hits",

@@ -289,5 +289,4 @@ class Demotion:
             if write.transfer.error is None:
                 self._counters.num_stored += len(write.slots)
             else:
-                self._counters.num_failed += len(write.slots)
-                _log.error("failed to write %d pages to a store: %s", len(write.slots), write.transfer.error)
+                self._counters.num_failed += len(write.slots)  # logged by the breaker

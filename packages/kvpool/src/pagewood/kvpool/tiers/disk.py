@@ -10,7 +10,11 @@ import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.copier import PageCopier, Place
+from pagewood.kvpool.tiers.keys import require_keys
 from pagewood.kvpool.tiers.page_file import ENTRY, PageFile
+
+_MAX_SEQUENCE = 2**62
+"""No file counts that far; numbers beyond it are damage."""
 
 
 class DiskTier:
@@ -26,7 +30,15 @@ class DiskTier:
 
     __slots__ = ("_copier", "_file", "_free", "_held", "_lock", "_num_reads", "_sequence")
 
-    def __init__(self, path: str | Path, *, page_bytes: int, num_bytes: int, fingerprint: bytes = b"") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        page_bytes: int,
+        num_bytes: int,
+        fingerprint: bytes = b"",
+        sets_aside: bool = False,
+    ) -> None:
         """Open the file, or create it.
 
         Args:
@@ -34,6 +46,8 @@ class DiskTier:
             page_bytes: Size of a page image, in bytes.
             num_bytes: Largest total size of the pages, in bytes.
             fingerprint: Up to 32 bytes that identify what the pages hold: model, dtype, layout.
+            sets_aside: Whether a file of another kind, for instance a damaged one, is renamed instead of refused:
+                ".aside" is appended to its name.
 
         Raises:
             ValueError: A size is less than 1, `num_bytes` is less than one page, `fingerprint` is too long, or the file
@@ -46,7 +60,9 @@ class DiskTier:
         if len(fingerprint) > 32:
             raise ValueError(f"fingerprint must have at most 32 bytes, got {len(fingerprint)}")
         num_slots = num_bytes // page_bytes
-        self._file = PageFile(Path(path), page_bytes=page_bytes, num_slots=num_slots, fingerprint=fingerprint)
+        self._file = PageFile(
+            Path(path), page_bytes=page_bytes, num_slots=num_slots, fingerprint=fingerprint, sets_aside=sets_aside
+        )
         self._lock = Lock()
         self._copier = PageCopier("kv-disk")
         # Slot and checksum by key, least recently used first.
@@ -55,6 +71,7 @@ class DiskTier:
         # Number of reads under way, by slot.
         self._num_reads: dict[int, int] = {}  # written by: _begin_read, _end_read
         entries = self._file.entries()
+        entries["sequence"][entries["sequence"] > _MAX_SEQUENCE] = 0  # damaged
         self._sequence = int(entries["sequence"].max())  # written by: _put_run
         for slot in np.argsort(entries["sequence"], kind="stable").tolist():
             if entries["sequence"][slot]:
@@ -79,8 +96,9 @@ class DiskTier:
 
         Raises:
             OSError: The disk is full or failed.
-            ValueError: A page has the wrong size.
+            ValueError: A page or a key has the wrong size. Nothing is stored.
         """
+        require_keys(keys)
         for page in pages:
             if page.nbytes != self._file.page_bytes:
                 raise ValueError(f"pages must have {self._file.page_bytes} bytes, got {page.nbytes}")
@@ -92,7 +110,7 @@ class DiskTier:
             run = [item[1] for item in group]
             try:
                 self._put_run(run[0][0], [keys[index] for _, index in run], [pages[index] for _, index in run])
-            except OSError:
+            except BaseException:
                 with self._lock:
                     self._free.extend(slot for slot, _ in reversed(work) if slot >= run[0][0])
                 raise

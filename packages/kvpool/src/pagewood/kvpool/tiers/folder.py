@@ -10,6 +10,7 @@ from threading import Lock
 
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.copier import PageCopier, Place
+from pagewood.kvpool.tiers.keys import require_keys
 from pagewood.kvpool.tiers.segments import SUFFIX, Segments, num_pages_in, segment_name, write_segment
 
 # A process checks the size of the folder whenever it has written this share of the budget. Trimming leaves it free.
@@ -80,8 +81,9 @@ class SharedFolder:
 
         Raises:
             OSError: The file system is full or failed.
-            ValueError: A page has the wrong size.
+            ValueError: A page or a key has the wrong size.
         """
+        require_keys(keys)
         for page in pages:
             if page.nbytes != self._page_bytes:
                 raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")

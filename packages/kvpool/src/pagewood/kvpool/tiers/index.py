@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Int32
+from pagewood.kvpool.tiers.breaker import Breaker
 from pagewood.kvpool.tiers.counters import TierCounters
 from pagewood.kvpool.tiers.demotion import Demotion
 from pagewood.kvpool.tiers.device import DevicePages
 from pagewood.kvpool.tiers.host import HostTier
-from pagewood.kvpool.tiers.keys import KeyChain
+from pagewood.kvpool.tiers.keys import KeyChain, Namespace
 from pagewood.kvpool.tiers.lane import Lanes, thread_lanes
 from pagewood.kvpool.tiers.policy import PrefetchPolicy, WritePolicy
-from pagewood.kvpool.tiers.prefix_cache import Prefix, PrefixCache, TieredInsertion, TieredMatch, WatchedCache
+from pagewood.kvpool.tiers.prefix_cache import Match, Prefix, PrefixCache, TieredInsertion, TieredMatch
 from pagewood.kvpool.tiers.recall import Recall, Recalls, Take
 from pagewood.kvpool.tiers.store import PageStore
+
+
+class _All(Enum):
+    ALL = "all"
+
+
+ALL = _All.ALL
+"""Stands for all namespaces, or for none in particular, where None would be a namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +63,8 @@ class TieredIndex:
     Invariant: no copy reads or writes a page that `evict` has returned. A page that `recall` takes belongs to the index
     until `evict` returns it. So every device page has one owner at any time, even if copies fail or are cancelled.
 
-    Use it like the cache that it wraps. `match`, `peek`, `insert`, `lock`, `unlock` and `evict` mean the same, and see
-    only what is on the device. `recall` and `advance` are new; they serve a request that waits for admission:
+    Use it like the cache that it wraps. Its methods mean the same, and see only what is on the device; those that the
+    wrapped cache lacks raise ValueError. `recall` and `advance` are new; they serve a request that waits for admission:
 
         recall = index.recall(tokens, namespace)              # when it arrives; None if there is nothing to bring back
         while recall and index.advance(recall, take): ...     # before it is admitted; True: call again later
@@ -115,6 +126,8 @@ class TieredIndex:
         self._chain = KeyChain(page_size, fingerprint=fingerprint)
         self._page_size = page_size
         self._host = host
+        disk = None if disk is None else Breaker(disk, name="the disk tier", clock=clock)
+        remote = None if remote is None else Breaker(remote, name="the remote tier", clock=clock)
         self._stores = (disk, remote)
         self._lanes = thread_lanes() if lanes is None else lanes
         self.counters = TierCounters()
@@ -142,6 +155,11 @@ class TieredIndex:
         )
 
     @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self._page_size
+
+    @property
     def num_pages(self) -> int:
         """Number of device pages that the index owns: cached, being loaded, or spare."""
         return self._cache.num_pages + self._recalls.num_loading + self._recalls.num_spare
@@ -161,16 +179,15 @@ class TieredIndex:
         """Number of device pages that a copy may be writing."""
         return self._recalls.num_loading
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> TieredMatch:
+    def match(self, tokens: Int32, namespace: Namespace = None) -> TieredMatch:
         """Find the longest prefix on the device; this counts as a use."""
         match = self._cache.match(tokens, namespace)
         self._demotion.use(match.pages.tolist())
-        return self._tiered(match.num_tokens, match.pages, match.node, namespace)
+        return self._tiered(match, namespace)
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> TieredMatch:
+    def peek(self, tokens: Int32, namespace: Namespace = None) -> TieredMatch:
         """Find the longest prefix on the device; this does not count as a use."""
-        match = self._cache.peek(tokens, namespace)
-        return self._tiered(match.num_tokens, match.pages, match.node, namespace)
+        return self._tiered(self._cache.peek(tokens, namespace), namespace)
 
     def watch_group(self) -> Any:
         """Return a group of live matches of the device's cache; they cover only what is on the device.
@@ -178,11 +195,86 @@ class TieredIndex:
         Raises:
             ValueError: The device's cache does not support live matches.
         """
-        if not isinstance(self._cache, WatchedCache):
-            raise ValueError(f"cache must have a watch_group method, got {type(self._cache).__name__}")
-        return self._cache.watch_group()
+        return self._call("watch_group")
 
-    def locate(self, tokens: Int32, namespace: str | None = None) -> Hits:
+    def watch(self, tokens: Int32, namespace: Namespace = None) -> Any:
+        """Return a live match of the device's cache; it covers only what is on the device.
+
+        Raises:
+            ValueError: The device's cache does not support live matches.
+        """
+        return self._call("watch", tokens, namespace)
+
+    def root(self, namespace: Namespace = None) -> Prefix:
+        """Return the handle of the empty prefix.
+
+        Raises:
+            ValueError: The device's cache has no `root`.
+        """
+        return Prefix(handle=self._call("root", namespace), key=self._chain.root(namespace))
+
+    def limit(self, namespace: Namespace, *, quota: int | None = None, floor: int = 0) -> None:
+        """Set the limits of a namespace on the device, in pages; the other tiers have none.
+
+        Raises:
+            ValueError: The limits are out of range, or the device's cache has no limits.
+        """
+        self._call("limit", namespace, quota=quota, floor=floor)
+
+    def retain(self, node: Prefix, *, priority: int, until: float = math.inf, start: int = 0) -> None:
+        """Give the pages of a prefix a priority on the device, as `RadixCache.retain` does.
+
+        Raises:
+            ValueError: The prefix was evicted, or the device's cache keeps no priorities.
+        """
+        self._call("retain", node.handle, priority=priority, until=until, start=start)
+
+    def release(self, node: Prefix) -> Int32:
+        """Remove a branch that is not needed any more from the device, without copying it, and return its pages.
+
+        Copies that the host and the stores have of it stay until they are the least recently used.
+
+        Raises:
+            ValueError: The prefix was evicted, or the device's cache has no `release`.
+        """
+        self.poll()
+        pages: Int32 = self._call("release", node.handle)
+        self._demotion.drop(pages.tolist())
+        return pages
+
+    def observe(self, observer: Any) -> None:
+        """Notify an observer of every page that enters or leaves the device's cache.
+
+        Raises:
+            ValueError: The device's cache has no observers.
+        """
+        self._call("observe", observer)
+
+    def runs(self) -> Iterator[Any]:
+        """Iterate over everything on the device, as `RadixCache.runs` does.
+
+        Raises:
+            ValueError: The device's cache has no `runs`.
+        """
+        return self._call("runs")
+
+    def explain(self, tokens: Int32, namespace: Namespace = None) -> Any:
+        """Return why the prefix on the device is not longer, as `RadixCache.explain` does.
+
+        Raises:
+            ValueError: The device's cache has no `explain`.
+        """
+        return self._call("explain", tokens, namespace)
+
+    def num_pages_in(self, namespace: Namespace = None) -> int:
+        """Return the number of cached device pages of one namespace.
+
+        Raises:
+            ValueError: The device's cache does not count them.
+        """
+        return self._call("num_pages_in", namespace)
+
+    def locate(self, tokens: Int32, namespace: Namespace = None) -> Hits:
         """Return where the longest known prefix is. Queries the remote store, if there is one, and waits for it.
 
         Raises:
@@ -200,7 +292,7 @@ class TieredIndex:
         return Hits(num_device=start * self._page_size, num_host=counts[0], num_disk=counts[1], num_remote=counts[2])
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Prefix | None = None
+        self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: Prefix | None = None
     ) -> TieredInsertion:
         """Adopt the pages that the device's cache does not have; tokens and pages follow the locked prefix `after`."""
         parent, handle = (self._chain.root(namespace), None) if after is None else (after.key, after.handle)
@@ -209,42 +301,74 @@ class TieredIndex:
         n = insertion.num_existing
         self._demotion.adopt(pages[n : len(keys)].tolist(), keys[n:])
         self.poll()
-        return TieredInsertion(num_existing=n, node=Prefix(handle=insertion.node, key=keys[-1] if keys else parent))
+        return TieredInsertion(
+            num_existing=n, node=Prefix(handle=insertion.node, key=keys[-1] if keys else parent), inner=insertion
+        )
 
     def lock(self, node: Prefix) -> Prefix:
         """Keep a prefix on the device; return the handle that unlocks it."""
         return Prefix(handle=self._cache.lock(node.handle), key=node.key)
 
+    def relock(self, lease: Prefix, node: Prefix) -> Prefix:
+        """Lock `node`, then unlock `lease`; return the handle that unlocks it.
+
+        Raises:
+            ValueError: The prefix of `node` was evicted, or the device's cache has no `relock`. Nothing has changed.
+        """
+        return Prefix(handle=self._call("relock", lease.handle, node.handle), key=node.key)
+
     def unlock(self, node: Prefix) -> None:
         """Undo one lock."""
         self._cache.unlock(node.handle)
 
-    def evict(self, num_pages: int) -> Int32:
+    def evict(self, num_pages: int, namespace: Any = ALL) -> Int32:
         """Disown up to `num_pages` unlocked device pages and return them; the caller may write to them at once.
 
         Pages that the policy wants to keep and that have no copy yet are copied to the host first, and a copy that
         already reads one of the pages is waited for. Both are copies in memory; `evict` never waits for a disk.
+
+        Args:
+            num_pages: Number of pages, >= 0.
+            namespace: The namespace that needs the pages, so that its own floor does not protect it; `ALL` for none in
+                particular. The device's cache must have limits then.
+
+        Raises:
+            ValueError: `num_pages` is negative.
         """
+        if num_pages < 0:
+            raise ValueError(f"num_pages must be >= 0, got {num_pages}")
         self.poll()
         spare = self._recalls.take_spare(num_pages)
-        evicted = self._cache.evict(num_pages - len(spare))
+        num_more = num_pages - len(spare)
+        evicted = self._cache.evict(num_more) if namespace is ALL else self._call("evict", num_more, namespace)
         self._demotion.release(evicted.tolist())
         return np.concatenate([np.array(spare, np.int32), evicted])
 
-    def clear(self) -> Int32:
+    def clear(self, namespace: Any = ALL) -> Int32:
         """Drop all pages that are not in use from device and host without copying them, and return the device's.
 
         Pages of locked prefixes stay, and so do host pages that a recall reads or that a store is still to get. The
         stores keep what they have.
+
+        Args:
+            namespace: `ALL`, or the namespace whose device pages are dropped. The host does not know the namespaces of
+                its pages, so it keeps them then, and they can be recalled.
+
+        Raises:
+            ValueError: The device's cache cannot clear a namespace.
         """
         self.poll()
+        if namespace is not ALL:
+            dropped = self._call("clear", namespace)
+            self._demotion.drop(dropped.tolist())
+            return dropped
         spare = self._recalls.take_spare(self._recalls.num_spare)
         dropped = self._cache.evict(self._cache.num_evictable)
         self._demotion.drop(dropped.tolist())
         self._host.clear()
         return np.concatenate([np.array(spare, np.int32), dropped])
 
-    def recall(self, tokens: Int32, namespace: str | None = None) -> Recall | None:
+    def recall(self, tokens: Int32, namespace: Namespace = None) -> Recall | None:
         """Start to bring back what the other tiers have of these tokens; return None if they have nothing.
 
         Copying from the stores to the host starts at once. Call `advance` until the recall is over, or `cancel` it.
@@ -304,14 +428,24 @@ class TieredIndex:
                 store.close()
 
     def check(self) -> None:
-        """Verify that every slot of the host has exactly one owner.
+        """Verify that every slot of the host has exactly one owner, and the device's cache, if it has a `check`.
 
         Raises:
-            AssertionError: A slot is lost, or has two owners.
+            AssertionError: A slot is lost, or has two owners, or the cache has found an error.
         """
+        if hasattr(self._cache, "check"):
+            self._call("check")
         num_filling = self._demotion.num_slots + self._recalls.num_slots
         assert self._host.num_taken == num_filling, f"{self._host.num_taken} slots are taken, {num_filling} are in use"
 
-    def _tiered(self, num_tokens: int, pages: Int32, handle: object, namespace: str | None) -> TieredMatch:
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method that not every cache of the device has."""
+        call = getattr(self._cache, method, None)
+        if call is None:
+            raise ValueError(f"cache must have a {method} method, got {type(self._cache).__name__}")
+        return call(*arguments, **options)
+
+    def _tiered(self, match: Match, namespace: Namespace) -> TieredMatch:
+        num_tokens, pages = match.num_tokens, match.pages
         key = self._demotion.key_of(int(pages[-1])) if num_tokens else self._chain.root(namespace)
-        return TieredMatch(num_tokens=num_tokens, pages=pages, node=Prefix(handle=handle, key=key))
+        return TieredMatch(num_tokens=num_tokens, pages=pages, node=Prefix(handle=match.node, key=key), inner=match)

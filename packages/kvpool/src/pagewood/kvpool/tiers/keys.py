@@ -1,8 +1,13 @@
 """The key of a page outside the device: a hash of everything that its KV depends on."""
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TypeAlias
 
 from pagewood.kvpool.tiers.arrays import Int32
+
+Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
+"""A namespace of the device's cache."""
 
 # Long enough that two prefixes with the same key cannot be found, so a tenant cannot forge the page of another.
 KEY_BYTES = 32
@@ -34,9 +39,12 @@ class KeyChain:
         self._page_bytes = page_size * 4
         self._seed = blake2b(page_size.to_bytes(8, "little") + fingerprint, digest_size=KEY_BYTES).digest()
 
-    def root(self, namespace: str | None) -> bytes:
+    def root(self, namespace: Namespace) -> bytes:
         """Return the key of a namespace's empty prefix; None and "" are different namespaces."""
-        name = b"\0" if namespace is None else b"\1" + namespace.encode()
+        if isinstance(namespace, tuple):
+            name = b"\2" + b"".join(map(_encode_part, namespace))
+        else:
+            name = b"\0" if namespace is None else b"\1" + namespace.encode()
         return blake2b(self._seed + name, digest_size=KEY_BYTES).digest()
 
     def extend(self, parent: bytes, tokens: Int32) -> list[bytes]:
@@ -53,3 +61,19 @@ class KeyChain:
             parent = blake2b(parent + data[start : start + page_bytes], digest_size=KEY_BYTES).digest()
             keys.append(parent)
         return keys
+
+
+def require_keys(keys: Sequence[bytes]) -> None:
+    """Check the keys of pages that are stored.
+
+    Raises:
+        ValueError: A key does not have `KEY_BYTES` bytes.
+    """
+    for key in keys:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"keys must have {KEY_BYTES} bytes, got {len(key)}")
+
+
+def _encode_part(part: str | int | None) -> bytes:
+    kind, data = (b"n", b"") if part is None else (b"s" if isinstance(part, str) else b"i", str(part).encode())
+    return b"%b%d:%b" % (kind, len(data), data)

@@ -11,6 +11,7 @@ checksum matches the page in the slot. Numbers are little-endian.
 """
 
 import fcntl
+import logging
 import os
 import shutil
 import struct
@@ -23,6 +24,8 @@ from pagewood.kvpool.tiers.copier import read_rows, write_rows
 
 # One slot of the table. A slot with the sequence number 0 has never held a page.
 ENTRY = np.dtype([("key", "u1", 32), ("checksum", "u1", 16), ("sequence", "<u8"), ("unused", "<u8")])
+
+_log = logging.getLogger(__name__)
 
 _MAGIC = b"pagewood pages 1"
 _HEAD = struct.Struct("<16sQQ32s")
@@ -44,7 +47,9 @@ class PageFile:
 
     __slots__ = ("_start", "descriptor", "num_slots", "page_bytes", "path")
 
-    def __init__(self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes) -> None:
+    def __init__(
+        self, path: Path, *, page_bytes: int, num_slots: int, fingerprint: bytes, sets_aside: bool = False
+    ) -> None:
         """Open the file, or create it. A file with another page size or number of slots is emptied.
 
         Args:
@@ -52,6 +57,7 @@ class PageFile:
             page_bytes: Size of a page image, in bytes.
             num_slots: Number of slots.
             fingerprint: Up to 32 bytes that identify what the pages hold. A file with another fingerprint is refused.
+            sets_aside: Whether a file of another kind is renamed instead of refused.
 
         Raises:
             ValueError: The file cannot be created or written, is in use by another process, is not a page file of this
@@ -62,13 +68,9 @@ class PageFile:
         self.num_slots = num_slots
         table_bytes = -(-num_slots * ENTRY.itemsize // _BLOCK_BYTES) * _BLOCK_BYTES
         self._start = _BLOCK_BYTES + table_bytes
+        self.descriptor = self._open()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ValueError(f"path must be a file that can be made and written, got {path}: {error}") from error
-        try:
-            self._claim(_HEAD.pack(_MAGIC, page_bytes, num_slots, fingerprint.ljust(32, b"\0")))
+            self._claim(_HEAD.pack(_MAGIC, page_bytes, num_slots, fingerprint.ljust(32, b"\0")), sets_aside=sets_aside)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -95,8 +97,28 @@ class PageFile:
         """Close the file, which also unlocks it."""
         os.close(self.descriptor)
 
-    def _claim(self, head: bytes) -> None:
-        """Lock the file, and give it this head if it has none or one of another geometry."""
+    def _open(self) -> int:
+        """Open the file, or create it; return its descriptor."""
+        path = self.path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ValueError(f"path must be a file that can be made and written, got {path}: {error}") from error
+
+    def _set_aside(self) -> None:
+        """Rename the file, which is not a page file, and open a new one instead."""
+        aside = self.path.with_name(self.path.name + ".aside")
+        _log.warning("%s is not a page file, perhaps damaged: it is renamed to %s", self.path, aside.name)
+        self.path.replace(aside)
+        os.close(self.descriptor)
+        self.descriptor = self._open()  # written by: _set_aside
+
+    def _claim(self, head: bytes, *, sets_aside: bool) -> None:
+        """Lock the file, and give it this head if it has none or one of another geometry.
+
+        A head of zeros is none: after a loss of power a file may have its size but not its contents.
+        """
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -106,6 +128,12 @@ class PageFile:
             ) from error
         found = os.pread(self.descriptor, _HEAD.size, 0)
         if found == head:
+            return
+        if not found.strip(b"\0"):
+            found = b""
+        if found and not found.startswith(_MAGIC) and sets_aside:
+            self._set_aside()
+            self._claim(head, sets_aside=False)
             return
         if found and not found.startswith(_MAGIC):
             raise ValueError(f"path must be a page file or not exist, got {self.path}, which is another kind of file")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagewood.kvpool.tiers.arrays import Int32
+from pagewood.kvpool.tiers.keys import Namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class PlainNode:
         prefix: Its tokens as bytes.
     """
 
-    namespace: str | None
+    namespace: Namespace
     prefix: bytes
 
 
@@ -79,14 +80,14 @@ class PlainCache:
         """Number of pages that are not locked."""
         return self.num_pages - self.num_locked
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> PlainMatch:
+    def match(self, tokens: Int32, namespace: Namespace = None) -> PlainMatch:
         """Find the longest cached prefix; this counts as a use."""
         found = self.peek(tokens, namespace)
         for node in self._path(found.node):
             self._pages[node] = self._pages.pop(node)
         return found
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> PlainMatch:
+    def peek(self, tokens: Int32, namespace: Namespace = None) -> PlainMatch:
         """Find the longest cached prefix; this does not count as a use."""
         data = tokens.tobytes()
         pages: list[int] = []
@@ -99,7 +100,7 @@ class PlainCache:
             pages.append(page)
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: PlainNode | None = None
+        self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: PlainNode | None = None
     ) -> PlainInsertion:
         """Adopt the pages that are not cached yet."""
         base = PlainNode(namespace, b"") if after is None else after

@@ -42,15 +42,18 @@ class PrefetchPolicy:
         mode: Best effort, wait or timeout.
         base_s: Base of the time limit under TIMEOUT, in seconds, >= 0.
         per_1024_tokens_s: Additional time for every 1,024 tokens that are fetched, in seconds, >= 0.
+        min_tokens: Fewest tokens that are brought back, >= 0; computing fewer is faster than to wait for copies. A
+            remote store is asked if as many tokens may be there.
     """
 
     mode: PrefetchMode = PrefetchMode.TIMEOUT
     base_s: float = 1.0
     per_1024_tokens_s: float = 0.25
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("base_s", "per_1024_tokens_s"):
-            if getattr(self, name) < 0:
+        for name in ("base_s", "per_1024_tokens_s", "min_tokens"):
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     def patience_s(self, num_tokens: int) -> float:

@@ -1,9 +1,10 @@
 """What a tiered index requires of the prefix cache of the device's pages, and the handles that the index returns."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from pagewood.kvpool.tiers.arrays import Int32
+from pagewood.kvpool.tiers.keys import Namespace
 
 
 class Match(Protocol):
@@ -57,15 +58,15 @@ class PrefixCache(Protocol):
         """Number of pages on a locked path."""
         ...
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> Match:
+    def match(self, tokens: Int32, namespace: Namespace = None) -> Match:
         """Find the longest cached prefix; this counts as a use."""
         ...
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> Match:
+    def peek(self, tokens: Int32, namespace: Namespace = None) -> Match:
         """Find the longest cached prefix; this does not count as a use."""
         ...
 
-    def insert(self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: Any = None) -> Insertion:
+    def insert(self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: Any = None) -> Insertion:
         """Adopt the pages that are not cached yet; tokens and pages follow the locked prefix `after`."""
         ...
 
@@ -79,15 +80,6 @@ class PrefixCache(Protocol):
 
     def evict(self, num_pages: int) -> Int32:
         """Disown up to `num_pages` unlocked pages and return them."""
-        ...
-
-
-@runtime_checkable
-class WatchedCache(PrefixCache, Protocol):
-    """A prefix cache with live matches, such as `pagewood.radixcache.RadixCache`."""
-
-    def watch_group(self) -> Any:
-        """Return a new group of live matches, empty."""
         ...
 
 
@@ -112,11 +104,18 @@ class TieredMatch:
         num_tokens: Its length in tokens, whole pages.
         pages: `[num_tokens / page_size] int32`, page ids; owned by the index.
         node: Handle to lock it with.
+        inner: The match of the device's cache.
     """
 
     num_tokens: int
     pages: Int32
     node: Prefix
+    inner: Any
+
+    @property
+    def partial(self) -> Any:
+        """The cached page that shares the most tokens after the prefix, if the device's cache finds one."""
+        return self.inner.partial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,14 @@ class TieredInsertion:
         num_existing: Number of leading pages that were already cached; the caller keeps the pages that it offered for
             them.
         node: Handle of the whole inserted prefix.
+        inner: The insertion of the device's cache.
     """
 
     num_existing: int
     node: Prefix
+    inner: Any
+
+    @property
+    def pages(self) -> Int32:
+        """The pages that the device's cache has for the inserted tokens, if it reports them; see `RadixCache`."""
+        return self.inner.pages

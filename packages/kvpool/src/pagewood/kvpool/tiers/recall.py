@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -15,6 +16,7 @@ from pagewood.kvpool.tiers.counters import TierCounters
 from pagewood.kvpool.tiers.demotion import Demotion
 from pagewood.kvpool.tiers.device import DevicePages
 from pagewood.kvpool.tiers.host import HostTier
+from pagewood.kvpool.tiers.keys import Namespace
 from pagewood.kvpool.tiers.lane import Lanes, Work
 from pagewood.kvpool.tiers.policy import PrefetchPolicy
 from pagewood.kvpool.tiers.prefix_cache import PrefixCache
@@ -74,7 +76,7 @@ class Recall:
     """
 
     tokens: Int32
-    namespace: str | None
+    namespace: Namespace
     keys: list[bytes]
     deadline_s: float
     num_known: int  # written by: Recalls
@@ -183,11 +185,12 @@ class Recalls:
         del self._spare[start:]
         return pages
 
-    def begin(self, tokens: Int32, namespace: str | None, keys: list[bytes]) -> Recall | None:
+    def begin(self, tokens: Int32, namespace: Namespace, keys: list[bytes]) -> Recall | None:
         """Start to bring back what follows the device's prefix; return None if there is nothing to bring back."""
         start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
         num_known = start + self.num_leading(keys[start:])
-        if num_known == start and (self._remote is None or start == len(keys)):
+        num_possible = (num_known if self._remote is None else len(keys)) - start
+        if not num_possible or num_possible * self._page_size < self._policy.min_tokens:
             return None
         self._host.touch(keys)
         patience_s = self._policy.patience_s((len(keys) - start) * self._page_size)
@@ -221,6 +224,9 @@ class Recalls:
                 recall.num_known += (*recall.found, False).index(False)
             transfer.cancel()
             recall.transfer, recall.stage = None, _Stage.PLANNED
+            start = self._cache.peek(recall.tokens, recall.namespace).num_tokens // self._page_size
+            if (recall.num_known - start) * self._page_size < self._policy.min_tokens:
+                self._end(recall)
         if recall.stage is _Stage.PLANNED:
             self._fetch(recall)
             if is_late and recall.stage is _Stage.PLANNED:
@@ -318,10 +324,8 @@ class Recalls:
                 found[index] = is_there
             near = [index for index, is_there in zip(missing, answers, strict=True) if is_there]
             if near and self._disk is not None:
-                try:
+                with suppress(OSError):  # logged by the breaker
                     self._disk.put([keys[i] for i in near], [rows[i] for i in near])
-                except OSError as error:
-                    _log.warning("failed to write %d pages to the disk: %s", len(near), error)
         return found
 
     def _settle(self, recall: Recall, transfer: Transfer) -> None:
@@ -405,6 +409,5 @@ def _try_get(store: PageStore | None, keys: list[bytes], rows: list[Bytes]) -> l
         return [False] * len(keys)
     try:
         return store.get(keys, rows)
-    except OSError as error:
-        _log.warning("failed to read from a store: %s", error)
+    except OSError:  # logged by the breaker
         return [False] * len(keys)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pagewood.radixcache.namespaces import Namespace
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStored:
@@ -20,7 +22,7 @@ class BlockStored:
     parent_block_hash: bytes | None
     token_ids: list[int]
     block_size: int
-    namespace: str | None
+    namespace: Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

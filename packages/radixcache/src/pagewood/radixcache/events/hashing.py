@@ -2,21 +2,26 @@
 
 A block (a page, in the words of this package) is named by the SHA-256 of the name of the block before it followed by
 its own tokens, four bytes each, least significant byte first. The first block of a sequence follows a name that stands
-for its namespace. So two blocks have the same name exactly if their namespaces, their tokens and all tokens before them
-are the same, in every process that computes it.
+for its namespace: the SHA-256 of `pagewood block 1`, followed by nothing for None, by `:` and the name for a string,
+and for a tuple by `(` and its parts. A part is a letter (`s` for a string, `i` for an int, `n` for None), the length of
+its text in bytes, `:`, and the text, which is decimal for an int and empty for None.
+
+So two blocks have the same name exactly if their namespaces, their tokens and all tokens before them are the same, in
+every process that computes it.
 """
 
 import hashlib
 from collections.abc import Iterator
 
 from pagewood.radixcache.arrays import ITEM_BYTES, Int32, require_int32
+from pagewood.radixcache.namespaces import Namespace, encode
 
 _DOMAIN = b"pagewood block 1"
 
 
-def root_hash(namespace: str | None) -> bytes:
+def root_hash(namespace: Namespace) -> bytes:
     """Return the name that the first block of a sequence follows."""
-    return hashlib.sha256(_DOMAIN if namespace is None else b"%b:%b" % (_DOMAIN, namespace.encode())).digest()
+    return hashlib.sha256(_DOMAIN + encode(namespace)).digest()
 
 
 def chain_hashes(parent: bytes, tokens: Int32, block_size: int) -> Iterator[bytes]:
@@ -28,7 +33,7 @@ def chain_hashes(parent: bytes, tokens: Int32, block_size: int) -> Iterator[byte
         yield parent
 
 
-def block_hashes(tokens: Int32, block_size: int, namespace: str | None = None) -> Iterator[bytes]:
+def block_hashes(tokens: Int32, block_size: int, namespace: Namespace = None) -> Iterator[bytes]:
     """Yield the names of the whole blocks of a sequence, each computed when it is requested.
 
     Args:

@@ -4,6 +4,7 @@ from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from pagewood.radixcache.events.hashing import block_hashes
 from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
+from pagewood.radixcache.namespaces import Namespace
 
 
 class RemoteIndex:
@@ -44,7 +45,7 @@ class RemoteIndex:
         """Return whether a block is cached, and therefore all blocks before it; see `block_hashes`."""
         return block_hash in self._blocks
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> int:
+    def match(self, tokens: Int32, namespace: Namespace = None) -> int:
         """Return the length of the longest cached prefix of `tokens`, at the cost of one hash per block of it.
 
         Raises:

@@ -3,23 +3,46 @@
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from pagewood.radixcache.arrays import Int32
-from pagewood.radixcache.cache import RadixCache
 from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from pagewood.radixcache.events.names import BlockNames
 from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
+from pagewood.radixcache.namespaces import Namespace
+from pagewood.radixcache.observer import Observer, Run
+
+
+class ObservableCache(Protocol):
+    """The cache that a log follows, such as `RadixCache`."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """Number of cached pages."""
+        ...
+
+    def observe(self, observer: Observer) -> None:
+        """Notify `observer` of every page that enters or leaves the cache."""
+        ...
+
+    def runs(self) -> Iterator[Run]:
+        """Iterate over everything that is cached, parents first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
     """The arguments of a call of `EventLog.stored`."""
 
-    namespace: str | None
+    namespace: Namespace
     parent_page: int | None
     tokens: Int32
     pages: Int32
@@ -70,7 +93,9 @@ class EventLog:
         "_num_changed_pages", "_num_named_pages",
     )  # fmt: skip
 
-    def __init__(self, cache: RadixCache, *, max_pages: int = 100_000, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, cache: ObservableCache, *, max_pages: int = 100_000, clock: Callable[[], float] = time.time
+    ) -> None:
         if max_pages < 1:
             raise ValueError(f"max_pages must be >= 1, got {max_pages}")
         self._cache = cache
@@ -127,15 +152,15 @@ class EventLog:
         ]
         return Snapshot(end=self.position, events=events, block_size=page_size, ts=self._clock())
 
-    def stored(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
+    def stored(self, namespace: Namespace, parent_page: int | None, tokens: Int32, pages: Int32) -> None:
         """Record that pages have been cached; part of `Observer`."""
         self._record(_Stored(namespace=namespace, parent_page=parent_page, tokens=tokens, pages=pages))
 
-    def removed(self, namespace: str | None, pages: Int32) -> None:
+    def removed(self, namespace: Namespace, pages: Int32) -> None:
         """Record that pages are no longer cached; part of `Observer`."""
         self._record(_Removed(pages=pages))
 
-    def cleared(self, namespace: str | None) -> None:
+    def cleared(self, namespace: Namespace) -> None:
         """Record that a namespace was cleared, if the whole cache is empty now; part of `Observer`."""
         if not self._cache.num_pages:
             self._record(AllBlocksCleared())

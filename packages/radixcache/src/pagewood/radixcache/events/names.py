@@ -2,6 +2,7 @@
 
 from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.events.hashing import chain_hashes, root_hash
+from pagewood.radixcache.namespaces import Namespace
 
 
 class BlockNames:
@@ -24,7 +25,7 @@ class BlockNames:
         """Return the name of a parent page, or None for no parent."""
         return None if page is None else self._by_page[page]
 
-    def store(self, namespace: str | None, parent_page: int | None, tokens: Int32, pages: Int32) -> list[bytes]:
+    def store(self, namespace: Namespace, parent_page: int | None, tokens: Int32, pages: Int32) -> list[bytes]:
         """Name pages that have been cached, and return their names."""
         parent = root_hash(namespace) if parent_page is None else self._by_page[parent_page]
         names = list(chain_hashes(parent, tokens, self._page_size))

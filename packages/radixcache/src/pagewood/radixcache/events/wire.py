@@ -1,9 +1,10 @@
 """Updates as plain dicts, lists, numbers, strings and bytes, for serializers such as msgpack."""
 
-from typing import Any
+from typing import Any, cast
 
 from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
+from pagewood.radixcache.namespaces import Namespace, require_namespace
 
 
 def to_plain(update: EventBatch | Snapshot) -> dict[str, object]:
@@ -56,7 +57,7 @@ def _event_to_plain(event: Event) -> dict[str, object]:
                 "lora_id": None,
                 "medium": None,
                 "lora_name": None,
-                "namespace": event.namespace,
+                "namespace": list(event.namespace) if isinstance(event.namespace, tuple) else event.namespace,
             }
         case BlockRemoved():
             return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": None}
@@ -79,14 +80,14 @@ def _event_from_plain(plain: Any) -> Event:
             "parent_block_hash": bytes() | None as parent,
             "token_ids": [*token_ids],
             "block_size": int(block_size),
-            "namespace": str() | None as namespace,
+            "namespace": namespace,
         } if _are(block_hashes, bytes) and _are(token_ids, int) and len(token_ids) == len(block_hashes) * block_size:
             return BlockStored(
                 block_hashes=block_hashes,
                 parent_block_hash=parent,
                 token_ids=token_ids,
                 block_size=block_size,
-                namespace=namespace,
+                namespace=_namespace_from_plain(namespace),
             )
         case {"type": "BlockRemoved", "block_hashes": [*block_hashes]} if _are(block_hashes, bytes):
             return BlockRemoved(block_hashes=block_hashes)
@@ -94,6 +95,12 @@ def _event_from_plain(plain: Any) -> Event:
             return AllBlocksCleared()
         case _:
             raise ValueError(f"event must be one of BlockStored, BlockRemoved, AllBlocksCleared, got {_shorten(plain)}")
+
+
+def _namespace_from_plain(plain: Any) -> Namespace:
+    namespace: Namespace = tuple(cast("list[Any]", plain)) if isinstance(plain, list) else plain
+    require_namespace(namespace)
+    return namespace
 
 
 def _are(values: list[Any], kind: type) -> bool:

@@ -1,7 +1,7 @@
 """The order of LRU over leaves, with every operation in constant time."""
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Any
 
 from pagewood.radixcache.node import Edge, Space
 
@@ -118,7 +118,7 @@ class RecencyList:
         """Return the tick at which the oldest edge was last used."""
         return self._ends.newer.used
 
-    def take_over(self, other: Self, edges: list[Edge]) -> None:
+    def take_over(self, other: Any, edges: list[Edge]) -> None:
         """Move the unlocked edges to this list, in their order in the other list."""
         moving = set(edges)
         for edge in [edge for edge in other if edge in moving]:

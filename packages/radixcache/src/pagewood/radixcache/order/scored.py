@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from pagewood.radixcache.node import Edge
 from pagewood.radixcache.policies import Policy
@@ -33,21 +33,28 @@ class Scoring:
 class Scored:
     """The unlocked leaves, by the rank of their last page.
 
-    Invariant: every unlocked leaf has an entry that ranks no higher than the leaf does. `Usage.entry` is that entry;
-    all other entries in the heap are void.
+    Invariant: every unlocked leaf has an entry that ranks no higher than the leaf does, or is in `_unranked`.
+    `Usage.entry` is that entry; all other entries in the heap are void.
 
     So the top of the heap is the leaf to evict first, after void entries were removed and its rank was updated. Most
     uses raise ranks, which costs nothing here. An event that lowers a rank pushes a new entry: O(log n).
+
+    A policy that raises, or returns NaN, must not stop the tree in the middle of a change. So only the methods by which
+    pages are evicted raise; the others keep the exception, or the leaf without a rank, until `first` is called.
     """
 
-    __slots__ = ("_counts_use", "_expiring", "_full_at", "_heap", "_now_s", "_num_pushed", "_scoring")
+    __slots__ = (
+        "_counts_use", "_expiring", "_failure", "_full_at", "_heap", "_now_s", "_num_pushed", "_scoring", "_unranked",
+    )  # fmt: skip
 
     def __init__(self, scoring: Scoring) -> None:
         self._scoring = scoring
         self._counts_use = type(scoring.policy).used is not Policy.used
         self._heap: list[tuple[Any, int, Edge]] = []  # written by: _push, first
-        self._expiring: list[tuple[float, int, Edge]] = []  # written by: _await_deadline, _expire
-        self._num_pushed = 0  # written by: _push, _await_deadline
+        self._expiring: list[tuple[float, int, Edge]] = []  # written by: _await_deadlines, _expire
+        self._unranked: list[Edge] = []  # leaves that the policy could not score; written by: expose, first
+        self._failure: Exception | None = None  # what `Policy.used` has raised; written by: _notify, first
+        self._num_pushed = 0  # written by: _push, _await_deadlines
         self._full_at = _SPARE_ENTRIES  # written by: _push; above this size, void entries are removed
         self._now_s = -float("inf")  # written by: _expire
 
@@ -85,8 +92,7 @@ class Scored:
         while edge.parent is not None:
             usage = usage_of(edge)
             usage.num_uses += 1
-            if self._counts_use:
-                self._scoring.policy.used(usage)
+            self._notify(usage)
             edge = edge.parent
 
     def lock(self, edge: Edge) -> None:
@@ -102,8 +108,7 @@ class Scored:
         usage = copy(usage_of(lower))
         usage.entry = None
         upper.usage = usage
-        if usage.priority:
-            self._await_deadline(upper)
+        self._await_deadlines(upper)
 
     def can_absorb(self, upper: Edge, lower: Edge) -> bool:
         """Return False: the usages differ."""
@@ -120,14 +125,30 @@ class Scored:
     def expose(self, edge: Edge) -> None:
         """Ensure that an unlocked leaf has an entry that ranks no higher than it does."""
         if edge.is_free_leaf:
-            rank = self._rank(edge, edge.end)
             entry: Any = usage_of(edge).entry
-            if entry is None or rank < entry[0]:
-                self._push(edge, rank)
+            try:
+                rank = self._rank(edge, edge.end)
+                if entry is None or rank < entry[0]:
+                    self._push(edge, rank)
+            except Exception:  # `first` tries again, and raises
+                usage_of(edge).entry = None
+                self._unranked.append(edge)
 
     def first(self) -> Edge | None:
-        """Return the unlocked leaf whose last page has the lowest rank."""
+        """Return the unlocked leaf whose last page has the lowest rank.
+
+        Raises:
+            Exception: what the policy raises, or has raised since the last call.
+        """
         self._expire()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        while self._unranked:
+            edge = self._unranked[-1]
+            if edge.is_free_leaf and usage_of(edge).entry is None:
+                self._push(edge, self._rank(edge, edge.end))
+            self._unranked.pop()
         heap = self._heap
         while heap:
             entry = heap[0]
@@ -138,7 +159,7 @@ class Scored:
             elif not edge.is_free_leaf:
                 usage.entry = None
                 heappop(heap)
-            elif (risen := self._rank(edge, edge.end)) != rank:
+            elif (risen := self._rank(edge, edge.end)) > rank:
                 usage.entry = entry = (risen, number, edge)
                 heapreplace(heap, entry)
             else:
@@ -172,9 +193,8 @@ class Scored:
 
     def retain(self, edge: Edge, priority: int, until: float) -> None:
         """Set the priority of an edge, and its deadline."""
-        usage = usage_of(edge)
-        usage.priority, usage.until = priority, until
-        self._await_deadline(edge)
+        usage_of(edge).retain(priority, until)
+        self._await_deadlines(edge)
         self.expose(edge)
 
     def take_over(self, other: Self, edges: list[Edge]) -> None:
@@ -183,15 +203,14 @@ class Scored:
             usage = usage_of(edge)
             usage.entry = None
             self.expose(edge)
-            if usage.priority:
-                self._await_deadline(edge)
+            self._await_deadlines(edge)
 
     def check(self, edges: list[Edge]) -> None:
         """Raise AssertionError unless every unlocked leaf has an entry that ranks no higher than it does."""
         self._expire()
         entries = {id(entry) for entry in self._heap}
         for edge in edges:
-            if edge.is_free_leaf:
+            if edge.is_free_leaf and edge not in self._unranked:
                 entry: Any = usage_of(edge).entry
                 if id(entry) not in entries or entry[2] is not edge:
                     raise AssertionError(f"an unlocked leaf must have an entry: {edge!r}")
@@ -200,17 +219,26 @@ class Scored:
 
     def _use(self, usage: Usage, now: int) -> None:
         usage.last_used = now
+        self._notify(usage)
+
+    def _notify(self, usage: Usage) -> None:
+        """Notify the policy of a use."""
         if self._counts_use:
-            self._scoring.policy.used(usage)
+            try:
+                self._scoring.policy.used(usage)
+            except Exception as error:  # raised by `first`
+                self._failure = error
 
     def _rank(self, edge: Edge, end: int) -> Any:
         """Return the rank of the page that ends at `end`."""
         scoring, usage = self._scoring, usage_of(edge)
         score = scoring.policy.score(usage, end * scoring.page_size)
+        if _is_nan(score):
+            raise ValueError(f"score must not be NaN, got {score!r} from {type(scoring.policy).__name__}")
         if scoring.clock is None and scoring.watched_end is None:
             return score
         is_watched = scoring.watched_end is not None and end <= scoring.watched_end(edge)
-        priority = usage.priority if scoring.clock is not None and self._now_s < usage.until else 0
+        priority = usage.priority_at(self._now_s) if scoring.clock is not None else 0
         return is_watched, priority, score
 
     def _push(self, edge: Edge, rank: Any) -> None:
@@ -224,11 +252,11 @@ class Scored:
             heapify(heap)
             self._full_at = 2 * len(heap) + _SPARE_ENTRIES
 
-    def _await_deadline(self, edge: Edge) -> None:
-        until = usage_of(edge).until
-        if until < float("inf"):
-            self._num_pushed += 1
-            heappush(self._expiring, (until, self._num_pushed, edge))
+    def _await_deadlines(self, edge: Edge) -> None:
+        for _, until in usage_of(edge).priorities:
+            if until < float("inf"):
+                self._num_pushed += 1
+                heappush(self._expiring, (until, self._num_pushed, edge))
 
     def _expire(self) -> None:
         """Update the entries of edges whose deadlines have passed."""
@@ -245,3 +273,8 @@ def usage_of(edge: Edge) -> Usage:
     """Return the usage of an edge that is in a scored order."""
     assert edge.usage is not None  # set by `adopt` and `split`
     return edge.usage
+
+
+def _is_nan(score: Any) -> bool:
+    """Return whether a score, or a part of it, is NaN, which cannot be ordered."""
+    return any(map(_is_nan, cast("tuple[Any, ...]", score))) if type(score) is tuple else score != score

@@ -11,13 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagewood.radixcache.arrays import Int32
 from pagewood.radixcache.explain import Cause, Explanation
+from pagewood.radixcache.namespaces import ANY, AnyNamespace, Namespace
 from pagewood.radixcache.order.choice import AnyPolicy
 from pagewood.radixcache.policies import LRU, S3FIFO
 from pagewood.radixcache.testing.oracle import Oracle, PageTokens, Prefix
 from pagewood.radixcache.testing.protocol import PrefixCache
 
-_NAMESPACES = (None, "a", "b")
-_SECONDS = (1.0, 2.0, math.inf)
+_NAMESPACES = (None, "a", ("b", None, 1))
+_SECONDS = (1.0, 1.0, 2.0, 2.0, math.inf)
 
 
 class ManualClock:
@@ -56,6 +57,7 @@ def conformance_machine(
     is_exact = not isinstance(make_policy(), S3FIFO)
 
     namespaces = st.sampled_from(_NAMESPACES)
+    beneficiaries = st.sampled_from((ANY, *_NAMESPACES))
     prefixes = st.lists(st.integers(0, 1), max_size=6).map(lambda symbols: prefix_of(symbols, page_size))
     tails = st.integers(0, page_size - 1)
     picks = st.integers(0, 99)
@@ -76,13 +78,15 @@ def conformance_machine(
             self.num_pages_made = 0
             self.free_pages: list[int] = []  # reused, the last freed id first
             self.stale: list[Any] = []  # written by: soak; handles of prefixes that have been evicted
-            self.peeked: list[tuple[Any, str | None, Prefix]] = []  # written by: soak
+            self.peeked: list[tuple[Any, Namespace, Prefix]] = []  # written by: soak
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails)
-        def insert(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+        def insert(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
             pages = self.make_pages(len(prefix))
-            insertion = self.cache.insert(tokens_of(prefix, tail), pages, namespace)
+            insertion: Any = self.cache.insert(tokens_of(prefix, tail), pages, namespace)
             assert insertion.num_existing == self.oracle.insert(namespace, prefix, pages.tolist())
+            if hasattr(insertion, "pages"):
+                assert insertion.pages.tolist() == self.oracle.match(namespace, prefix)
             self.free_pages += pages[: insertion.num_existing].tolist()
             self.peeked.append((insertion.node, namespace, prefix))
 
@@ -93,15 +97,22 @@ def conformance_machine(
             index = pick % len(self.handles)
             handle, (namespace, held) = self.handles[index], self.oracle.leases[index]
             pages = self.make_pages(len(more))
-            insertion = self.cache.insert(tokens_of(more, tail), pages, after=handle)
+            insertion: Any = self.cache.insert(tokens_of(more, tail), pages, after=handle)
             assert insertion.num_existing == self.oracle.insert(namespace, held + more, pages.tolist())
+            if hasattr(insertion, "pages"):
+                assert insertion.pages.tolist() == self.oracle.match(namespace, held + more)[len(held) :]
             self.free_pages += pages[: insertion.num_existing].tolist()
-            if is_brief:
+            if is_brief and hasattr(self.cache, "relock"):
+                self.handles.append(self.rich.relock(self.handles.pop(index), insertion.node))
+                self.oracle.lock(namespace, held + more, is_hit=False)
+                self.oracle.unlock(index)
+                expect_refusal(lambda: self.cache.unlock(handle))
+            elif is_brief:
                 self.hold(insertion.node, namespace, held + more)
                 self.release_lease(index)
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails, is_brief=st.booleans())
-        def lease(self, namespace: str | None, prefix: Prefix, tail: int, is_brief: bool) -> None:
+        def lease(self, namespace: Namespace, prefix: Prefix, tail: int, is_brief: bool) -> None:
             match = self.cache.match(tokens_of(prefix, tail), namespace)
             expected = self.oracle.match(namespace, prefix)
             assert match.pages.tolist() == expected
@@ -123,23 +134,23 @@ def conformance_machine(
             """A handle stays valid until its prefix is evicted, whatever else has happened."""
             self.hold(*self.peeked.pop(pick % len(self.peeked)))
 
-        @rule(namespace=namespaces)
-        def evict_one(self, namespace: str | None) -> None:
-            self.evict(1, namespace)
+        @rule(beneficiary=beneficiaries)
+        def evict_one(self, beneficiary: Namespace | AnyNamespace) -> None:
+            self.evict(1, beneficiary)
 
-        @rule(num_pages=st.integers(0, 8), namespace=namespaces)
-        def evict(self, num_pages: int, namespace: str | None) -> None:
-            for_namespace = {"namespace": namespace} if hasattr(self.cache, "limit") else {}
+        @rule(num_pages=st.integers(0, 8), beneficiary=beneficiaries)
+        def evict(self, num_pages: int, beneficiary: Namespace | AnyNamespace) -> None:
+            for_namespace = {"namespace": beneficiary} if hasattr(self.cache, "limit") else {}
             freed = self.cache.evict(num_pages, **for_namespace).tolist()
             if is_exact:
-                assert sorted(freed) == sorted(self.oracle.evict(num_pages, namespace))
+                assert sorted(freed) == sorted(self.oracle.evict(num_pages, beneficiary))
             else:
                 assert num_pages >= len(freed) >= min(num_pages, self.oracle.num_evictable())
                 self.oracle.remove(freed)
             self.take_back(freed)
 
         @rule(namespace=namespaces)
-        def clear(self, namespace: str | None) -> None:
+        def clear(self, namespace: Namespace) -> None:
             freed = self.cache.clear(namespace).tolist()
             assert sorted(freed) == sorted(self.oracle.clear(namespace))
             self.take_back(freed)
@@ -169,14 +180,14 @@ def conformance_machine(
 
         @precondition(lambda self: hasattr(self.cache, "limit"))
         @rule(namespace=namespaces, floor=st.integers(0, 4), room=st.integers(0, 5))
-        def limit(self, namespace: str | None, floor: int, room: int) -> None:
+        def limit(self, namespace: Namespace, floor: int, room: int) -> None:
             quota = None if room == 5 else floor + room
             self.rich.limit(namespace, quota=quota, floor=floor)
             self.oracle.limits[namespace] = (math.inf if quota is None else quota, floor)
 
         @precondition(lambda self: hasattr(self.cache, "watch"))
         @rule(namespace=namespaces, prefix=prefixes, tail=tails, pick=picks)
-        def watch(self, namespace: str | None, prefix: Prefix, tail: int, pick: int) -> None:
+        def watch(self, namespace: Namespace, prefix: Prefix, tail: int, pick: int) -> None:
             """Open a watch, or close one."""
             if pick % 10 < len(self.watches):
                 self.oracle.watches.pop(pick % 10)
@@ -207,7 +218,7 @@ def conformance_machine(
             assert not self.group.changed()
 
         @rule(namespace=namespaces, prefix=prefixes, tail=tails)
-        def look(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+        def look(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
             """Run read-only and refused calls; the invariants then verify that nothing has changed."""
             self.peek(namespace, prefix, tail)
             if hasattr(self.cache, "explain"):
@@ -247,7 +258,7 @@ def conformance_machine(
             assert sorted(freed) == sorted(cached.page for cached in self.oracle.pages.values())
             assert self.cache.num_pages == 0
 
-        def peek(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+        def peek(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
             match = self.cache.peek(tokens_of(prefix, tail), namespace)
             expected = self.oracle.match(namespace, prefix)
             assert match.pages.tolist() == expected
@@ -255,7 +266,7 @@ def conformance_machine(
             assert match.num_tokens == len(match.pages) * page_size
             self.peeked.append((match.node, namespace, prefix[: len(expected)]))
 
-        def explain(self, namespace: str | None, prefix: Prefix, tail: int) -> None:
+        def explain(self, namespace: Namespace, prefix: Prefix, tail: int) -> None:
             tokens = tokens_of(prefix, tail)
             explanation: Explanation = self.rich.explain(tokens, namespace)
             partial = self.rich.peek(tokens, namespace).partial
@@ -288,7 +299,7 @@ def conformance_machine(
                     assert max(elsewhere, end) < len(prefix)
             assert not remembers_all or (explanation.cause is Cause.EVICTED) == (num_ever_cached > end)
 
-        def refuse(self, namespace: str | None) -> None:
+        def refuse(self, namespace: Namespace) -> None:
             fresh = tokens_of(((9,) * page_size,) * 2, 0)
             wrong = [[self.num_pages_made] * 2, [-1, self.num_pages_made], [self.num_pages_made]]
             wrong += [[self.num_pages_made, cached.page] for cached in list(self.oracle.pages.values())[:1]]
@@ -306,7 +317,7 @@ def conformance_machine(
             self.num_pages_made += num_new
             return np.array([self.free_pages.pop() for _ in range(num_pages)], np.int32)
 
-        def hold(self, node: Any, namespace: str | None, prefix: Prefix, *, is_hit: bool = False) -> None:
+        def hold(self, node: Any, namespace: Namespace, prefix: Prefix, *, is_hit: bool = False) -> None:
             self.handles.append(self.cache.lock(node))
             self.oracle.lock(namespace, prefix, is_hit=is_hit)
 
@@ -322,7 +333,7 @@ def conformance_machine(
             self.stale += [node for node, namespace, prefix in self.peeked if not self.is_cached(namespace, prefix)]
             self.peeked = [peeked for peeked in self.peeked if self.is_cached(*peeked[1:])]
 
-        def is_cached(self, namespace: str | None, prefix: Prefix) -> bool:
+        def is_cached(self, namespace: Namespace, prefix: Prefix) -> bool:
             return not prefix or (namespace, prefix) in self.oracle.pages
 
     return ConformanceMachine
@@ -342,6 +353,7 @@ def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int
     state: Any = machine()
     draw: dict[str, Callable[[], object]] = {
         "namespace": lambda: rng.choice(_NAMESPACES),
+        "beneficiary": lambda: rng.choice((ANY, *_NAMESPACES)),
         "prefix": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
         "more": lambda: prefix_of(rng.choices((0, 1), k=rng.randrange(7)), page_size),
         "tail": lambda: rng.randrange(page_size),

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pagewood.radixcache.namespaces import ANY, AnyNamespace, Namespace
 from pagewood.radixcache.order.choice import AnyPolicy
 from pagewood.radixcache.policies import LRU, S3FIFO, Policy, QueueInformed, Retained
 from pagewood.radixcache.usage import Usage
@@ -14,7 +15,7 @@ PageTokens: TypeAlias = tuple[int, ...]
 Prefix: TypeAlias = tuple[PageTokens, ...]
 """Whole pages from the start of a sequence."""
 
-Key: TypeAlias = tuple[str | None, Prefix]
+Key: TypeAlias = tuple[Namespace, Prefix]
 """A namespace and a prefix: identifies the last page of the prefix."""
 
 
@@ -64,11 +65,11 @@ class Oracle:
         self.pages: dict[Key, CachedPage] = {}
         self.leases: list[Key] = []
         self.watches: list[Key] = []  # written by: machine
-        self.limits: dict[str | None, tuple[float, int]] = {}  # written by: machine
+        self.limits: dict[Namespace, tuple[float, int]] = {}  # written by: machine
         self.ever_evicted: set[Key] = set()
         self.tick = 0
 
-    def match(self, namespace: str | None, prefix: Prefix) -> list[int]:
+    def match(self, namespace: Namespace, prefix: Prefix) -> list[int]:
         """Return the pages of the longest cached prefix."""
         found: list[int] = []
         for end in range(1, len(prefix) + 1):
@@ -78,7 +79,7 @@ class Oracle:
             found.append(cached.page)
         return found
 
-    def partial(self, namespace: str | None, prefix: Prefix, rest: tuple[int, ...]) -> dict[int, int]:
+    def partial(self, namespace: Namespace, prefix: Prefix, rest: tuple[int, ...]) -> dict[int, int]:
         """Return the pages that follow a cached prefix, and how many leading tokens each shares with `rest`."""
         shared: dict[int, int] = {}
         for (name, other), cached in self.pages.items():
@@ -88,14 +89,14 @@ class Oracle:
                 shared[cached.page] = min([*differences, len(rest), self.page_size])
         return shared
 
-    def touch(self, namespace: str | None, prefix: Prefix) -> None:
+    def touch(self, namespace: Namespace, prefix: Prefix) -> None:
         """Count the unlocked pages of a prefix as used."""
         self.tick += 1
         for end in range(1, len(prefix) + 1):
             if not self.is_locked(namespace, prefix[:end]):
                 self._use(namespace, prefix[:end])
 
-    def insert(self, namespace: str | None, prefix: Prefix, pages: list[int]) -> int:
+    def insert(self, namespace: Namespace, prefix: Prefix, pages: list[int]) -> int:
         """Adopt those of the last pages of `prefix` that are missing, and return how many were cached already."""
         self.tick += 1
         start = len(prefix) - len(pages)
@@ -108,11 +109,11 @@ class Oracle:
             self._use(namespace, prefix[:end])
         return num_existing
 
-    def is_locked(self, namespace: str | None, prefix: Prefix) -> bool:
+    def is_locked(self, namespace: Namespace, prefix: Prefix) -> bool:
         """Return whether a lease holds the last page of `prefix`."""
         return any(name == namespace and held[: len(prefix)] == prefix for name, held in self.leases)
 
-    def lock(self, namespace: str | None, prefix: Prefix, *, is_hit: bool) -> None:
+    def lock(self, namespace: Namespace, prefix: Prefix, *, is_hit: bool) -> None:
         """Add a lease on a prefix; count it as a hit if it comes from a match."""
         self.leases.append((namespace, prefix))
         for end in range(1, len(prefix) + 1 if is_hit else 1):
@@ -124,13 +125,12 @@ class Oracle:
         """Drop a lease."""
         self.touch(*self.leases.pop(index))
 
-    def retain(self, namespace: str | None, prefix: Prefix, start: int, priority: int, until: float) -> None:
-        """Set the priority of the pages of a prefix from page `start` on."""
+    def retain(self, namespace: Namespace, prefix: Prefix, start: int, priority: int, until: float) -> None:
+        """Give the pages of a prefix a priority, from page `start` on."""
         for end in range(start + 1, len(prefix) + 1):
-            usage = self.pages[namespace, prefix[:end]].usage
-            usage.priority, usage.until = priority, until
+            self.pages[namespace, prefix[:end]].usage.priorities += ((priority, until),)
 
-    def evict(self, num_pages: int, beneficiary: str | None = None) -> list[int]:
+    def evict(self, num_pages: int, beneficiary: Namespace | AnyNamespace = ANY) -> list[int]:
         """Evict pages one by one, each time the unlocked leaf page that is first in order."""
         freed: list[int] = []
         while len(freed) < num_pages and (leaves := self._candidates(beneficiary)):
@@ -150,12 +150,12 @@ class Oracle:
             assert key in self._unlocked_leaves(), f"{key} is locked, or something follows it"
             self._drop(key)
 
-    def clear(self, namespace: str | None) -> list[int]:
+    def clear(self, namespace: Namespace) -> list[int]:
         """Remove the unlocked pages of a namespace."""
         mine = [key for key in self.pages if key[0] == namespace and not self.is_locked(*key)]
         return [self._drop(key) for key in mine]
 
-    def release(self, namespace: str | None, prefix: Prefix) -> list[int]:
+    def release(self, namespace: Namespace, prefix: Prefix) -> list[int]:
         """Remove the unlocked pages after a prefix, and the pages at its end that nothing else needs."""
         below = [key for key in self.pages if key[0] == namespace and key[1][: len(prefix)] == prefix != key[1]]
         freed = [self._drop(key) for key in below if not self.is_locked(*key)]
@@ -168,7 +168,7 @@ class Oracle:
         """Return the number of pages held by leases."""
         return sum(self.is_locked(*key) for key in self.pages)
 
-    def num_in(self, namespace: str | None) -> int:
+    def num_in(self, namespace: Namespace) -> int:
         """Return the number of pages in a namespace."""
         return sum(key[0] == namespace for key in self.pages)
 
@@ -181,7 +181,7 @@ class Oracle:
             total += min(num_unlocked, max(0, self.num_in(namespace) - floor))
         return total
 
-    def _use(self, namespace: str | None, prefix: Prefix) -> None:
+    def _use(self, namespace: Namespace, prefix: Prefix) -> None:
         usage = self.pages[namespace, prefix].usage
         usage.last_used = self.tick
         self.policy.used(usage)
@@ -190,7 +190,7 @@ class Oracle:
         inner = {(namespace, prefix[:-1]) for namespace, prefix in self.pages}
         return [key for key in self.pages if key not in inner and not self.is_locked(*key)]
 
-    def _candidates(self, beneficiary: str | None) -> list[Key]:
+    def _candidates(self, beneficiary: Namespace | AnyNamespace) -> list[Key]:
         """Return the pages of which one is evicted next."""
         leaves = self._unlocked_leaves()
         over = [key for key in leaves if self.num_in(key[0]) > self.limits.get(key[0], (math.inf, 0))[0]]
@@ -199,7 +199,7 @@ class Oracle:
         return [
             key
             for key in leaves
-            if key[0] == beneficiary is not None or self.num_in(key[0]) > self.limits.get(key[0], (math.inf, 0))[1]
+            if key[0] == beneficiary or self.num_in(key[0]) > self.limits.get(key[0], (math.inf, 0))[1]
         ]
 
     def _score(self, key: Key) -> Any:
@@ -209,8 +209,9 @@ class Oracle:
         namespace, prefix = key
         usage = self.pages[key].usage
         is_watched = any(name == namespace and held[: len(prefix)] == prefix for name, held in self.watches)
-        is_retained = self.clock is not None and self.clock() < usage.until
-        return self.is_informed and is_watched, usage.priority if is_retained else 0, self._score(key)
+        now_s = 0.0 if self.clock is None else self.clock()
+        priority = max((priority for priority, until in usage.priorities if now_s < until), default=0)
+        return self.is_informed and is_watched, priority, self._score(key)
 
     def _drop(self, key: Key) -> int:
         self.ever_evicted.add(key)

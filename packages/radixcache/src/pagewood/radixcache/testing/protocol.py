@@ -3,6 +3,7 @@
 from typing import Protocol, TypeVar
 
 from pagewood.radixcache.arrays import Int32
+from pagewood.radixcache.namespaces import Namespace
 
 N = TypeVar("N")
 NodeT_co = TypeVar("NodeT_co", covariant=True)
@@ -59,24 +60,24 @@ class PrefixCache(Protocol[N]):
         """Number of pages that `evict` can return."""
         ...
 
-    def num_pages_in(self, namespace: str | None = None) -> int:
+    def num_pages_in(self, namespace: Namespace = None) -> int:
         """Return the number of pages that the cache owns in one namespace."""
         ...
 
-    def match(self, tokens: Int32, namespace: str | None = None) -> MatchLike[N]:
+    def match(self, tokens: Int32, namespace: Namespace = None) -> MatchLike[N]:
         """Return the longest cached prefix, and count it as used."""
         ...
 
-    def peek(self, tokens: Int32, namespace: str | None = None) -> MatchLike[N]:
+    def peek(self, tokens: Int32, namespace: Namespace = None) -> MatchLike[N]:
         """Return the longest cached prefix without changing anything."""
         ...
 
-    def root(self, namespace: str | None = None) -> N:
+    def root(self, namespace: Namespace = None) -> N:
         """Return the handle of the empty prefix."""
         ...
 
     def insert(
-        self, tokens: Int32, pages: Int32, namespace: str | None = None, *, after: N | None = None
+        self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: N | None = None
     ) -> InsertionLike[N]:
         """Adopt the missing pages, and count the prefix as used."""
         ...
@@ -93,7 +94,7 @@ class PrefixCache(Protocol[N]):
         """Evict the pages that are first in order."""
         ...
 
-    def clear(self, namespace: str | None = None) -> Int32:
+    def clear(self, namespace: Namespace = None) -> Int32:
         """Remove the unlocked pages of a namespace."""
         ...
 

@@ -90,6 +90,7 @@ def simulate(
             if replica.end_s < inf:
                 heappush(ends, (replica.end_s, index))
 
+    names = trace.page_names(fleet.page_size)
     for arrival, spec in enumerate(trace.requests):
         # If a step ends at this time, its successor has not begun, and the request can still be in it.
         finish_runs(spec.arrived_s)
@@ -97,7 +98,7 @@ def simulate(
         index = router.choose(keys, loads)
         replica = replicas[index]
         end_s = replica.end_s
-        replica.arrive(SimRequest(arrival, spec, keys, fleet.page_size), spec.arrived_s)
+        replica.arrive(SimRequest(arrival, spec, next(names), fleet.page_size), spec.arrived_s)
         loads[index] = replica.num_outstanding
         if replica.end_s != end_s:
             heappush(ends, (replica.end_s, index))

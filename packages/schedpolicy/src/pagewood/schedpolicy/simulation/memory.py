@@ -4,6 +4,9 @@ from pagewood.schedpolicy.pages import pages_of
 from pagewood.schedpolicy.simulation.cache import PrefixCache
 from pagewood.schedpolicy.simulation.request import SimRequest
 
+_SPARE_SHARE = 256
+"""An eviction frees 1 / _SPARE_SHARE of all pages beyond what is needed, as in pagewood-engine."""
+
 
 class Memory:
     """Counts pages. Invariant: free, cached and private pages add up to all pages, and no count is negative.
@@ -63,8 +66,8 @@ class Memory:
         """Make available pages private; evicts as needed."""
         num_lacking = num_pages - self.num_free
         if num_lacking > 0:
-            num_evicted = self.cache.evict(num_lacking)
-            assert num_evicted == num_lacking, "take must not exceed num_available"
+            num_evicted = self.cache.evict(num_lacking + self.num_pages // _SPARE_SHARE)
+            assert num_evicted >= num_lacking, "take must not exceed num_available"
         self._num_private += num_pages
 
     def grow(self, request: SimRequest, num_tokens: int) -> bool:

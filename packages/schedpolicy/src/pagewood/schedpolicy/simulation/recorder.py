@@ -100,7 +100,7 @@ class Recorder:
                 tenant=request.tenant,
                 outcome=Outcome.REFUSED if refused else Outcome.FINISHED,
                 reason=refused,
-                arrived_s=request.arrived_s,
+                arrived_s=request.sent_s,
                 admitted_s=request.admitted_s,
                 first_token_s=request.first_token_s,
                 finished_s=now_s,

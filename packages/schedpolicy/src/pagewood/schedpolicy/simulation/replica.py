@@ -125,6 +125,7 @@ class Replica:
         for request, num_tokens in self._prefills:
             self._computed(request, num_tokens, now_s)
         for request in self._inbox:
+            request.arrived_s = now_s
             refusal = self._refusal(request, now_s)
             if refusal:
                 self._recorder.ended(request, now_s, refused=refusal)

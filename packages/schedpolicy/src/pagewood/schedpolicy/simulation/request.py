@@ -30,7 +30,7 @@ class SimRequest:
         "_clock", "_num_generated", "_num_prompt_pages", "_page_size", "_prefix", "_since", "admitted_s", "arrival",
         "arrived_s", "deadline_s", "end_step", "first_token_s", "keys", "last_token_s", "max_new_tokens",
         "num_computed", "num_hit", "num_leased", "num_matched", "num_output", "num_pages", "num_preemptions",
-        "num_private", "num_prompt", "num_recomputed", "priority", "service_class", "tag", "tenant", "watch",
+        "num_private", "num_prompt", "num_recomputed", "priority", "sent_s", "service_class", "tag", "tenant", "watch",
     )  # fmt: skip
 
     def __init__(self, arrival: int, spec: TraceRequest, keys: Sequence[int], page_size: int) -> None:
@@ -39,11 +39,14 @@ class SimRequest:
         Args:
             arrival: Its number in the trace.
             spec: The request in the trace.
-            keys: One key per whole page that others can share.
+            keys: One key per whole page.
             page_size: Tokens per page.
         """
         self.arrival = arrival
+        self.sent_s = spec.arrived_s
         self.arrived_s = spec.arrived_s
+        """When the replica took it over, as in the engine: at the end of the step that ran when it was sent."""
+        # written by: replica
         self.num_prompt = spec.num_prompt
         self.num_output = spec.num_output
         self.max_new_tokens = spec.max_new_tokens
@@ -101,7 +104,7 @@ class SimRequest:
         return self._clock is not None
 
     def prefix(self, num_tokens: int) -> bytes:
-        """Return four bytes for each page of the first `num_tokens` tokens that others can share."""
+        """Return four bytes for each whole page of the first `num_tokens` tokens of the prompt."""
         return self.window(0, num_tokens)
 
     def window(self, start: int, end: int) -> bytes:

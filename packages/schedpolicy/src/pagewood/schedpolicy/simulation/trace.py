@@ -1,6 +1,7 @@
 """Traces: requests with their times, lengths and keys that identify their contents."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 
@@ -92,6 +93,23 @@ class Trace:
             ratio = page_size // self.block_size
             return request.keys[ratio - 1 :: ratio][:num_pages]
         raise ValueError(f"page_size must divide block_size ({self.block_size}) or be a multiple, got {page_size}")
+
+    def page_names(self, page_size: int) -> Iterator[tuple[int, ...]]:
+        """Yield for each request the names of all whole pages that it computes.
+
+        These are its keys, followed by names that no other page has: an engine caches the end of a prompt and the
+        output too, and they take room, although nothing in the trace repeats them.
+
+        Raises:
+            ValueError: Neither of `page_size` and `block_size` divides the other.
+        """
+        least = min((key for request in self.requests for key in request.keys), default=0)
+        num_used = -min(0, least) * max(1, self.block_size // page_size)
+        for request in self.requests:
+            keys = self.page_keys(request, page_size)
+            num_own = (request.num_prompt + request.num_output - 1) // page_size - len(keys)
+            yield (*keys, *range(-num_used - 1, -num_used - 1 - num_own, -1))
+            num_used += num_own
 
 
 def scaled(trace: Trace, *, rate: float) -> Trace:

@@ -143,6 +143,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "first) (default: %(default)s)",
     )
     scheduling.add_argument(
+        "--radix-eviction-policy",
+        choices=("lru", "queue-lru"),
+        default=DEFAULTS.eviction_policy,
+        help="which cached prefixes are evicted first: lru (least recently used), or queue-lru (the same, but what a "
+        "waiting request can use comes last) (default: %(default)s)",
+    )
+    scheduling.add_argument(
         "--schedule-conservativeness",
         type=float,
         default=DEFAULTS.schedule_conservativeness,
@@ -269,6 +276,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         overlap=not options.disable_overlap,
         prefix_cache=not options.disable_radix_cache,
         weights=options.weights,
+        eviction_policy=options.radix_eviction_policy,
         kv_cache_dtype=options.kv_cache_dtype,
         host_cache_gb=options.host_cache_gb,
         disk_cache_path=options.disk_cache_path,

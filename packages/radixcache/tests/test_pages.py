@@ -1,0 +1,30 @@
+from random import Random
+
+import numpy as np
+import pytest
+
+from pagewood.radixcache.pages import PageSet
+
+
+@pytest.mark.parametrize("most", [4, 64, 65, 400])  # below and above the number at which the method changes
+def test_a_set_of_pages_is_a_set(most: int) -> None:
+    rng, pages = Random(most), PageSet()
+    held: set[int] = set()
+    for _ in range(300):
+        some = rng.choices(range(-1, 3000), k=rng.randint(0, most)) if rng.random() < 0.2 else []
+        fresh = rng.sample(sorted(set(range(3000)) - held), rng.randint(0, most)) if len(held) < 2500 else []
+        offered = fresh + [page for page in some if rng.random() < 0.1]
+        rng.shuffle(offered)
+        is_right = len(set(offered)) == len(offered) and not held & set(offered) and min(offered, default=0) >= 0
+        if is_right:
+            pages.adopt(np.array(offered, np.int32))
+            held |= set(offered)
+        else:
+            with pytest.raises(ValueError, match="pages must"):
+                pages.adopt(np.array(offered, np.int32))
+        dropped = rng.sample(sorted(held), min(len(held), rng.randint(0, most)))
+        pages.drop(np.array(dropped, np.int32))
+        held -= set(dropped)
+        assert len(pages) == len(held)
+        assert all(page in pages for page in held)
+        assert not any(page in pages for page in dropped)
