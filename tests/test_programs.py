@@ -27,6 +27,13 @@ from pagewood.engine.program import (
 MODEL = "pagewood-demo"
 FOLDER = Path(pagewood.engine.__file__).parent / "demo"
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +185,23 @@ def test_cancelling_ends_the_request_at_the_server(remote: RemoteBackend, url: s
         assert time.monotonic() < until_s
         time.sleep(0.01)
     assert talk.run(on=remote)["word"] == "enots"
+
+
+@program
+def call_tools(s: State, choice: str) -> list[str]:
+    s.user("What is the weather in Paris?")
+    s.gen("call", tools=[WEATHER], tool_choice=choice, temperature=0)
+    found = [f"{call.name} {call.arguments}" for call in s.answer("call").calls]
+    s.tool('{"temperature": 21, "sky": "sunny"}')
+    s.gen("answer", tools=[WEATHER], temperature=0)
+    return [*found, s["call"], s["answer"]]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "get_weather"])
+def test_tools_on_both(local: LocalBackend, remote: RemoteBackend, choice: str) -> None:
+    on_server = call_tools.run(choice, on=remote).value
+    assert on_server[0] == "get_weather {'city': 'Paris'}"
+    assert on_server == call_tools.run(choice, on=local).value
+    streamed = call_tools(choice).start(on=remote)
+    assert "".join(streamed.stream("call")) == on_server[1]
+    assert streamed.value == on_server

@@ -59,7 +59,7 @@ def test_a_cache_without_these_methods_says_so() -> None:
         lambda: index.retain(index.peek(ids(1)).node, priority=1),
         lambda: index.observe(None),
     ):
-        with pytest.raises(ValueError, match=r"cache must have a \w+ method, got PlainCache"):
+        with pytest.raises(ValueError, match=r"cache must have the method \w+, got PlainCache"):
             call()
     index.close()
 

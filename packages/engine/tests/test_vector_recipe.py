@@ -134,10 +134,13 @@ def test_a_damaged_list_of_modules_is_an_error(content: str, tmp_path: Path) -> 
         read_vector_recipe(tmp_path)
 
 
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
+@pytest.mark.parametrize(
+    ("architecture", "model_type"), [("BertModel", "bert"), ("XLMRobertaModel", "xlm-roberta"), ("MPNetModel", "mpnet")]
+)
+def test_an_encoder_is_refused(architecture: str, model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": model_type}))
     shutil.copyfile(model_folder(None) / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="got BertModel"):
+    with pytest.raises(ValueError, match=f"got {architecture}, an encoder: its tokens see later ones"):
         LLM(tmp_path)
 
 

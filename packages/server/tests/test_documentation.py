@@ -16,6 +16,7 @@ from pagewood.server.anthropic import fields as anthropic
 from pagewood.server.documentation.openapi import openapi
 from pagewood.server.errors import ErrorEnvelope
 from pagewood.server.native import fields as native
+from pagewood.server.ollama import embeddings as embeddings_of_ollama
 from pagewood.server.ollama import fields as ollama
 from pagewood.server.ollama import options
 from pagewood.server.openai import chat, completions, fields
@@ -67,6 +68,8 @@ async def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> No
         ("CountTokensRequest", anthropic.CountTokensRequest, anthropic.NEUTRAL, anthropic.IGNORED),
         ("OllamaChatRequest", ollama.OllamaChatRequest, {}, ollama.IGNORED),
         ("OllamaGenerateRequest", ollama.OllamaGenerateRequest, ollama.GENERATE_NEUTRAL, ollama.IGNORED),
+        ("OllamaEmbedRequest", embeddings_of_ollama.OllamaEmbedRequest, {}, embeddings_of_ollama.IGNORED),
+        ("OllamaEmbeddingsRequest", embeddings_of_ollama.OllamaEmbeddingsRequest, {}, embeddings_of_ollama.IGNORED),
         ("OllamaOptions", options.OllamaOptions, options.NEUTRAL, options.IGNORED),
         ("EmbeddingRequest", embeddings.EmbeddingRequest, embeddings.NEUTRAL, fields.IGNORED),
         ("RerankRequest", rerank.RerankRequest, rerank.NEUTRAL, fields.IGNORED),

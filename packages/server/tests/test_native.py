@@ -141,6 +141,70 @@ async def test_timings(server: MemoryServer) -> None:
     assert len({one["first_token_s"] for one in streamed}) == 1
 
 
+async def test_explanations(server: MemoryServer) -> None:
+    """Whole and streamed say the same, once for each answer."""
+    ids = server.tokenizer.encode(PROMPT).tolist()
+    params = {"max_new_tokens": 3}
+    body = {"input_ids": ids, "sampling_params": params, "explain": True}
+    meta = (await post(server, "/generate", body))["meta_info"]
+    unknown = {
+        "cause": "never_seen", "reusable_tokens": len(ids) - 1, "cached_tokens": 0, "first_difference": 0,
+        "possible_tokens": 0, "evicted_by": None, "evicted_at_s": None,
+    }  # fmt: skip
+    assert meta["cache"] == unknown
+    times = [meta["timings"][name] for name in ("received_s", "queued_s", "admitted_s", "first_token_s", "finished_s")]
+    assert times == sorted(times)
+    assert abs(times[0] - time.time()) < 60
+    known = unknown | {"cause": "page_rounding", "cached_tokens": PAGE}
+    known |= {"first_difference": PAGE, "possible_tokens": PAGE}  # the next page is not full
+    again = (await post(server, "/generate", body))["meta_info"]
+    assert again["cache"] == known
+    assert again["cached_tokens"] == PAGE
+    first, *others = await events(server, body)
+    assert first["meta_info"]["cache"] == known
+    assert all("cache" not in one["meta_info"] for one in others)
+    assert len({one["meta_info"]["timings"]["admitted_s"] for one in (first, *others)}) == 1
+    two = await post(server, "/generate", {**body, "sampling_params": {**params, "n": 2}})
+    assert [one["meta_info"]["cache"]["cause"] for one in two] == ["page_rounding"] * 2
+    plain = (await post(server, "/generate", {"input_ids": ids, "return_timings": True}))["meta_info"]
+    assert "cache" not in plain
+    assert plain["timings"].keys() == {"received_s", "first_token_s", "finished_s"}
+    salted = (await post(server, "/generate", {**body, "cache_salt": "mine"}))["meta_info"]
+    assert salted["cache"] == unknown, "what others have sent is not told"
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+async def test_a_deadline_ends_a_request_that_waits_or_runs(server: MemoryServer, num_steps: int) -> None:
+    server.gate.allow(num_steps)
+    body = {"text": PROMPT, "sampling_params": {"max_new_tokens": 300}, "deadline": 0.3}
+    began_s = time.monotonic()
+    refused = await error(server, "/generate", body)
+    assert 0.25 < time.monotonic() - began_s < 30
+    assert (refused["code"], refused["param"]) == ("deadline_exceeded", "deadline")
+    streamed = await server.client.post("/generate", json={**body, "stream": True})
+    if streamed.status_code == 200:
+        assert json.loads(streamed.text.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == refused["code"]
+    else:
+        assert streamed.json()["error"]["code"] == refused["code"]
+    assert server.service.live.num_live == 0
+    server.gate.open()
+    await server.until_idle()  # the engine has dropped them
+
+
+async def test_a_deadline_that_is_kept_changes_nothing(server: MemoryServer) -> None:
+    body = {"text": PROMPT, "sampling_params": {"max_new_tokens": 5}}
+    expected = await post(server, "/generate", body)
+    found = await post(server, "/generate", {**body, "deadline": 60})
+    assert found["output_ids"] == expected["output_ids"]
+    loop: Any = asyncio.get_running_loop()
+    assert not [handle for handle in loop._scheduled if not handle.cancelled() and handle.when() > loop.time() + 50]
+
+
+@pytest.mark.parametrize("value", [0, -1, "soon", 1e7])
+async def test_wrong_deadlines(server: MemoryServer, value: Any) -> None:
+    assert (await error(server, "/generate", {"text": "a", "deadline": value}))["param"] == "deadline"
+
+
 async def test_stop_strings_and_grammars_have_sglangs_names(server: MemoryServer) -> None:
     whole = await post(server, "/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 30}})
     stop = whole["text"][4:6]
@@ -162,7 +226,6 @@ async def test_stop_strings_and_grammars_have_sglangs_names(server: MemoryServer
         ({"input_ids": [True]}, "input_ids", "token ids"),
         ({"input_ids": [258]}, "input_ids", "[0, 258), but got 258"),
         ({"input_ids": [[1], [-1]]}, "input_ids", "[0, 258), but got -1"),
-        ({"text": "a", "deadline": 1.5}, "deadline", "not supported"),
         ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
         ({"text": "a", "mood": 1}, "mood", "Unrecognized"),
         ({"text": "a", "tools": []}, "tools", "only allowed with 'messages'"),

@@ -306,7 +306,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"options": {"unheard_of": 2}}, "options.unheard_of"),
     (CHAT, {"options": 3}, "options"),
     (CHAT, {"unheard_of": 2}, "unheard_of"),
-    (CHAT, {"options": {"num_predict": 5000}}, "maximum context length"),
+    (CHAT, {"options": {"num_predict": 5000}}, "and options.num_predict asks for 5000 more"),
     ("/api/show", {"model": None}, "'model'"),
 ]
 

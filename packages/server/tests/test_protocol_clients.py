@@ -92,6 +92,15 @@ async def test_anthropic(url: str, script: Script) -> None:
         assert refused.value.body["error"]["type"] == "invalid_request_error"
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**{**said, "model": "claude"})
+        (model,) = [model async for model in client.models.list(limit=5)]
+        assert (model.id, model.type, model.max_tokens) == ("echo", "model", 1600)
+        assert model == await client.models.retrieve("echo")
+        assert [model async for model in client.models.list(after_id="echo")] == []
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await client.models.retrieve("claude")
+        assert unknown.value.body["error"]["type"] == "not_found_error"
+        with pytest.raises(anthropic.BadRequestError, match="limit"):
+            await client.models.list(limit=0)
 
 
 async def test_anthropic_in_step_with_its_thread(url: str, script: Script) -> None:
@@ -170,6 +179,10 @@ async def test_ollama_in_step_with_its_thread(url: str, script: Script) -> None:
             assert client.list().models[0].model == "echo:latest"
             assert client.ps().models[0].context_length == 1600
             assert "tools" in client.show("echo").capabilities
+            vectors = client.embed(model="echo", input=["one", "two"]).embeddings
+            assert len(vectors) == 2
+            assert list(client.embed(model="echo", input="two").embeddings[0]) == list(vectors[1])
+            assert len(client.embeddings(model="echo", prompt="one").embedding) == len(vectors[0])
 
     await in_thread(use)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import FinishReason
 from pagewood.server import wire
-from pagewood.server.formats import Choice, PromptTokensDetails, Usage
+from pagewood.server.formats import Choice, PromptTokensDetails, Tally, Usage
 from pagewood.server.responses.format import ResponsesFormat
 from pagewood.server.responses.objects import Response
 from response_events import assembled, events_of, without_ids
@@ -83,7 +84,8 @@ def test_a_stream_says_what_the_whole_says(messages: list[wire.Answer]) -> None:
         expected = "".join(part.text for part in parts if (part.kind, part.index) == ("arguments", index))
         assert call.arguments == expected
     if choice.sections:
-        assert sum(choice.num_tokens(kind) for kind in ("content", "reasoning", "call")) == len(messages)
+        thought = [entry for section in choice.sections if section.kind == "reasoning" for entry in section.tokens]
+        assert tally(messages).num_reasoning_tokens == len(thought)
         assert sorted(entry.chosen.token for section in choice.sections for entry in section.tokens) == list(
             range(len(messages))
         )
@@ -102,12 +104,24 @@ def test_text_between_the_arguments_of_a_call() -> None:
     assert message["content"][0]["text"] == "oh"
 
 
+def tally(messages: Sequence[wire.Answer]) -> Tally:
+    found = Tally()
+    for message in messages:
+        found.add(message)
+    return found
+
+
 def test_a_step_with_several_parts_counts_as_content() -> None:
+    messages = [
+        step([], 0),  # a mark
+        step([wire.Part("reasoning", "a")], 1),
+        step([wire.Part("reasoning", "b"), wire.Part("content", "c"), wire.Part("tool_call", "f", 0)], 2),
+        step([wire.Part("arguments", "{}", 0)], 3),
+        step([], 4, FinishReason.STOP),
+    ]
     choice = Choice()
-    choice.add(step([], 0))  # a mark
-    choice.add(step([wire.Part("reasoning", "a")], 1))
-    choice.add(step([wire.Part("reasoning", "b"), wire.Part("content", "c"), wire.Part("tool_call", "f", 0)], 2))
-    choice.add(step([wire.Part("arguments", "{}", 0)], 3))
-    choice.add(step([], 4, FinishReason.STOP))
-    assert [section.num_tokens for section in choice.sections] == [2, 1, 2]
+    for message in messages:
+        choice.add(message)
+    assert [len(section.tokens) for section in choice.sections] == [2, 1, 2]
+    assert tally(messages).num_reasoning_tokens == 2
     assert [entry.chosen.token for entry in choice.sections[1].tokens] == [2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import pickle
 import resource
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -115,6 +117,30 @@ def test_several_answers_are_those_of_a_process(server: Server) -> None:
     prompt = text + "and more " * 10  # not cached
     answers = ask(server, prompt, n=8, max_tokens=1)
     assert server.until_idle()["num_tokens"] - before < answers.usage.prompt_tokens + 8 * 16 + 8
+
+
+def test_native_requests_are_explained_and_have_deadlines(server: Server) -> None:
+    ids = server.http.post("/tokenize", json={"text": "Explain this prompt, which no other test has. " * 3}).json()
+    body = {"input_ids": ids["tokens"], "sampling_params": {"max_new_tokens": 4}, "explain": True}
+    page = 16
+    for num_cached in (0, (ids["count"] - 1) // page * page):
+        began_s = time.time()
+        meta = server.http.post("/generate", json=body).json()["meta_info"]
+        assert meta["cache"]["cached_tokens"] == meta["cached_tokens"] == num_cached
+        assert meta["cache"]["cause"] in (("complete", "page_rounding") if num_cached else ("never_seen",))
+        names = ("received_s", "queued_s", "admitted_s", "first_token_s", "finished_s")
+        times = [began_s - 1, *(meta["timings"][name] for name in names), time.time() + 1]
+        assert times == sorted(times), "the processes have one clock"
+    lines = server.http.post("/generate", json={**body, "stream": True}).text.split("\n\n")
+    shown = ["cache" in json.loads(line.removeprefix("data: "))["meta_info"] for line in lines[:-2]]
+    assert shown == [True] + [False] * (len(shown) - 1)
+    long = {"input_ids": ids["tokens"], "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    refused = server.http.post("/generate", json={**long, "deadline": 0.05})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "deadline_exceeded")
+    lines = server.http.post("/generate", json={**long, "deadline": 0.4, "stream": True}).text.split("\n\n")
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert 1 < len(lines) < 1500
+    server.until_idle()
 
 
 def test_beam_search_finds_what_it_finds_offline(server: Server) -> None:
@@ -369,7 +395,8 @@ def test_speculation_changes_no_answer(server: Server, tmp_path: Path, speculati
     questions = ["Say it twice: stone river cloud moon", "Count from 1 to 20.", QUESTION]
     options: dict[str, Any] = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
     plain = [ask(server, question, **options) for question in questions]
-    assert all(answer.usage.completion_tokens_details is None for answer in plain)
+    details = [answer.usage.completion_tokens_details.model_dump(exclude_unset=True) for answer in plain]
+    assert details == [{"reasoning_tokens": 0}] * len(plain)
     assert "speculation" not in server.ready()
     fixed = ["--speculative", speculative, "--speculative-num-tokens", "3", "--speculative-control", "fixed"]
     with closing(Server(tmp_path, *fixed)) as drafting:

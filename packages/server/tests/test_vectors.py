@@ -39,6 +39,61 @@ async def start(folder: Path, tokenizer: Tokenizer, recipe: VectorRecipe) -> Mem
 
 
 @pytest.mark.anyio
+async def test_vectors_in_ollamas_forms(model_folder: Path, tokenizer: Tokenizer) -> None:
+    server = await start(model_folder, tokenizer, VectorRecipe(pooling=PoolingParams(kind="mean", normalize=False)))
+    try:
+        raw = [vector(tokenizer, text, PoolingParams(kind="mean", normalize=False)) for text in TEXTS]
+        unit = [vector(tokenizer, text, PoolingParams(kind="mean", normalize=True)) for text in TEXTS]
+        found = (await server.post("/api/embed", {"input": TEXTS, "options": {"temperature": 1}})).json()
+        assert found.keys() == {"model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"}
+        np.testing.assert_allclose(found["embeddings"], unit, rtol=1e-6)
+        assert found["prompt_eval_count"] == sum(len(tokenizer.encode(text)) for text in TEXTS)
+        short = (await server.post("/api/embed", {"input": TEXTS[1], "dimensions": 3, "truncate": True})).json()
+        np.testing.assert_allclose(short["embeddings"], [raw[1][:3] / np.linalg.norm(raw[1][:3])], rtol=1e-5)
+        older = (await server.post("/api/embeddings", {"prompt": TEXTS[2], "model": "echo:latest"})).json()
+        np.testing.assert_allclose(older["embedding"], raw[2], rtol=1e-6)
+        empty: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("/api/embed", {"input": ""}, {"embeddings": []}),
+            ("/api/embed", {"input": []}, {"embeddings": []}),
+            ("/api/embeddings", {"prompt": ""}, {"embedding": []}),
+        ]
+        for path, said, nothing in empty:
+            assert (await server.post(path, said)).json().items() >= nothing.items()
+        for path, body, words in (
+            ("/api/embed", {"input": 5}, "'input': expected a string or an array of strings"),
+            ("/api/embed", {"input": ["x", 5]}, "'input': expected a string or an array of strings"),
+            ("/api/embed", {"input": "x", "dimensions": 10**6}, "dimensions"),
+            ("/api/embed", {"input": "x" * 999}, f"maximum context length is {MAX_LENGTH}"),
+            ("/api/embed", {"input": "x", "options": {"num_ctx": 10**6}}, "options.num_ctx"),
+            ("/api/embed", {"input": "x", "prompt": "x"}, "prompt"),
+            ("/api/embeddings", {"input": "x"}, "input"),
+            ("/api/embeddings", {"prompt": "x", "model": "llama"}, "does not exist"),
+        ):
+            refused = await server.post(path, body)
+            assert refused.status_code == (404 if body.get("model") else 400), (path, body)
+            assert refused.json().keys() == {"error"}
+            assert words in refused.json()["error"]
+    finally:
+        await server.stop()
+
+
+@pytest.mark.anyio
+async def test_a_model_without_vectors_says_so_in_every_protocol(model_folder: Path, tokenizer: Tokenizer) -> None:
+    server = MemoryServer(model_folder, tokenizer, limit=8, makes_vectors=False)
+    await server.start()
+    try:
+        for path, body in (("/api/embed", {"input": "x"}), ("/api/embeddings", {"prompt": "x"})):
+            refused = await server.post(path, body)
+            assert (refused.status_code, refused.json().keys()) == (400, {"error"})
+            assert "makes no vectors" in refused.json()["error"]
+        refused = await server.post(EMBEDDINGS, {"input": "x"})
+        assert refused.status_code == 400
+        assert "makes no vectors" in refused.json()["error"]["message"]
+    finally:
+        await server.stop()
+
+
+@pytest.mark.anyio
 async def test_every_form_of_input_has_its_vectors(server: MemoryServer) -> None:
     ids = [server.tokenizer.encode(text).tolist() for text in TEXTS]
     forms: list[tuple[Any, list[Any]]] = [(TEXTS[0], TEXTS[:1]), (TEXTS, TEXTS), (ids[0], ids[:1]), (ids, ids)]

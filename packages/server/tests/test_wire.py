@@ -15,8 +15,10 @@ import pagewood.engine
 import pagewood.server
 from pagewood.engine.api import (
     Abort,
+    CachedPrefix,
     Command,
     Delta,
+    Explanation,
     FinishReason,
     Grammar,
     Refusal,
@@ -42,7 +44,13 @@ SAMPLING = st.builds(
 )
 REFUSAL = st.builds(Refusal, message=TEXT, param=st.none() | TEXT, code=st.none() | TEXT)
 SUBMIT = st.builds(
-    Submit, request_id=TEXT, tokens=st.binary(), sampling=SAMPLING, priority=st.integers(-9, 9), carry=st.binary()
+    Submit,
+    request_id=TEXT,
+    tokens=st.binary(),
+    sampling=SAMPLING,
+    priority=st.integers(-9, 9),
+    carry=st.binary(),
+    explain=st.booleans(),
 )
 COMMAND = (
     SUBMIT
@@ -58,6 +66,17 @@ LOGPROBS = st.lists(
     ),
     max_size=3,
 ).map(tuple)
+TIME = st.floats(0, 1e9)
+PREFIX = st.builds(
+    CachedPrefix,
+    cause=st.sampled_from(["complete", "page_rounding", "evicted", "never_seen", "no_cache"]),
+    num_reusable_tokens=COUNT,
+    num_tokens=COUNT,
+    first_difference=COUNT,
+    num_possible_tokens=COUNT,
+    evicted_by=st.none() | TEXT,
+    evicted_s=st.none() | TIME,
+)
 DELTA = st.builds(
     Delta,
     request_id=TEXT,
@@ -73,6 +92,7 @@ DELTA = st.builds(
     num_accepted_tokens=COUNT,
     logprobs=LOGPROBS,
     prompt_logprobs=LOGPROBS,
+    explanation=st.none() | st.builds(Explanation, prefix=PREFIX, arrived_s=TIME, admitted_s=TIME),
 )
 PROMPT = (
     st.builds(wire.TextPrompt, text=TEXT)

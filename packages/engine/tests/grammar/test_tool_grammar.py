@@ -53,8 +53,16 @@ ADD = {
 SCHEMAS = {"get_weather": WEATHER, "now": NOW, "add-2": ADD}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
 NAMES = ResponseTemplate.names()
-CLOSERS = {"qwen3_coder": "</parameter>\n", "glm_4": "</arg_value>\n", "gemma_4": '<|"|>'}
+CLOSERS = {
+    "qwen3_coder": "</parameter>\n",
+    "minimax_m2": "</parameter>\n",
+    "deepseek_v3_2": "</｜DSML｜parameter>\n",
+    "glm_4": "</arg_value>\n",
+    "gemma_4": '<|"|>',
+}
 """What closes a string."""
+ENDS = {"minimax_m2": ["</minimax:tool_call>"], "deepseek_v3_2": ["</｜DSML｜function_calls>"]}
+"""What closes all calls of formats whose calls are long."""
 
 
 @pytest.fixture(scope="module", params=["embedded", pytest.param("trained", marks=pytest.mark.slow)])
@@ -82,9 +90,8 @@ def say(name: str, matcher: Matcher, vocabulary: Vocabulary, seed: int) -> str:
     draws = random.Random(seed)
     row = new_row(vocabulary)
     ends = set(vocabulary.eos_token_ids)
-    closers = [
-        vocabulary.tokenizer.encode(text, add_special_tokens=False).ids for text in (CLOSERS.get(name, '"'), *'"]}),\n')
-    ]
+    closing = [CLOSERS.get(name, '"'), *ENDS.get(name, []), *'"]}),\n']
+    closers = [vocabulary.tokenizer.encode(text, add_special_tokens=False).ids for text in closing]
     tokens: list[int] = []
     while len(tokens) < 1000:
         matcher.fill(row)
@@ -134,6 +141,10 @@ TEXTS = {
     "llama4": "[add-2(b=3)]",
     "mistral": '[TOOL_CALLS]add-2[ARGS]{"b": 3}',
     "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add-2<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v3_2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add-2">\n'
+    '<｜DSML｜parameter name="b" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="add-2">\n<parameter name="b">3</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add-2:0<|tool_call_argument_begin|>"
     '{"b": 3}<|tool_call_end|><|tool_calls_section_end|>',
     "glm_4": "<tool_call>add-2\n<arg_key>b</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
@@ -156,6 +167,11 @@ def test_what_a_choice_allows(backend: Backend, vocabulary: Vocabulary, name: st
         "deepseek_v3": text.replace(
             "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
         ),
+        "deepseek_v3_2": text.replace(
+            "\n</｜DSML｜function_calls>",
+            '\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        ),
+        "minimax_m2": text.replace("\n</minimax:tool_call>", '\n<invoke name="now">\n</invoke>\n</minimax:tool_call>'),
         "kimi_k2": text.replace(
             "<|tool_calls_section_end|>",
             "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
@@ -292,6 +308,8 @@ def test_ends_of_reasoning() -> None:
     ends = {name: reasoning_end(ResponseTemplate.named(name)) for name in NAMES}
     assert ends == {
         "deepseek_v3": "</think>",
+        "deepseek_v3_2": "</think>",
+        "minimax_m2": "</think>",
         "gemma_4": "<channel|>",
         "glm_4": "</think>",
         "harmony": "<|end|>",

@@ -90,6 +90,22 @@ MALFORMED = {
         '[TOOL_CALLS]now {"a": 1',
     ],
     "deepseek_v3": ["<｜tool▁calls▁begin｜>x", '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a": "b'],
+    "deepseek_v3_2": [
+        "<｜DSML｜function_calls>x",
+        '<｜DSML｜invoke name="now"><｜DSML｜parameter name="a" string="false">5',
+        '<｜DSML｜invoke name="now"><｜DSML｜parameter name="a" string="true">5',
+        '<｜DSML｜invoke name="now"><｜DSML｜parameter name="a" string="false">{oops</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="b">6</｜DSML｜parameter></｜DSML｜invoke>',
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="days" string="true">5'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="x" string="false">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls> tail",
+    ],
+    "minimax_m2": [
+        "<minimax:tool_call>\n<invoke",
+        '<minimax:tool_call><invoke name="now"><parameter name="a">5',
+        '<invoke name="now">junk<parameter name="a">5</parameter></invoke></minimax:tool_call>tail',
+        '<invoke name="get_weather"><parameter name="days">x</parameter></invoke><invoke name="now"></invoke>',
+    ],
     "kimi_k2": ["<|tool_calls_section_begin|>x", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>[]"],
     "glm_4": ["<tool_call>now<arg_key>a</arg_key><arg_value>b", "<tool_call>{}</tool_call>", "<tool_call>now"],
     "harmony": ["plain text", "<|channel|>final", "<|channel|>commentary to=functions.now<|message|>{"],
@@ -129,7 +145,7 @@ def test_messages_come_back(name: str, key: str) -> None:
     if (
         key == "markup"
         and "<think>" in message.content
-        and name in {"hermes", "qwen3_coder", "deepseek_v3", "kimi_k2", "glm_4"}
+        and name in {"hermes", "qwen3_coder", "deepseek_v3", "deepseek_v3_2", "minimax_m2", "kimi_k2", "glm_4"}
     ):
         return  # a mark of the format
     assert (content, reasoning) == (message.content, message.reasoning)
@@ -170,7 +186,7 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-TEXT_FORMATS = ("qwen3_coder", "glm_4")
+TEXT_FORMATS = ("qwen3_coder", "glm_4", "minimax_m2")
 
 
 @settings(max_examples=40, deadline=None)
@@ -223,7 +239,17 @@ def theirs(spec: dict, text: str) -> tuple[str, str, list[tuple[str, dict]]]:
     return message.get("content", ""), message.get("reasoning_content", ""), calls
 
 
-ORACLE = ["hermes", "qwen3_coder", "deepseek_v3", "kimi_k2", "glm_4", "harmony", "gemma_4"]
+ORACLE = [
+    "hermes",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v3_2",
+    "minimax_m2",
+    "kimi_k2",
+    "glm_4",
+    "harmony",
+    "gemma_4",
+]
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, key in CASES if name in ORACLE])
@@ -262,6 +288,10 @@ def test_templates_of_transformers(model_type: str, key: str) -> None:
         ("hermes", "<think>\n", "so</think>Yes", ("Yes", "so", [])),
         ("hermes", "<|im_start|>assistant\nSure, ", " I can", (" I can", "", [])),
         ("deepseek_v3", "<｜User｜>Hi<｜Assistant｜><think>\n", "so</think>Yes", ("Yes", "so", [])),
+        ("deepseek_v3", "<｜User｜>Hi<｜Assistant｜></think>", "Yes", ("Yes", "", [])),
+        ("deepseek_v3_2", "<｜User｜>Hi<｜Assistant｜></think>", "Yes", ("Yes", "", [])),
+        ("deepseek_v3_2", "</result>\n</function_results>\n\n<think>", "so</think>Yes", ("Yes", "so", [])),
+        ("minimax_m2", "[e~[\n]~b]ai\n<think>\n", "so\n</think>\n\nYes", ("Yes", "so", [])),
         ("mistral", "[INST]x[/INST][THINK]", "so[/THINK]Yes", ("Yes", "so", [])),
         ("harmony", "<|start|>assistant", "<|channel|>final<|message|>Yes", ("Yes", "", [])),
         ("llama3", "<|start_header_id|>assistant<|end_header_id|>\n\n", '{"name": "now", "parameters": {}}', ("", "", [("now", {})])),
@@ -331,6 +361,11 @@ def test_what_malformed_answers_give() -> None:
         ("llama4", 2): ("[1, 2]", "", []),
         ("llama4", 5): ("tail", "", [("now", {"a": "b c", "d": 'e"'})]),
         ("mistral", 0): ('{"x": 1', "", [("now", {})]),
+        ("deepseek_v3_2", 1): ("", "", [("now", {})]),
+        ("deepseek_v3_2", 2): ("", "", [("now", {"a": "5"})]),
+        ("deepseek_v3_2", 4): ("tail", "", [("get_weather", {"days": "5", "x": [1]})]),
+        ("minimax_m2", 1): ("", "", [("now", {"a": "5"})]),
+        ("minimax_m2", 3): ("", "", [("get_weather", {"days": "x"}), ("now", {})]),
         ("glm_4", 1): ("<tool_call>{}</tool_call>", "", []),
         ("harmony", 0): ("plain text", "", []),
         ("gemma_4", 1): ("<|tool_call>call:now[", "", []),

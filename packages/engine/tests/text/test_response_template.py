@@ -144,6 +144,8 @@ CHAT_TEMPLATES = {
     "llama4": "<|header_start|>assistant",
     "mistral": "[TOOL_CALLS] [",
     "deepseek_v3": "<｜tool▁calls▁begin｜>",
+    "deepseek_v3_2": "<｜Assistant｜><｜DSML｜invoke name=",
+    "minimax_m2": "<minimax:tool_call>",
     "kimi_k2": "<|tool_calls_section_begin|>",
     "harmony": "<|start|>assistant<|channel|>final<|message|>",
     "gemma_4": "<|turn>model <|tool_call>call:",

@@ -377,8 +377,10 @@ def test_arguments_that_do_not_fit_together_are_errors() -> None:
         Engine(device=ArrayPages([[np.zeros((2, 8), np.uint8)]]))
     with pytest.raises(ValueError, match="min_uses must be >= 1, got 0"):
         Engine(min_uses=0)
-    with pytest.raises(ValueError, match="cache must have a watch_group method, got PlainCache"):
+    with pytest.raises(ValueError, match="cache must have the method watch_group, got PlainCache"):
         Engine().index.watch_group()
+    with pytest.raises(ValueError, match="cache must have the method explain, got PlainCache"):
+        Engine().index.explain(np.zeros(4, np.int32))
     with pytest.raises(ValueError, match=r"base_s must be >= 0, got -1"):
         PrefetchPolicy(base_s=-1)
 

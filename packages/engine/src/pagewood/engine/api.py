@@ -346,6 +346,8 @@ class Submit:
     priority: int = 0
     namespace: str | None = None
     carry: bytes = b""
+    explain: bool = False
+    """Whether its first `Delta` has an `Explanation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,6 +391,43 @@ class Flush:
 Command = Submit | Abort | SetPriority | Refuse | Flush
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPrefix:
+    """Why the cached prefix of a prompt was not longer when its request was admitted.
+
+    Other namespaces have no part in it, so that it does not tell what they hold.
+    """
+
+    cause: Literal["complete", "page_rounding", "evicted", "never_seen", "no_cache"]
+    """complete: all that can be reused was cached; page_rounding: the cached text goes on within the next page, and
+    only whole pages are cached; evicted: more was cached before; never_seen: no longer prefix is cached, or remembered;
+    no_cache: the engine keeps no prefixes."""
+    num_reusable_tokens: int
+    """Most tokens of the prompt that could come from a cache: all but the last one, whose logits are needed, and fewer
+    if log probabilities or states of the prompt are asked for."""
+    num_tokens: int
+    """Length of the cached prefix, whole pages."""
+    first_difference: int
+    """Position of the first token after it that differs from everything cached there."""
+    num_possible_tokens: int
+    """Its length without the cause: with a page size of 1, or if nothing had been evicted."""
+    evicted_by: str | None = None
+    """What evicted it: the name of the policy, "clear" or "release"; None for other causes."""
+    evicted_s: float | None = None
+    """When that was, on the engine's clock; None for other causes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What happened to a request before its first token. Times are seconds on the engine's clock, `time.monotonic`."""
+
+    prefix: CachedPrefix
+    arrived_s: float
+    """When the engine took it from its inbox."""
+    admitted_s: float
+    """When it was first given memory, and its first step was planned."""
+
+
 class Delta(NamedTuple):
     """The result of one step for one request. A tuple rather than a dataclass, because there is one for every token.
 
@@ -416,6 +455,8 @@ class Delta(NamedTuple):
     """One for each prompt token that they were asked for, in the `Delta` with the first output tokens."""
     vector: bytes = b""
     """float32, little-endian: what `Submit.pooling` has asked for, in the last `Delta`; it finishes with STOP."""
+    explanation: Explanation | None = None
+    """In the first `Delta`, if `Submit.explain` asks for it and the request was admitted."""
 
 
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
@@ -522,6 +563,8 @@ class EngineConfig:
     eviction_policy: Literal["lru", "queue-lru"] = "lru"
     """Which cached pages are evicted first. lru: those used least recently; queue-lru: the same, but pages that a
     waiting request can use come last, which raises hits where many requests wait."""
+    cache_history_tokens: int = 0
+    """Evicted tokens that the prefix cache remembers, so that explanations know what was evicted; 4 bytes each."""
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
     """How keys and values are stored; auto: in `dtype`. A CPU also supports int8 with a scale for each token and head,
     a little over a quarter of the memory; CUDA also supports fp8_e4m3 without scales, half of the memory."""
@@ -703,6 +746,8 @@ class EngineConfig:
                 )
 
     def _check_tiers(self) -> None:
+        if self.cache_history_tokens < 0:
+            raise ValueError(f"cache_history_tokens must be >= 0, got {self.cache_history_tokens}")
         for name in ("host_cache_gb", "disk_cache_gb"):
             value = getattr(self, name)
             if value is not None and not value > 0:

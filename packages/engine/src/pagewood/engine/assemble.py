@@ -84,7 +84,8 @@ def assemble(
     page_size = info.page_size
     order = _order_name(config.schedule_policy)
     kv = KVSpace(
-        make_cache=make_cache or (partial(radix_cache, config, page_size) if config.prefix_cache else NoPrefixCache),
+        make_cache=make_cache
+        or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
         num_rows=config.num_rows,
@@ -143,9 +144,10 @@ def assemble(
     )
 
 
-def radix_cache(config: EngineConfig, page_size: int) -> RadixCache:
-    """Return an empty cache with the eviction policy of a configuration."""
-    return RadixCache(page_size, policy=QueueInformed(LRU()) if config.eviction_policy == "queue-lru" else LRU())
+def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float] = time.monotonic) -> RadixCache:
+    """Return an empty cache with the eviction policy and the history of a configuration."""
+    policy = QueueInformed(LRU()) if config.eviction_policy == "queue-lru" else LRU()
+    return RadixCache(page_size, policy=policy, history_tokens=config.cache_history_tokens, clock=clock)
 
 
 def _order_name(name: str) -> str:

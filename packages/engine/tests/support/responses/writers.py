@@ -81,6 +81,35 @@ def deepseek_v3(message: Message) -> str:
     return f"{_think(message)}{message.content}{section}<｜end▁of▁sentence｜>"
 
 
+def deepseek_v3_2(message: Message) -> str:
+    """Return a message of DeepSeek V3.2."""
+    calls = [
+        f'<｜DSML｜invoke name="{name}">\n'
+        + "\n".join(
+            f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+            f"{_text(value)}</｜DSML｜parameter>"
+            for key, value in arguments.items()
+        )
+        + "\n</｜DSML｜invoke>"
+        for name, arguments in message.calls
+    ]
+    joined = "\n".join(calls)
+    section = f"\n\n<｜DSML｜function_calls>\n{joined}\n</｜DSML｜function_calls>" if calls else ""
+    return f"{_think(message)}{message.content}{section}<｜end▁of▁sentence｜>"
+
+
+def minimax_m2(message: Message) -> str:
+    """Return a message of MiniMax M2."""
+    calls = [
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{_text(value)}</parameter>\n' for key, value in arguments.items())
+        + "</invoke>\n"
+        for name, arguments in message.calls
+    ]
+    section = f"\n<minimax:tool_call>\n{''.join(calls)}</minimax:tool_call>" if calls else ""
+    return f"{_think(message)}{message.content}{section}[e~["
+
+
 def kimi_k2(message: Message) -> str:
     """Return a message of Kimi K2."""
     calls = [
@@ -139,6 +168,7 @@ def _marked(value: Any) -> str:
 WRITERS: dict[str, Callable[[Message], str]] = {
     writer.__name__: writer
     for writer in (
-        hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, kimi_k2, glm_4, harmony, gemma_4,
+        hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, harmony,
+        gemma_4,
     )
 }  # fmt: skip

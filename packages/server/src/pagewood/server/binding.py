@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagewood.engine.api import Grammar, Refusal, SamplingParams
-from pagewood.engine.text import ResponseParser, ResponseTemplate, Tokenizer, calls_or, reasoning_end, tool_grammar
+from pagewood.engine.text import ResponseTemplate, Tokenizer, calls_or, end_of_reasoning, tool_grammar
 from pagewood.server import wire
 
 
@@ -33,7 +33,9 @@ def bound(tokenizer: Tokenizer, sampling: SamplingParams, reading: wire.Reading)
         grammar = found
     if grammar is None:
         return sampling
-    return replace(sampling, grammar=replace(grammar, after=_end_of_reasoning(tokenizer, template, reading)))
+    return replace(
+        sampling, grammar=replace(grammar, after=end_of_reasoning(tokenizer, reading.tools, reading.prompt_tail))
+    )
 
 
 def _with_calls(
@@ -56,12 +58,3 @@ def _with_calls(
 
 def _refusal(message: str) -> Refusal:
     return Refusal(message=message, param="grammar", code="invalid_grammar")
-
-
-def _end_of_reasoning(tokenizer: Tokenizer, template: ResponseTemplate, reading: wire.Reading) -> tuple[int, ...]:
-    """Return the tokens that end the reasoning which the prompt has begun; none if it has not."""
-    parser = ResponseParser(template, tools=reading.tools, prompt_tail=reading.prompt_tail)
-    if all(part.kind != "reasoning" for part in [*parser.feed("x"), *parser.finish()]):
-        return ()
-    end = reasoning_end(template)
-    return () if end is None else tuple(tokenizer.encode(end, add_special_tokens=False).tolist())

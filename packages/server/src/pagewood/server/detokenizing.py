@@ -265,4 +265,5 @@ def _answer_to(
         stopped_by=news.stopped_by,
         vector=delta.vector,
         tokens=news.tokens,
+        explanation=delta.explanation,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -70,6 +71,11 @@ def aborted() -> ApiError:
     return ApiError("The request was aborted by POST /abort.", code="aborted")
 
 
+def deadline_exceeded() -> ApiError:
+    """Return the error of a request that was not complete at its deadline. Not 5xx: clients would send it again."""
+    return ApiError("The request was not complete at its deadline.", param="deadline", code="deadline_exceeded")
+
+
 def overloaded(limit: int) -> ApiError:
     """Return the error of a request that would exceed the limit of requests in the server."""
     return _try_again(f"The server already holds {limit} requests; try again later.", code="overloaded")
@@ -108,7 +114,11 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
                 return _try_again(why.message, code=why.code, param=param)
             # An engine that was assembled without a compiler of grammars gives no code.
             code = "grammar_unavailable" if why.code is None and why.param == "grammar" else why.code
-            message = f"Invalid value for '{param}': {why.message}" if code == "invalid_grammar" else why.message
+            message = why.message
+            if code == "invalid_grammar":
+                message = f"Invalid value for '{param}': {message}"
+            elif why.param and param and why.param not in ("prompt", "grammar"):
+                message = re.sub(rf"\b{why.param}\b", param, message)
             return ApiError(message, param=param, code=code)
         case FinishReason.ABORT:
             return unavailable("The request was aborted before it was complete.", code="aborted")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,7 +48,7 @@ class Exchange:
     client: str
     started_s: float
     """When it began, on the clock of `FrontDoor`."""
-    error_form: ErrorForm = openai_error
+    error_form: ErrorForm = openai_error  # written by: FrontDoor, anthropic.models
     """Writes errors as the protocol of the path does."""
     send: Send | None = None
     """Sends a piece of a body past the middlewares, which have nothing to do for it but take time for every token."""
@@ -69,7 +70,7 @@ class Exchange:
             cached = self.usage.prompt_tokens_details.cached_tokens
             tokens = f" tokens_in={self.usage.prompt_tokens} cached={cached} tokens_out={self.usage.completion_tokens}"
             drafts = self.usage.completion_tokens_details
-            if drafts:
+            if drafts and drafts.accepted_prediction_tokens is not msgspec.UNSET:
                 tokens += f" accepted={drafts.accepted_prediction_tokens} rejected={drafts.rejected_prediction_tokens}"
         code = f" error={self.error_code}" if self.error_code else ""
         left = "" if self.is_complete or self.status == CLIENT_LEFT else " incomplete"

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
+from pagewood.engine.api import Explanation
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.token_ids import ids_of
@@ -27,11 +28,14 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Draft tokens that were verified. Rejected ones are not in `completion_tokens`."""
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of reasoning, and draft tokens that were verified. Rejected ones are not in `completion_tokens`."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """UNSET: the answers are plain text."""
+    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """UNSET: the engine does not speculate."""
+    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -42,7 +46,12 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
-    """UNSET: the engine does not speculate."""
+    """UNSET: the answers are plain text, and the engine does not speculate."""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the steps that wrote reasoning; 0 if the answers are plain text."""
+        return (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +63,11 @@ class Tally:
     num_output_tokens: int = 0  # written by: add
     num_drafted_tokens: int = 0  # written by: add
     num_accepted_tokens: int = 0  # written by: add
+    num_reasoning_tokens: int = 0  # written by: _count
+    _num_counted: int = 0  # written by: _count
+    """Output tokens up to the last step that showed something."""
+    _last_kind: str = ""  # written by: _count
+    """Of the last section of the answer."""
 
     def add(self, answer: wire.Answer) -> None:
         """Note the counts of the latest answer; they only grow."""
@@ -63,10 +77,22 @@ class Tally:
         if answer.num_drafted_tokens:
             self.num_drafted_tokens = answer.num_drafted_tokens
             self.num_accepted_tokens = answer.num_accepted_tokens
+        if answer.parts is not None:
+            self._count(answer, answer.parts)
+
+    def _count(self, answer: wire.Answer, parts: Sequence[wire.Part]) -> None:
+        """Note the tokens of steps that wrote reasoning, by the rule of `Choice`."""
+        kinds = [part.kind for part in parts if part.text or part.kind == "tool_call"]
+        self._last_kind = next((kind for kind in reversed(kinds) if kind != "arguments"), self._last_kind)
+        if not kinds and answer.finish is None:
+            return
+        if (kinds[-1] if kinds else self._last_kind) == "reasoning" and "content" not in kinds:
+            self.num_reasoning_tokens += self.num_output_tokens - self._num_counted
+        self._num_counted = self.num_output_tokens
 
 
-def usage(tallies: Sequence[Tally], *, num_answers: int = 1, is_speculating: bool) -> Usage:
-    """Return the tokens of a request, with draft tokens if the engine speculates.
+def usage(tallies: Sequence[Tally], *, num_answers: int = 1, is_speculating: bool, is_read: bool = False) -> Usage:
+    """Return the tokens of a request.
 
     Each prompt counts once, however many answers it gets, and so do its cached tokens: those that the first of its
     requests found, before the others found what that one had computed.
@@ -75,6 +101,7 @@ def usage(tallies: Sequence[Tally], *, num_answers: int = 1, is_speculating: boo
         tallies: of all answers, those to the first prompt first.
         num_answers: to each prompt.
         is_speculating: whether the usage has draft tokens.
+        is_read: whether it has those of reasoning.
     """
     known = [
         [tally for tally in tallies[i : i + num_answers] if tally.num_prompt_tokens]
@@ -83,12 +110,16 @@ def usage(tallies: Sequence[Tally], *, num_answers: int = 1, is_speculating: boo
     num_prompt = sum(answers[0].num_prompt_tokens for answers in known if answers)
     num_output = sum(tally.num_output_tokens for tally in tallies)
     cached = PromptTokensDetails(sum(min(one.num_cached_tokens for one in answers) for answers in known if answers))
-    if not is_speculating:
-        return Usage(num_prompt, num_output, num_prompt + num_output, cached)
-    num_drafted = sum(tally.num_drafted_tokens for tally in tallies)
-    num_accepted = sum(tally.num_accepted_tokens for tally in tallies)
-    drafts = CompletionTokensDetails(num_accepted, num_drafted - num_accepted)
-    return Usage(num_prompt, num_output, num_prompt + num_output, cached, drafts)
+    details = msgspec.UNSET
+    if is_read or is_speculating:
+        num_accepted = sum(tally.num_accepted_tokens for tally in tallies)
+        num_rejected = sum(tally.num_drafted_tokens for tally in tallies) - num_accepted
+        details = CompletionTokensDetails(
+            reasoning_tokens=sum(tally.num_reasoning_tokens for tally in tallies) if is_read else msgspec.UNSET,
+            accepted_prediction_tokens=num_accepted if is_speculating else msgspec.UNSET,
+            rejected_prediction_tokens=num_rejected if is_speculating else msgspec.UNSET,
+        )
+    return Usage(num_prompt, num_output, num_prompt + num_output, cached, details)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,8 +143,6 @@ class Section:
     """Pieces of its text; those of a call are pieces of its arguments."""
     tokens: list[wire.TokenEntry] = field(default_factory=list[wire.TokenEntry])  # written by: Choice
     """Of the steps that are counted as its own, if their log probabilities are known."""
-    num_tokens: int = 0  # written by: Choice
-    """Of the same steps."""
 
     @property
     def text(self) -> str:
@@ -148,18 +177,19 @@ class Choice:
     """Of the tokens of the prompt, if their log probabilities are known."""
     ids: list[int] = field(default_factory=list[int])  # written by: add
     """Of its tokens, if they were asked for."""
+    explanation: Explanation | None = None  # written by: add
+    """What happened before its first token, if it was asked for."""
     tally: Tally = field(default_factory=Tally)
     sections: list[Section] = field(default_factory=list[Section])  # written by: add
     """Contents, reasoning and calls in their order."""
-    _num_tokens: int = 0  # written by: _count
-    """Tokens of sections."""
-    _num_noted: int = 0  # written by: _count
+    _num_noted: int = 0  # written by: add
     """Entries of `tokens` that are also those of a section."""
 
     def add(self, answer: wire.Answer) -> None:
         """Append a message."""
         if self.first_s is None:
             self.first_s = time.monotonic()
+            self.explanation = answer.explanation
         self.ids += ids_of(answer.tokens)
         parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
         touched = [self._add(part) for part in parts if part.text or part.kind == "tool_call"]
@@ -178,11 +208,8 @@ class Choice:
             touched = touched or self.sections[-1:]
         if touched:
             owner = next((section for section in touched if section.kind == "content"), touched[-1])
-            self._count(owner, answer.num_output_tokens)
-
-    def num_tokens(self, kind: str) -> int:
-        """Return the number of tokens of all sections of a kind."""
-        return sum(section.num_tokens for section in self.sections if section.kind == kind)
+            owner.tokens += self.tokens[self._num_noted :]
+            self._num_noted = len(self.tokens)
 
     def _joined(self, kind: str) -> str:
         return "".join([text for section in self.sections if section.kind == kind for text in section.texts])
@@ -202,12 +229,6 @@ class Choice:
             section = self.sections[-1]
         section.texts.append(part.text)
         return section
-
-    def _count(self, owner: Section, num_output_tokens: int) -> None:
-        """Note the tokens that belong to no section yet as those of `owner`."""
-        owner.num_tokens += num_output_tokens - self._num_tokens
-        owner.tokens += self.tokens[self._num_noted :]
-        self._num_tokens, self._num_noted = num_output_tokens, len(self.tokens)
 
     @property
     def has_called(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pagewood.server import wire
-from pagewood.server.errors import ApiError, aborted, failed, overloaded, too_many_at_once, unavailable
+from pagewood.server.errors import (
+    ApiError,
+    aborted,
+    deadline_exceeded,
+    failed,
+    overloaded,
+    too_many_at_once,
+    unavailable,
+)
 from pagewood.server.links import Sender
 from pagewood.server.loads import TokenizerLoads
 
@@ -72,6 +81,8 @@ class LiveGroup:
     """Most requests that it may have at a time, if it gets further ones; 0: it gets none."""
     priority: int | None = None  # written by: LiveRequests
     """Of further requests, if it was changed."""
+    deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
+    """Ends it when its time is over; None: it has no deadline."""
 
     async def next(self) -> tuple[int, wire.Answer]:
         """Wait for the next answer.
@@ -189,8 +200,14 @@ class LiveRequests:
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
         self._growing.discard(group)
-        for request_id in tuple(group.open_ids):
-            self._cancel(request_id, self._forget(request_id))
+        if group.deadline is not None:
+            group.deadline.cancel()
+        self._cancel_all(group)
+
+    def end_at(self, group: LiveGroup, deadline_s: float) -> None:
+        """End a group with an error if it is still open at that time, seconds on the clock of `time.monotonic`."""
+        left_s = max(0.0, deadline_s - time.monotonic())
+        group.deadline = asyncio.get_running_loop().call_later(left_s, self._end, group, deadline_exceeded())
 
     def prioritize(self, name: str, priority: int) -> bool:
         """Change the priority of the HTTP requests with that name; return whether there are any."""
@@ -208,9 +225,7 @@ class LiveRequests:
         groups = {request.group for request in self._live.values()} | self._growing
         named = [group for group in groups if name in group.names]
         for group in named:
-            for request_id in tuple(group.open_ids):
-                self._cancel(request_id, self._forget(request_id))
-            group.queue.put_nowait(aborted())
+            self._end(group, aborted())
         return len(named)
 
     def take(self, answers: wire.Answers) -> None:
@@ -270,6 +285,15 @@ class LiveRequests:
             self._forget(answer.request_id)
             if not answer.ended:  # ended by a stop string, which the engine does not know
                 self._cancel(answer.request_id, request)
+
+    def _end(self, group: LiveGroup, error: ApiError) -> None:
+        """Cancel the open requests of a group, whose client gets an error."""
+        self._cancel_all(group)
+        group.queue.put_nowait(error)
+
+    def _cancel_all(self, group: LiveGroup) -> None:
+        for request_id in tuple(group.open_ids):
+            self._cancel(request_id, self._forget(request_id))
 
     def _fail(self, request_id: str, error: ApiError) -> None:
         """End a request for its client, and cancel it: it may still be on its way to the engine."""

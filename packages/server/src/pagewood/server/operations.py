@@ -19,6 +19,17 @@ _CONVERTER = re.compile(r":\w+}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherForm:
+    """How another protocol has the answers of the same operation, if a request has its header."""
+
+    header: str
+    answer: Any
+    """Type of the JSON answer, as msgspec encodes it."""
+    error: Any
+    """Type of the body of an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """What one method of one path does. The first paragraph of the endpoint's docstring is its summary."""
 
@@ -49,6 +60,7 @@ class Operation:
     """Content type of such a stream: events, or lines of JSON."""
     last_event: str | None = "[DONE]"
     """Data of the event that ends a stream of events without an error; None: there is none."""
+    other_form: OtherForm | None = None
     error: Any = ErrorEnvelope
     """Type of the body of an error."""
     statuses: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from pagewood.server.openai.fields import INT32_MAX
-from pagewood.server.validation import parse
+from pagewood.server.validation import WHOLE, parse
 
 
 class PriorityRequest(BaseModel):
@@ -15,7 +15,7 @@ class PriorityRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE]
 
 
 def parse_priority(body: bytes) -> int:

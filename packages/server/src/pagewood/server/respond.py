@@ -53,6 +53,8 @@ class GroupResponse:
     stream: bool
     is_speculating: bool
     """Whether the usage has draft tokens."""
+    is_read: bool = False
+    """Whether the usage has tokens of reasoning."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answers until they end or the client is gone."""
@@ -107,7 +109,7 @@ class GroupResponse:
         return [choice for group in ranked for choice in group[: self.num_choices]]
 
     def _usage(self, tallies: list[Tally]) -> Usage:
-        return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating)
+        return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating, is_read=self.is_read)
 
     async def _answers(self, tallies: list[Tally]) -> AsyncIterator[tuple[int, wire.Answer]]:
         sharing = PromptSharing(self.num_answers) if self.shares_prompt else None

@@ -51,6 +51,11 @@ class Generation:
     tools: Tools | None = None
     reports_tokens: bool = False
     """Whether answers have the ids of their tokens."""
+    explains: bool = False
+    """Whether answers say what was cached of their prompt, and when they were admitted."""
+    deadline_s: float | None = None
+    """When the request ends with an error if it is not complete, seconds on the clock of `time.monotonic`; None: never.
+    """
     param_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The client's names of further fields of the engine, where they differ; for errors."""
     priority: int = 0
@@ -144,6 +149,7 @@ class Service:
                     echo=generation.echo,
                     is_scoring=generation.is_scoring,
                     reports_tokens=generation.reports_tokens,
+                    explains=generation.explains,
                     reading=reading,
                     namespace=generation.namespace,
                     priority=generation.priority,
@@ -156,6 +162,8 @@ class Service:
             param_names=generation.param_names,
             names=names,
         )
+        if generation.deadline_s is not None:
+            self.live.end_at(group, generation.deadline_s)
         return GroupResponse(
             live=self.live,
             group=group,
@@ -166,6 +174,7 @@ class Service:
             format=format,
             stream=generation.stream,
             is_speculating=self.status.speculation is not None,
+            is_read=reading is not None,
         )
 
     async def encode(self, prompt: wire.Prompt, *, prompt_param: str) -> NDArray[np.int32]:

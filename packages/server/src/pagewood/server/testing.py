@@ -176,11 +176,13 @@ class MemoryServer:
         max_length: int = MAX_LENGTH,
         num_pages: int = NUM_PAGES,
         recipe: VectorRecipe | None = None,
+        makes_vectors: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self._script = script
         self._max_length = max_length
         self._num_pages = num_pages
+        self._makes_vectors = makes_vectors
         self._grammar_folder = folder if grammars else None
         self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
@@ -305,7 +307,7 @@ class MemoryServer:
             eos_token_ids=(EOS_ID,),
             num_pages=self._num_pages,
             page_size=16,
-            vector_size=STATE_SIZE,
+            vector_size=STATE_SIZE if self._makes_vectors else 0,
         )
 
         def make_runner(kv: KVSpace) -> GatedRunner:

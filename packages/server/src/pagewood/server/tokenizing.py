@@ -29,6 +29,7 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.fan_out import fan_out
 from pagewood.engine.text import ChatTemplateError, Tokenizer
+from pagewood.engine.text.reasoning import TAIL_LENGTH
 from pagewood.engine.vector_recipe import with_end
 from pagewood.server import wire
 from pagewood.server.binding import bound
@@ -41,8 +42,6 @@ HUGE_BYTES = 1 << 20
 
 MAX_PIECES = 32_768
 """Most tokens of a prompt whose bytes are shown; the detokenizer looks them up between two steps."""
-TAIL_LENGTH = 1024
-"""Characters at the end of a prompt in which a section of its answer may have been begun."""
 
 logger = logging.getLogger(__name__)
 
@@ -291,6 +290,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         priority=message.priority,
         namespace=message.namespace,
         carry=wire.encode(first),
+        explain=message.explains,
     )
     return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
 

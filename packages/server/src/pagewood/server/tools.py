@@ -83,12 +83,18 @@ class Tools:
                 code="invalid_value",
             )
         if self.name is not None:
-            check_known([self.name], self.functions, param=choice_param)
+            check_known([self.name], self.functions, param=choice_param, among=self.param)
         return self if names else None
 
 
-def check_known(names: Sequence[str], functions: Sequence[Function], *, param: str) -> None:
+def check_known(names: Sequence[str], functions: Sequence[Function], *, param: str, among: str = "tools") -> None:
     """Check that all names are those of functions.
+
+    Args:
+        names: which the client wants called.
+        functions: of the request.
+        param: the client's name of the field with the names.
+        among: the client's name of the field with the functions.
 
     Raises:
         ApiError: one is not.
@@ -97,7 +103,7 @@ def check_known(names: Sequence[str], functions: Sequence[Function], *, param: s
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         raise ApiError(
-            f"Invalid value for '{param}': the function '{unknown}' is not among 'tools'.",
+            f"Invalid value for '{param}': the function '{unknown}' is not among '{among}'.",
             param=param,
             code="invalid_value",
         )

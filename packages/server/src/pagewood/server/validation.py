@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 from pagewood.server.errors import ApiError
@@ -34,6 +34,25 @@ _EXPECTED = {
     "model_attributes_type": "an object",
 }
 _BOUNDS = {"greater_than_equal": (">=", "ge"), "less_than_equal": ("<=", "le"), "greater_than": (">", "gt")}
+
+
+def whole(value: Any) -> Any:
+    """Return a number without a fraction as an integer; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(whole)
+"""Of an integer: 5.0 is 5. JSON has one type of number, and some clients write all of them with a fraction."""
+
+
+def integers(value: Any) -> list[int] | None:
+    """Return an array of whole numbers, such as token ids; None: the value is something else."""
+    if not isinstance(value, list):
+        return None
+    items = cast("list[Any]", value)
+    if float in set(map(type, items)):
+        items = [whole(item) for item in items]
+    return items if set(map(type, items)) <= {int} else None  # a boolean is not a number
 
 
 def parse(model: type[T], body: bytes, *, neutral: Mapping[str, tuple[Any, ...]], ignored: frozenset[str]) -> T:

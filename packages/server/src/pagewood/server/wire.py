@@ -17,6 +17,7 @@ from pagewood.engine.api import (
     Abort,
     Command,
     Delta,
+    Explanation,
     FinishReason,
     PoolingParams,
     Refusal,
@@ -108,6 +109,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     priority: int = 0
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
+    explains: bool = False
+    """Whether the first Answer says what was cached of the prompt, and when the request was admitted."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -383,6 +386,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     tokens: bytes = b""
     """Ids of the step's tokens, int32, little-endian, if they were asked for. The token that ended it is not among
     them."""
+    explanation: Explanation | None = None
+    """In the first Answer, if it was asked for."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

@@ -118,6 +118,7 @@ class Intake:
             carry=submit.carry,
             arrival=self._num_arrivals,
             arrived_s=now_s,
+            explains=submit.explain,
             num_prompt=len(prompt),
             max_length=len(tokens),
             tokens=tokens,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from enum import Enum
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from pagewood.engine.api import CachedPrefix
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.request import Request
 
@@ -121,6 +123,49 @@ class TieredCache(PrefixCache, Protocol):
         ...
 
 
+class FoundPrefix(Protocol):
+    """Why a cached prefix is not longer."""
+
+    @property
+    def cause(self) -> Enum:
+        """One of COMPLETE, PAGE_ROUNDING, EVICTED, OTHER_NAMESPACE and NEVER_SEEN."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the cached prefix, whole pages."""
+        ...
+
+    @property
+    def first_difference(self) -> int:
+        """Position of the first token after it that differs from everything cached there in the namespace."""
+        ...
+
+    @property
+    def num_possible_tokens(self) -> int:
+        """Its length without the cause."""
+        ...
+
+    @property
+    def evicted_by(self) -> str | None:
+        """What evicted it; None for other causes."""
+        ...
+
+    @property
+    def evicted_at_s(self) -> float | None:
+        """When, in seconds of the cache's clock; None for other causes."""
+        ...
+
+
+@runtime_checkable
+class ExplainingCache(Protocol):
+    """A prefix cache that knows why a cached prefix is not longer."""
+
+    def explain(self, tokens: Int32, namespace: str | None = None) -> FoundPrefix:
+        """Return why the cached prefix of these tokens is not longer; this does not count as a use."""
+        ...
+
+
 class PageAllocator(Protocol):
     """Hands out the ids of free pages."""
 
@@ -145,6 +190,15 @@ class PageAllocator(Protocol):
     def held_pages(self) -> Int32:
         """Return `[num_pages - num_free]` page ids that are not free."""
         ...
+
+
+_CAUSES: dict[str, Literal["complete", "page_rounding", "evicted", "never_seen"]] = {
+    "COMPLETE": "complete",
+    "PAGE_ROUNDING": "page_rounding",
+    "EVICTED": "evicted",
+    "NEVER_SEEN": "never_seen",
+}
+"""Causes that a client may know. That another namespace has more is none of its business."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +346,8 @@ class KVSpace:
         if self.num_available < to_complete + num_reserved:
             self.cache.unlock(lease)
             return 0
+        if request.explains and request.num_cached < 0:
+            request.cached_prefix = self._explained(request, match.num_tokens)
         num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
         self._make_room(num_fresh)
         if request.num_cached < 0:
@@ -410,6 +466,32 @@ class KVSpace:
         self._allocator.alloc(num_fresh, out=request.pages[request.num_pages : end])
         request.private[request.num_pages : end] = True
         request.num_pages = end
+
+    def _explained(self, request: Request, num_matched: int) -> CachedPrefix:
+        """Return why no more than `num_matched` tokens of a request are cached, as if there was no other namespace."""
+        tokens = request.reusable_tokens()
+        if not isinstance(self.cache, ExplainingCache):
+            return CachedPrefix(
+                cause="no_cache",
+                num_reusable_tokens=len(tokens),
+                num_tokens=num_matched,
+                first_difference=num_matched,
+                num_possible_tokens=len(tokens),
+            )
+        found = self.cache.explain(tokens, request.namespace)
+        cause, num_possible = _CAUSES.get(found.cause.name), found.num_possible_tokens
+        if cause is None:
+            is_in_page = found.first_difference > num_matched or len(tokens) - num_matched < self.page_size
+            cause, num_possible = "page_rounding" if is_in_page else "never_seen", found.first_difference
+        return CachedPrefix(
+            cause=cause,
+            num_reusable_tokens=len(tokens),
+            num_tokens=num_matched,
+            first_difference=found.first_difference,
+            num_possible_tokens=num_possible,
+            evicted_by=found.evicted_by,
+            evicted_s=found.evicted_at_s,
+        )
 
     def _make_room(self, n: int) -> None:
         """Evict cached pages until n pages are free; they must be available."""

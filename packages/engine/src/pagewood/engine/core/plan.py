@@ -281,6 +281,8 @@ class Planner:
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
+            if request.explains and not request.admitted_s:
+                request.admitted_s = now_s
             budget.take_prefill(count)
             budget.admit()
             reserve.admit(request, num_to_complete=self._num_to_complete(request))

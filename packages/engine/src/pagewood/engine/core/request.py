@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.api import FinishReason, SamplingParams, TokenLogprob
+from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, TokenLogprob
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiling
 from pagewood.engine.core.pooling import Pool
@@ -40,6 +40,8 @@ class Request:
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""
     arrived_s: float
+    explains: bool = False
+    """Whether its first answer says what was cached of its prompt, and when it was admitted."""
     num_prompt: int
     max_length: int
     """Tokens of prompt plus output at which it ends."""
@@ -87,6 +89,10 @@ class Request:
     # written by: waiting, kv
     num_cached: int = -1
     """Tokens found in the cache when it was first admitted; -1 before that."""  # written by: kv
+    cached_prefix: CachedPrefix | None = None
+    """Why those were not more; None: it is not asked for."""  # written by: kv
+    admitted_s: float = 0.0
+    """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: plan
     row: int = -1
     """Its row in the device tables; -1 if it has none."""  # written by: kv
     pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewood.engine.api import Delta, FinishReason, Refusal, TokenLogprob
+from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.pooling import Float32, Pool
@@ -256,6 +256,11 @@ def _answer(
         prompt_logprobs=tuple(request.prompt_logprobs),
         vector=vector,
     )
+    if first and request.cached_prefix is not None:
+        explanation = Explanation(
+            prefix=request.cached_prefix, arrived_s=request.arrived_s, admitted_s=request.admitted_s
+        )
+        delta = delta._replace(explanation=explanation)
     if request.prompt_logprobs:
         request.prompt_logprobs = []
     if finish is not None:

@@ -118,6 +118,13 @@ _LARGEST: Mapping[str, int] = MappingProxyType(
     }
 )
 """Far more than models have, and little enough to be handled: what a file says is checked before it is acted on."""
+_ENCODERS = frozenset(
+    {
+        "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "new",
+        "nomic_bert", "roberta", "xlm-roberta",
+    }
+)  # fmt: skip
+"""The `model_type` of encoders that make vectors; their errors say why they are not supported."""
 _NUM_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _LONGEST_WINDOW = (1 << 31) - 1
 
@@ -202,6 +209,8 @@ def _architecture(fields: Fields) -> tuple[str, _Traits]:
         if name in _TRAITS:
             return name, _TRAITS[name]
     wanted = " or ".join(names[:3])[:80] or "no architecture"
+    if fields.values.get("model_type") in _ENCODERS:
+        wanted += ", an encoder: its tokens see later ones, so it needs its whole text in one step and no KV cache"
     raise ValueError(f"{fields.source}: architectures must name one of {', '.join(_TRAITS)}, got {wanted}")
 
 

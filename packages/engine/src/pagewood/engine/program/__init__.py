@@ -3,7 +3,7 @@
 Importing this imports no torch; a `LocalBackend` gets an `LLM` or an `AsyncLLM`, which do.
 """
 
-from pagewood.engine.program.backend import Answer, Backend, Prompt, Sampling, Urgency, Usage
+from pagewood.engine.program.backend import Answer, Backend, Prompt, Sampling, ToolCall, Urgency, Usage
 from pagewood.engine.program.local import LocalBackend
 from pagewood.engine.program.programs import Call, Program, program, run_many, run_many_async
 from pagewood.engine.program.remote import RemoteBackend, RemoteError
@@ -24,6 +24,7 @@ __all__ = [
     "Result",
     "Sampling",
     "State",
+    "ToolCall",
     "Urgency",
     "Usage",
     "VariableError",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagewood.engine.api import Grammar
 from pagewood.engine.text import ChatMessage, Tokenizer
+
+if TYPE_CHECKING:
+    from pagewood.engine.program.tools import Offer
 
 OnText = Callable[[str], None]
 """Gets each new piece of a text, in any thread."""
@@ -38,16 +41,31 @@ class Usage:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model has written."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+    """Empty: the model has given it none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a variable got: a generated text, or the choice with the best score."""
 
     text: str
+    """All of it, with calls as the model writes them."""
     finish: str
     """Why the text ended: "stop" or "length"."""
     usage: Usage
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     """Of `select`: for each choice, the mean of the log probabilities of its tokens. Of `gen`: empty."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of `gen` with tools."""
+    content: str | None = None
+    """Of `gen` with tools: the text without calls and reasoning; None: it had no tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +75,9 @@ class Prompt:
     is_conversation: bool = False
     """Whether the text has roles."""
     messages: tuple[ChatMessage, ...] = ()
-    """Complete turns. Tool calls and their results will be messages too."""
+    """Complete turns."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """That the model is told of, as in OpenAI's API."""
     is_open: bool = True
     """Whether the assistant's turn has begun after the messages."""
     text: str = ""
@@ -71,7 +91,8 @@ class Prompt:
         """
         if not self.is_conversation:
             return self.text
-        return tokenizer.render_chat(self.messages, add_generation_prompt=self.is_open) + self.text
+        tools = self.tools or None
+        return tokenizer.render_chat(self.messages, tools=tools, add_generation_prompt=self.is_open) + self.text
 
     def encode(self, tokenizer: Tokenizer, *, more: str = "") -> list[int]:
         """Return the token ids of the text followed by `more`, as `LLM.chat` and `LLM.generate` encode them.
@@ -95,6 +116,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    offer: Offer | None = None
+    """Functions that may be called; the prompt has them, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.offline.async_llm import AsyncLLM
@@ -72,7 +72,7 @@ class LocalBackend:
 
     def __init__(self, llm: AsyncLLM | LLM) -> None:
         self._llm = llm
-        self._caller: _Caller = _LoopCaller(llm) if isinstance(llm, AsyncLLM) else _ThreadCaller(llm)
+        self._caller = _LoopCaller(llm) if isinstance(llm, AsyncLLM) else _ThreadCaller(llm)
 
     @property
     def has_deadlines(self) -> bool:
@@ -97,11 +97,16 @@ class LocalBackend:
     ) -> Future[Answer]:
         """Continue a text."""
 
+        tokenizer, offer = self._caller.tokenizer, sampling.offer
+
         def requests() -> list[_Request]:
+            params = sampling_params(sampling, self._caller.default_sampling)
+            if offer is not None:
+                params = replace(params, grammar=offer.grammar(tokenizer, prompt))
             return [
                 _Request(
-                    tokens=prompt.encode(self._caller.tokenizer),
-                    sampling=sampling_params(sampling, self._caller.default_sampling),
+                    tokens=prompt.encode(tokenizer),
+                    sampling=params,
                     priority=urgency.priority,
                     stop=sampling.stop,
                     stop_regex=sampling.stop_regex,
@@ -109,7 +114,11 @@ class LocalBackend:
                 )
             ]
 
-        return self._caller.call(requests, lambda completions: _answer(completions[0]))
+        def read(completions: Sequence[Completion]) -> Answer:
+            answer = _answer(completions[0])
+            return answer if offer is None else offer.read(answer, tokenizer, prompt)
+
+        return self._caller.call(requests, read)
 
     def score(self, prompt: Prompt, choices: Sequence[str], urgency: Urgency) -> Future[Answer]:
         """Score choices. Each is a request for the log probabilities of its tokens, whose prefix is cached."""
@@ -155,20 +164,6 @@ def _usage(completion: Completion, *, num_output: int) -> Usage:
 def _answer(completion: Completion) -> Answer:
     usage = _usage(completion, num_output=len(completion.tokens))
     return Answer(text=completion.text, finish=completion.finish.value, usage=usage)
-
-
-class _Caller(Protocol):
-    """Calls the LLM in the one thread that may."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def default_sampling(self) -> SamplingParams: ...
-
-    def call(self, requests: _Requests, read: _Read) -> Future[Answer]: ...
-
-    def close(self) -> None: ...
 
 
 class _LoopCaller:

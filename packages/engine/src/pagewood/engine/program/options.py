@@ -9,6 +9,7 @@ from typing import Any
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.offline.arguments import stop_expressions, stop_strings
 from pagewood.engine.program.backend import Sampling
+from pagewood.engine.program.tools import offer
 from pagewood.engine.text import StopExpressions
 
 
@@ -22,6 +23,8 @@ def sampling(
     stop: str | Sequence[str],
     stop_regex: str | Sequence[str],
     grammars: Mapping[str, Grammar | None],
+    tools: object = (),
+    tool_choice: object = "auto",
 ) -> Sampling:
     """Return how tokens are chosen; `grammars` has those that are wanted, by argument.
 
@@ -41,7 +44,10 @@ def sampling(
         stop=stop_strings(stop),
         stop_regex=stop_expressions(stop_regex),
         grammar=next(iter(given.values()), None),
+        offer=offer(tools, tool_choice),
     )
+    if given and found.offer is not None:
+        raise ValueError(f"{next(iter(given))} must not come with tools, which say what the text may be")
     for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
         value = getattr(found, name)
         kinds = (int, float) if name in ("temperature", "top_p") else (int,)

@@ -98,18 +98,17 @@ class RemoteBackend:
         Raises:
             ChatTemplateError: it has roles, and there is no tokenizer or its template rejects them.
         """
-        if self._tokenizer is not None:
-            return prompt.render(self._tokenizer)
-        if prompt.is_conversation:
-            raise ChatTemplateError("roles need the chat template: pass tokenizer= to RemoteBackend")
-        return prompt.text
+        return prompt.render(self._known_tokenizer()) if prompt.is_conversation else prompt.text
 
     def complete(
         self, prompt: Prompt, sampling: Sampling, urgency: Urgency, *, on_text: OnText | None = None
     ) -> Future[Answer]:
         """Continue a text."""
 
+        offer = sampling.offer
+
         def body() -> dict[str, Any]:
+            grammar = sampling.grammar if offer is None else offer.grammar(self._known_tokenizer(), prompt)
             named: dict[str, Any] = {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -117,16 +116,18 @@ class RemoteBackend:
                 "seed": sampling.seed,
                 "stop": list(sampling.stop) or None,
                 "stop_regex": list(sampling.stop_regex) or None,
-                "structured_outputs": None if sampling.grammar is None else _structured(sampling.grammar),
+                "structured_outputs": None if grammar is None else _structured(grammar),
                 "stream": True if on_text is not None else None,
                 "stream_options": {"include_usage": True} if on_text is not None else None,
             }
             given = {name: value for name, value in named.items() if value is not None}
             return {"prompt": self._encode(prompt, ""), "max_tokens": sampling.max_tokens, **given}
 
-        return self._request(
-            body, _read_whole if on_text is None else lambda found: _read_stream(found, on_text), urgency
-        )
+        def read(response: http.client.HTTPResponse) -> Answer:
+            answer = _read_whole(response) if on_text is None else _read_stream(response, on_text)
+            return answer if offer is None else offer.read(answer, self._known_tokenizer(), prompt)
+
+        return self._request(body, read, urgency)
 
     def score(self, prompt: Prompt, choices: Sequence[str], urgency: Urgency) -> Future[Answer]:
         """Score choices, all in one request."""
@@ -151,6 +152,11 @@ class RemoteBackend:
     ) -> None:
         """Close."""
         self.close()
+
+    def _known_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ChatTemplateError("roles need the chat template: pass tokenizer= to RemoteBackend")
+        return self._tokenizer
 
     def _encode(self, prompt: Prompt, more: str) -> list[int] | str:
         if self._tokenizer is None:

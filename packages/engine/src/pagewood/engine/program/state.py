@@ -68,6 +68,10 @@ class State:
         """Append a turn of the user. Raises what `system` raises."""
         self._text.turn("user", _checked("text", text))
 
+    def tool(self, text: str) -> None:
+        """Append a turn with the result of a call. Raises what `system` raises."""
+        self._text.turn("tool", _checked("text", text))
+
     def assistant(self) -> AbstractContextManager[None]:
         """Return a block whose `add`, `gen` and `select` are one turn of the assistant.
 
@@ -94,6 +98,8 @@ class State:
         json_schema: Mapping[str, Any] | str | None = None,
         choice: Sequence[str] | None = None,
         grammar: Grammar | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
     ) -> None:
         """Append a text that the model generates, and call it `name`. Does not wait for it.
 
@@ -110,6 +116,9 @@ class State:
             json_schema: a schema that it follows, an object or its JSON text.
             choice: texts of which it is one. `select` compares whole texts instead of drawing token by token.
             grammar: any other grammar that it follows.
+            tools: functions as in OpenAI's API, which the chat template shows to the model; the text must have roles.
+                `answer(name).calls` has what the model calls. Later requests show them only if they get them, too.
+            tool_choice: "auto": the model calls or not; "required": it calls; or the name of the one that it calls.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -130,11 +139,18 @@ class State:
                 "choice": None if choice is None else Grammar.choice(check_choices(choice)),
                 "grammar": grammar,
             },
+            tools=tools,
+            tool_choice=tool_choice,
         )
         execution, before = self._execution, self._text.snapshot(is_continued=True)
+        offered = () if chosen.offer is None else chosen.offer.tools
+        if offered and not before.is_conversation:
+            raise ValueError("tools must come with roles, because the chat template shows them; got them in plain text")
         self._compute(
             name,
-            lambda on_text: execution.backend.complete(before.prompt(), chosen, execution.urgency, on_text=on_text),
+            lambda on_text: execution.backend.complete(
+                before.prompt(tools=offered), chosen, execution.urgency, on_text=on_text
+            ),
         )
 
     def select(self, name: str, choices: Sequence[str]) -> None:

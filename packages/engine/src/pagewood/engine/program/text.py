@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pagewood.engine.program.backend import Prompt
 from pagewood.engine.program.variable import Variable
@@ -27,8 +28,8 @@ class Snapshot:
     is_conversation: bool
     is_open: bool
 
-    def prompt(self) -> Prompt:
-        """Return the prompt; waits for the variables in it.
+    def prompt(self, *, tools: tuple[dict[str, Any], ...] = ()) -> Prompt:
+        """Return the prompt, with the tools that the model is told of; waits for the variables in it.
 
         Raises:
             VariableError: one has no value.
@@ -38,6 +39,7 @@ class Snapshot:
             messages=tuple({"role": turn.role, "content": _join(turn.parts)} for turn in self.turns),
             is_open=self.is_open,
             text=_join(self.parts),
+            tools=tools,
         )
 
 

@@ -5,6 +5,7 @@ Nothing here imports torch or transformers, so a process that only handles text 
 
 from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.panics import TokenizerPanic
+from pagewood.engine.text.reasoning import end_of_reasoning
 from pagewood.engine.text.response import (
     Part,
     ResponseParser,
@@ -31,6 +32,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerPanic",
     "calls_or",
+    "end_of_reasoning",
     "reasoning_end",
     "tool_grammar",
 ]

@@ -442,7 +442,7 @@ class TieredIndex:
         """Call a method that not every cache of the device has."""
         call = getattr(self._cache, method, None)
         if call is None:
-            raise ValueError(f"cache must have a {method} method, got {type(self._cache).__name__}")
+            raise ValueError(f"cache must have the method {method}, got {type(self._cache).__name__}")
         return call(*arguments, **options)
 
     def _tiered(self, match: Match, namespace: Namespace) -> TieredMatch:

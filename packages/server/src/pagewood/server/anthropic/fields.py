@@ -13,7 +13,7 @@ from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.sampling import INT32_MAX, MAX_STOPS
 from pagewood.server.structured import Constraint, constrained
 from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools
-from pagewood.server.validation import parse
+from pagewood.server.validation import WHOLE, parse
 
 IGNORED = frozenset(
     {
@@ -101,7 +101,7 @@ class Thinking(Strict):
     """Whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     """Not enforced: reasoning is limited by `max_tokens` only."""
     display: Literal["summarized", "omitted"] | None = None
     """"omitted": answers have no text of the reasoning."""
@@ -167,10 +167,10 @@ class CountTokensRequest(PromptFields):
 class MessagesRequest(PromptFields):
     """The body of a request for an answer."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)]
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
 

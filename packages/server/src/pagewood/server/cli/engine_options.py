@@ -84,6 +84,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     memory.add_argument(
+        "--cache-history-tokens",
+        type=int,
+        default=DEFAULTS.cache_history_tokens,
+        metavar="TOKENS",
+        help="evicted tokens to remember, so that `explain` of /generate knows what was evicted (default: %(default)s)",
+    )
+    memory.add_argument(
         "--kv-cache-dtype",
         choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"),
         default=DEFAULTS.kv_cache_dtype,
@@ -277,6 +284,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         prefix_cache=not options.disable_radix_cache,
         weights=options.weights,
         eviction_policy=options.radix_eviction_policy,
+        cache_history_tokens=options.cache_history_tokens,
         kv_cache_dtype=options.kv_cache_dtype,
         host_cache_gb=options.host_cache_gb,
         disk_cache_path=options.disk_cache_path,

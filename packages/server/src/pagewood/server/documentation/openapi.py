@@ -54,7 +54,8 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
     schemas = _bodies(operations)
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
-        refs, found = _written([one.answer, one.event], prefix=f"{one.name}.")
+        other = [] if one.other_form is None else [one.other_form.answer, one.other_form.error]
+        refs, found = _written([one.answer, one.event, *other], prefix=f"{one.name}.")
         [error], errors = _written([one.error])
         unclear = [name for name, schema in errors.items() if schemas.get(name, schema) != schema]
         if unclear:
@@ -88,7 +89,9 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
 def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if one.answer is not None:
-        content["application/json"] = {"schema": refs[0]}
+        content["application/json"] = {"schema": refs[0] if one.other_form is None else {"anyOf": [refs[0], refs[2]]}}
+    if one.other_form is not None:
+        error_ref = {"anyOf": [error_ref, refs[3]]}
     if one.event is not None:
         media_type = one.stream.partition(";")[0]
         content[media_type] = {"schema": _piece(one, {"anyOf": [refs[1], error_ref]})}
@@ -111,6 +114,7 @@ def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[s
     parameters = [
         *({"name": name, "in": "path", "required": True, "schema": text} for name in names),
         *({"name": name, "in": "query", "schema": schema} for name, schema in one.query.items()),
+        *({"name": other.header, "in": "header", "schema": text} for other in (one.other_form,) if other is not None),
     ]
     if parameters:
         found["parameters"] = parameters

@@ -23,10 +23,32 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     received_s: float
     """When the head of the request had been read."""
+    queued_s: float | msgspec.UnsetType = msgspec.UNSET
+    """When the engine got it, if it was to explain."""
+    admitted_s: float | msgspec.UnsetType = msgspec.UNSET
+    """When the engine gave it memory and planned its first step, if it was to explain."""
     first_token_s: float
     """When the first token of this answer came."""
     finished_s: float | None
     """When the answer ended; null: it has not ended."""
+
+
+class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why no more of a prompt was cached when its request was admitted."""
+
+    cause: Literal["complete", "page_rounding", "evicted", "never_seen", "no_cache"]
+    reusable_tokens: int
+    """Most tokens of the prompt that could come from the cache."""
+    cached_tokens: int
+    """Those that did."""
+    first_difference: int
+    """Position of the first token behind them that differs from everything cached there."""
+    possible_tokens: int
+    """Those that would have, without the cause."""
+    evicted_by: str | None
+    """The policy that evicted the rest, or `clear`; null for other causes."""
+    evicted_at_s: float | None
+    """When that was, Unix time; null for other causes."""
 
 
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +67,8 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     input_token_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
     input_top_logprobs: list[list[TokenLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    cache: CacheExplanation | msgspec.UnsetType = msgspec.UNSET
+    """In a stream, only in the first event of an answer."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

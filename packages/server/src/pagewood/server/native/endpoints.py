@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -238,7 +237,7 @@ class NativeEndpoints:
         )
         extent.check(len(prompts), param="n")
         structured = constraint(chosen)
-        answer_id = said.rid or new_request_id("gen")
+        answer_id, arrived_s = said.rid or new_request_id("gen"), exchange_of(request.scope).started_s
         format = NativeFormat(
             id=answer_id,
             is_array=is_many or num_answers > 1,
@@ -246,7 +245,7 @@ class NativeEndpoints:
             num_top=num_top,
             prompt_start=None if extent.prompt_logprobs is None else start,
             shows_pieces=bool(said.return_text_in_logprobs),
-            received_s=_received_s(request) if said.return_timings else None,
+            received_s=arrived_s if said.return_timings or said.explain else None,
         )
         generation = Generation(
             prompts=prompts,
@@ -268,6 +267,8 @@ class NativeEndpoints:
             stop_regex=stop_expressions(chosen),
             bad_words=tuple(chosen.bad_words),
             reports_tokens=True,
+            explains=bool(said.explain),
+            deadline_s=None if said.deadline is None else arrived_s + said.deadline,
             priority=said.priority or 0,
             namespace=said.cache_salt or None,
             stream=bool(said.stream),
@@ -281,11 +282,6 @@ def _json(answer: msgspec.Struct) -> Response:
 
 def _tokens(answer: wire.Answer) -> list[int]:
     return [] if answer.logprobs is None else ids_of(answer.logprobs.prompt_tokens)
-
-
-def _received_s(request: Request) -> float:
-    """Return when a request came, Unix time in seconds."""
-    return time.time() - (time.monotonic() - exchange_of(request.scope).started_s)
 
 
 @cache

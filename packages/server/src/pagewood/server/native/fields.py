@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -15,14 +15,15 @@ from pagewood.server.openai.fields import INT32_MAX, MAX_ANSWERS, MAX_SALT_LENGT
 from pagewood.server.openai.messages import Message, ToolFields
 from pagewood.server.token_ids import bytes_of
 from pagewood.server.tools import MAX_TOOLS
-from pagewood.server.validation import kind, parse
+from pagewood.server.validation import WHOLE, integers, kind, parse
 
 DEFAULT_MAX_TOKENS = 128
+MAX_DEADLINE_S = 1e6
+"""Longest `deadline`."""
 MAX_NAME_LENGTH = 128
 """Longest `rid`, in characters."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "deadline": (None,),
     # SGLang
     "input_embeds": (None,),
     "image_data": (None,),
@@ -58,41 +59,36 @@ PARAM_NAMES: Mapping[str, str] = {
 """Sampling parameters as the rest of the server calls them -> the client's names of them, for errors."""
 
 
-def _one_or_many(value: Any, what: str, is_one: Any, is_item: Any) -> Any:
-    if value is None or is_one(value):
-        return value
-    items = cast("list[Any]", value)
-    if not isinstance(value, list) or not items or not all(is_item(item) for item in items):
+def _one_or_many(value: Any, what: str, parse_one: Callable[[Any], Any]) -> Any:
+    """Return a prompt or a list of prompts; `parse_one` returns a prompt, or None if a value is none."""
+    one = parse_one(value)
+    if value is None or one is not None:
+        return one
+    items = [parse_one(item) for item in cast("list[Any]", value)] if isinstance(value, list) else []
+    if not items or None in items:
         raise ValueError(f"expected {what}")
     if len(items) > MAX_PROMPTS:
         raise ValueError(f"expected at most {MAX_PROMPTS} prompts, but got {len(items)}")
     return items
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_ids(value: Any) -> bool:
-    items = cast("list[Any]", value)
-    return isinstance(value, list) and bool(items) and set(map(type, items)) <= {int}  # a boolean is not an id
-
-
 def _texts(value: Any) -> Any:
-    return _one_or_many(value, "a string or a non-empty array of strings", _is_text, _is_text)
+    what = "a string or a non-empty array of strings"
+    return _one_or_many(value, what, lambda item: item if isinstance(item, str) else None)
 
 
 def _inputs(value: Any) -> Any:
     what = "a non-empty array of token ids, or of non-empty arrays of token ids"
-    return _one_or_many(value, what, _is_ids, _is_ids)
+    return _one_or_many(value, what, lambda item: integers(item) or None)
 
 
 def _token_ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or not set(map(type, cast("list[Any]", value))) <= {int}:
+    found = integers(value)
+    if found is None:
         raise ValueError(
             f"expected an array of token ids{'' if isinstance(value, list) else f', but got {kind(value)}'}"
         )
-    return cast("list[int]", value)
+    return found
 
 
 def _only_true(value: Any) -> None:
@@ -119,11 +115,11 @@ class _Strict(BaseModel):
 class NativeSampling(SamplingFields):
     """`sampling_params`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(default=None, alias="max_new_tokens")
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = Field(default=None, alias="max_new_tokens")
     """128 by default."""
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(default=None, alias="min_new_tokens")
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(default=None, alias="sampling_seed")
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = Field(default=None, alias="min_new_tokens")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = Field(default=None, alias="sampling_seed")
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
     """Answers to each prompt."""
 
     # SGLang's, which are not supported: values that ask for nothing.
@@ -189,14 +185,18 @@ class GenerateRequest(Conversation):
     rid: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     """Name of the request: the `id` of its answers, by which it can be aborted."""
     return_logprob: bool | None = None
-    logprob_start_len: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
     """Position of the first prompt token whose log probability is returned; -1 (default): of none."""
-    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     """Most probable tokens that are returned in the place of each token."""
     return_text_in_logprobs: bool | None = None
     return_timings: bool | None = None
     """When the request came, when its first token came, and when it ended."""
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    explain: bool | None = None
+    """Why no more of the prompt was cached, and those times with when the engine got the request and admitted it."""
+    deadline: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
+    """Seconds from the arrival of the request in which it must be complete; it ends with an error otherwise."""
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
     """Requests share cached prefixes only with requests that have the same one."""
 

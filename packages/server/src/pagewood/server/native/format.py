@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
 
+from pagewood.engine.api import Explanation
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import EVENTS, Choice, Tally, Usage, event
-from pagewood.server.native.answers import Answer, EndReason, MetaInfo, Timings, TokenLogprob
+from pagewood.server.native.answers import Answer, CacheExplanation, EndReason, MetaInfo, Timings, TokenLogprob
 from pagewood.server.openai.logprobs import LOWEST
 from pagewood.server.token_ids import ids_of
 
@@ -33,7 +34,9 @@ class NativeFormat:
     shows_pieces: bool = False
     """Whether tokens with log probabilities have their text."""
     received_s: float | None = None
-    """Unix time, seconds; None: answers have no times."""
+    """When the request came, on the clock of `time.monotonic`; None: answers have no times."""
+    unix_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())
+    """Unix time minus the time of that clock, which is that of the engine's process, too."""
 
     media_type: ClassVar[str] = EVENTS
 
@@ -47,12 +50,16 @@ class NativeFormat:
             Answer(
                 text=choice.text,
                 output_ids=choice.ids,
-                meta_info=self.meta(
-                    choice.tally,
-                    finish=choice.finish,
-                    tokens=choice.tokens,
-                    prompt=choice.prompt,
-                    times=(_unix_s(choice.first_s), _unix_s(choice.last_s)),
+                meta_info=self.explained(
+                    self.meta(
+                        choice.tally,
+                        finish=choice.finish,
+                        tokens=choice.tokens,
+                        prompt=choice.prompt,
+                        times=(choice.first_s, choice.last_s),
+                        explanation=choice.explanation,
+                    ),
+                    choice.explanation,
                 ),
                 index=index if self.is_array else msgspec.UNSET,
             )
@@ -68,6 +75,7 @@ class NativeFormat:
         tokens: Sequence[wire.TokenEntry],
         prompt: Sequence[wire.TokenEntry] | None,
         times: tuple[float | None, float | None],
+        explanation: Explanation | None,
     ) -> MetaInfo:
         """Return what is known of an answer.
 
@@ -76,7 +84,9 @@ class NativeFormat:
             finish: why it ended; empty: it has not ended.
             tokens: new ones, with their log probabilities.
             prompt: the tokens of its prompt; None: they are not shown here.
-            times: when its first token came, and when it ended (None: it has not), Unix time in seconds.
+            times: when its first token came, and when it ended (None: it has not), seconds on the clock of
+                `time.monotonic`.
+            explanation: when it was queued and admitted; None: that is not shown.
         """
         reason = None
         if finish == "length":
@@ -108,8 +118,33 @@ class NativeFormat:
         if self.received_s is None:
             return found
         first_s, last_s = times
-        timings = Timings(received_s=self.received_s, first_token_s=first_s or self.received_s, finished_s=last_s)
+        timings = Timings(
+            received_s=self._unix(self.received_s),
+            queued_s=msgspec.UNSET if explanation is None else self._unix(explanation.arrived_s),
+            admitted_s=msgspec.UNSET if explanation is None else self._unix(explanation.admitted_s),
+            first_token_s=self._unix(self.received_s if first_s is None else first_s),
+            finished_s=None if last_s is None else self._unix(last_s),
+        )
         return msgspec.structs.replace(found, timings=timings)
+
+    def explained(self, meta: MetaInfo, explanation: Explanation | None) -> MetaInfo:
+        """Return what is known of an answer with why no more of its prompt was cached, if that is known."""
+        if explanation is None:
+            return meta
+        prefix = explanation.prefix
+        cache = CacheExplanation(
+            cause=prefix.cause,
+            reusable_tokens=prefix.num_reusable_tokens,
+            cached_tokens=prefix.num_tokens,
+            first_difference=prefix.first_difference,
+            possible_tokens=prefix.num_possible_tokens,
+            evicted_by=prefix.evicted_by,
+            evicted_at_s=None if prefix.evicted_s is None else self._unix(prefix.evicted_s),
+        )
+        return msgspec.structs.replace(meta, cache=cache)
+
+    def _unix(self, monotonic_s: float) -> float:
+        return monotonic_s + self.unix_offset_s
 
     def _chosen(self, entry: wire.TokenEntry) -> TokenLogprob:
         token, logprob, text = self._token(entry.chosen)
@@ -124,40 +159,39 @@ class NativeFormat:
         return one.token, max(one.logprob, LOWEST), text
 
 
-def _unix_s(monotonic_s: float | None) -> float | None:
-    return None if monotonic_s is None else monotonic_s + time.time() - time.monotonic()
-
-
 class NativeStream:
     """The server-sent events of one request: each has what is new of one answer."""
 
-    __slots__ = ("_first_s", "_format", "_tallies")
+    __slots__ = ("_explanations", "_first_s", "_format", "_tallies")
 
     def __init__(self, format: NativeFormat) -> None:
         self._format = format
         self._tallies: dict[int, Tally] = {}  # written by: take
         self._first_s: dict[int, float] = {}  # written by: take
+        self._explanations: dict[int, Explanation] = {}  # written by: take
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the event of one message."""
         format = self._format
         tally = self._tallies.setdefault(index, Tally())
         tally.add(answer)
-        is_first = index not in self._first_s
-        if is_first:
-            self._first_s[index] = time.time()
+        if index not in self._first_s:
+            self._first_s[index] = time.monotonic()
+        if answer.explanation is not None:
+            self._explanations[index] = answer.explanation
         logprobs = answer.logprobs
         meta = format.meta(
             tally,
             finish="" if answer.finish is None else answer.finish.value,
             tokens=() if logprobs is None else logprobs.tokens,
             prompt=None if logprobs is None else logprobs.prompt,
-            times=(self._first_s[index], None if answer.finish is None else time.time()),
+            times=(self._first_s[index], None if answer.finish is None else time.monotonic()),
+            explanation=self._explanations.get(index),
         )
         new = Answer(
             text=answer.text,
             output_ids=ids_of(answer.tokens),
-            meta_info=meta,
+            meta_info=format.explained(meta, answer.explanation),
             index=index if format.is_array else msgspec.UNSET,
         )
         return event(msgspec.json.encode(new))

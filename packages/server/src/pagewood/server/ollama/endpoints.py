@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from pagewood.server import wire
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import LINES
-from pagewood.server.ollama import fields, models
+from pagewood.server.ollama import embeddings, fields, models
 from pagewood.server.ollama.errors import OllamaError
 from pagewood.server.ollama.format import ChatLine, OllamaFormat, TextLine
 from pagewood.server.operations import Operation
@@ -23,6 +23,7 @@ from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
 from pagewood.server.status import EngineState
 from pagewood.server.tools import Tools
+from pagewood.server.vectors.collect import respond
 
 OLLAMA_VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients compare it before they use a field."""
@@ -74,6 +75,30 @@ class OllamaEndpoints:
                 error=OllamaError,
             ),
             Operation(
+                name="OllamaEmbed",
+                tag=TAG,
+                method="POST",
+                path="/api/embed",
+                endpoint=self.embed,
+                body=embeddings.OllamaEmbedRequest,
+                example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
+                ignored=embeddings.IGNORED,
+                answer=embeddings.OllamaEmbeddings,
+                error=OllamaError,
+            ),
+            Operation(
+                name="OllamaEmbeddings",
+                tag=TAG,
+                method="POST",
+                path="/api/embeddings",
+                endpoint=self.embeddings,
+                body=embeddings.OllamaEmbeddingsRequest,
+                example={"model": name, "prompt": "What is 12 + 7?"},
+                ignored=embeddings.IGNORED,
+                answer=embeddings.OllamaEmbedding,
+                error=OllamaError,
+            ),
+            Operation(
                 name="OllamaShow",
                 tag=TAG,
                 method="POST",
@@ -114,6 +139,19 @@ class OllamaEndpoints:
         said = fields.parse_generate(await self._body(request))
         prompt = fields.generate_prompt(said) if said.prompt else None
         return self._respond(request, said, prompt, prompt_param="prompt")
+
+    async def embed(self, request: Request) -> ASGIApp:
+        """Return the vectors of texts."""
+        said = embeddings.parse_embed(await self._body(request))
+        model, exchange = self._vector_model(said), exchange_of(request.scope)
+        work = embeddings.embed(said, self.service.recipe, model, started_s=exchange.started_s)
+        return respond(self.service.live, work, names=names_of(request, exchange.request_id))
+
+    async def embeddings(self, request: Request) -> ASGIApp:
+        """Return the vector of one text."""
+        said = embeddings.parse_embeddings(await self._body(request))
+        work = embeddings.embeddings(said, self.service.recipe, self._vector_model(said))
+        return respond(self.service.live, work, names=names_of(request, exchange_of(request.scope).request_id))
 
     async def tags(self, request: Request) -> Response:
         """List the one model."""
@@ -183,9 +221,17 @@ class OllamaEndpoints:
             stop=() if said.options is None else tuple(said.options.stop or ()),
             is_chat=isinstance(prompt, wire.ChatPrompt),
             tools=tools,
+            param_names={"max_tokens": "options.num_predict"},
             stream=streams,
         )
         return self.service.generate(generation, model, names=names_of(request, exchange.request_id), format=format)
+
+    def _vector_model(self, said: embeddings.OllamaEmbedRequest | embeddings.OllamaEmbeddingsRequest) -> wire.Model:
+        """Return the loaded model, for vectors."""
+        model = self.service.model(self._own_name(said.model))
+        if said.options is not None:
+            said.options.check(max_length=model.max_length)
+        return model
 
     def _own_name(self, name: str) -> str:
         """Return the name of a model without the tag that Ollama gives to models without one."""

@@ -16,7 +16,7 @@ from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.sampling import chosen
 from pagewood.server.structured import ANY_OBJECT, Constraint, constrained
 from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools
-from pagewood.server.validation import kind, parse
+from pagewood.server.validation import WHOLE, kind, parse
 
 IGNORED = frozenset(
     {
@@ -70,7 +70,7 @@ class CommonFields(Strict):
     think: Annotated[Any, BeforeValidator(_think, bool | Literal["low", "medium", "high"] | None)] = None
     """Whether the model reasons before it answers, or how much."""
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
 
 class OllamaGenerateRequest(CommonFields):
@@ -87,7 +87,7 @@ class OllamaCalledFunction(Strict):
 
     name: str
     arguments: dict[str, Any]
-    index: int | None = None
+    index: Annotated[int, WHOLE] | None = None
     """Answers have it, and clients send it back."""
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
 from pagewood.server.sampling import INT32_MAX, MAX_STOPS
-from pagewood.server.validation import asks_for_nothing, describe_unused
+from pagewood.server.validation import WHOLE, asks_for_nothing, describe_unused
 
 IGNORED = frozenset(
     {
@@ -52,21 +52,21 @@ class OllamaOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_describe)
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     """Below 0: another one in each request."""
-    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), WHOLE] | None = None
     """At most 0: as many tokens as fit."""
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=0)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=0), WHOLE] | None = None
     """-1: penalties count the whole text, as they always do here. 0: there are none."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    num_ctx: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
 
     def check(self, *, max_length: int) -> None:
         """Check that the model's texts may be as long as the request wants.

@@ -20,12 +20,10 @@ from pagewood.server.openai.messages import Message, ToolsFields
 from pagewood.server.openai.stream import ChunkStream, ChunkUsage
 from pagewood.server.reasoning import reasoning_kwargs
 from pagewood.server.tools import Tools
-from pagewood.server.validation import parse
+from pagewood.server.validation import WHOLE, parse
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     # OpenAI
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "web_search_options": (None,),
@@ -48,9 +46,9 @@ class ChatRequest(GenerationFields, ToolsFields):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
     # Beyond OpenAI's API: what the chat template gets, and what is shown of an answer.
     documents: list[dict[str, Any]] | None = None
@@ -94,6 +92,7 @@ def extent(request: ChatRequest) -> Extent:
     num = request.n or 1
     return Extent(
         max_tokens=max_tokens(request),
+        max_tokens_param="max_completion_tokens" if request.max_tokens is None else None,
         num_answers=num,
         num_choices=num,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -153,6 +152,7 @@ class _Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: tuple[_CallDelta, ...] | None = None
+    function_call: _FunctionDelta | None = None
 
 
 class _ChunkChoice(msgspec.Struct, frozen=True):
@@ -190,6 +190,7 @@ class _Message(msgspec.Struct, frozen=True):
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: tuple[_Call, ...] | msgspec.UnsetType = msgspec.UNSET
+    function_call: _Function | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -225,6 +226,8 @@ class ChatFormat:
     prompt_logprobs: int | None = None
     """Alternatives for each prompt token; None: the answer has no such field."""
     shows_reasoning: bool = True
+    has_old_form: bool = False
+    """Whether a call is `function_call`, which has room for the first one of an answer only."""
 
     media_type: ClassVar[str] = EVENTS
 
@@ -247,16 +250,22 @@ class ChatFormat:
             if not self.shows_reasoning:
                 return None
             delta = _Delta(reasoning_content=part.text)
-        elif part.kind == "tool_call":
-            begin = _FunctionDelta(name=part.text, arguments="")
-            delta = _Delta(tool_calls=(_CallDelta(part.index, begin, part.id or new_call_id(), "function"),))
         else:
-            delta = _Delta(tool_calls=(_CallDelta(part.index, _FunctionDelta(part.text)),))
+            is_new = part.kind == "tool_call"
+            function = _FunctionDelta(name=part.text, arguments="") if is_new else _FunctionDelta(part.text)
+            if self.has_old_form:
+                if part.index:
+                    return None
+                delta = _Delta(function_call=function)
+            elif is_new:
+                delta = _Delta(tool_calls=(_CallDelta(part.index, function, part.id or new_call_id(), "function"),))
+            else:
+                delta = _Delta(tool_calls=(_CallDelta(part.index, function),))
         return self._chunk(_ChunkChoice(index, delta), usage)
 
     def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
         """Return the chunk with the reason why the message ended."""
-        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=reason), usage)
+        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=self._reason(reason)), usage)
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices."""
@@ -269,7 +278,7 @@ class ChatFormat:
                 index,
                 self._message(choice),
                 chat_logprobs(choice.tokens) if self.logprobs else None,
-                "tool_calls" if choice.has_called else choice.finish,
+                self._reason("tool_calls" if choice.has_called else choice.finish),
             )
             for index, choice in enumerate(choices)
         )
@@ -279,13 +288,17 @@ class ChatFormat:
             completion = msgspec.structs.replace(completion, prompt_logprobs=prompt)
         return msgspec.json.encode(completion)
 
+    def _reason(self, reason: str) -> str:
+        return "function_call" if reason == "tool_calls" and self.has_old_form else reason
+
     def _message(self, choice: Choice) -> _Message:
         calls = tuple(_Call(call.id, _Function(call.name, call.arguments)) for call in choice.calls)
         return _Message(
             "assistant",
             None if calls and not choice.text else choice.text,
             reasoning_content=choice.reasoning if choice.reasoning and self.shows_reasoning else msgspec.UNSET,
-            tool_calls=calls or msgspec.UNSET,
+            tool_calls=calls if calls and not self.has_old_form else msgspec.UNSET,
+            function_call=calls[0].function if calls and self.has_old_form else msgspec.UNSET,
         )
 
     def _chunk(self, choice: _ChunkChoice, usage: ChunkUsage) -> bytes:

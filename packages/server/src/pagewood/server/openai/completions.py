@@ -28,7 +28,7 @@ from pagewood.server.openai.fields import (
 )
 from pagewood.server.openai.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.openai.stream import ChunkStream, ChunkUsage
-from pagewood.server.validation import kind, parse
+from pagewood.server.validation import WHOLE, integers, kind, parse
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
@@ -53,19 +53,17 @@ def parse_prompts(value: Any) -> Texts | TokenLists:
     items = cast("list[Any]", value)
     if all(isinstance(item, str) for item in items):
         return items
-    if _is_ids(items):
-        return [items]
-    if all(isinstance(item, list) and _is_ids(cast("list[Any]", item)) for item in items):
-        return items
+    one = integers(items)
+    if one is not None:
+        return [one]
+    many = [found for item in items if (found := integers(item)) is not None]
+    if len(many) == len(items):
+        return many
     raise ValueError("expected an array of strings, of token ids, or of arrays of token ids")
 
 
 def _got(value: Any) -> str:
     return "" if isinstance(value, list) else f", but got {kind(value)} instead"
-
-
-def _is_ids(items: list[Any]) -> bool:
-    return set(map(type, items)) <= {int}  # a boolean is not an id
 
 
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -78,11 +76,11 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[Any, BeforeValidator(parse_prompts, _Prompts)]
     echo: bool | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     """0, together with `echo`, shows the prompt alone: with `logprobs`, this scores a text."""
     logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
     """OpenAI allows 5 at most."""
-    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
 
 
 def parse_completion(body: bytes) -> CompletionRequest:

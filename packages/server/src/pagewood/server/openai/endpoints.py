@@ -13,13 +13,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pagewood.server import wire
+from pagewood.server.anthropic.errors import AnthropicError
+from pagewood.server.anthropic.models import (
+    VERSION,
+    AnthropicModel,
+    AnthropicModelList,
+    described,
+    is_anthropic,
+    page,
+)
 from pagewood.server.beams import BeamResponse
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import Format
 from pagewood.server.live import new_request_id
 from pagewood.server.openai import beams, chat, completions, fields
 from pagewood.server.openai.messages import tools_of
-from pagewood.server.operations import Operation
+from pagewood.server.operations import Operation, OtherForm
 from pagewood.server.priority import PriorityRequest, parse_priority
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
@@ -108,7 +117,15 @@ class OpenAIEndpoints:
                 example={"priority": 5},
                 answer=ChangedRequest,
             ),
-            Operation(name="Models", tag=TAG, method="GET", path="/v1/models", endpoint=self.models, answer=ModelList),
+            Operation(
+                name="Models",
+                tag=TAG,
+                method="GET",
+                path="/v1/models",
+                endpoint=self.models,
+                answer=ModelList,
+                other_form=OtherForm(header=VERSION, answer=AnthropicModelList, error=AnthropicError),
+            ),
             Operation(
                 name="Model",
                 tag=TAG,
@@ -116,6 +133,7 @@ class OpenAIEndpoints:
                 path="/v1/models/{name:path}",
                 endpoint=self.model,
                 answer=ModelObject,
+                other_form=OtherForm(header=VERSION, answer=AnthropicModel, error=AnthropicError),
                 statuses=(404,),
             ),
         ]
@@ -134,6 +152,7 @@ class OpenAIEndpoints:
             logprobs=extent.logprobs is not None,
             prompt_logprobs=said.prompt_logprobs,
             shows_reasoning=said.include_reasoning is not False,
+            has_old_form=said.has_old_form,
         )
         prompts = [chat.prompt(said, tools)]
         return self._respond(request, said, model, prompts, extent, format, tools=tools, is_chat=True)
@@ -164,12 +183,17 @@ class OpenAIEndpoints:
         return json_response(msgspec.json.encode(ChangedRequest(name, priority)))
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
+        """List the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
+        if is_anthropic(request):
+            return json_response(msgspec.json.encode(page(self.service, request)))
         return json_response(msgspec.json.encode(ModelList(data=(self._model_object(),))))
 
     async def model(self, request: Request) -> Response:
-        """Describe the one model."""
+        """Describe the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
+        is_theirs = is_anthropic(request)
         self.service.check_name(request.path_params["name"])
+        if is_theirs:
+            return json_response(msgspec.json.encode(described(self.service)))
         return json_response(msgspec.json.encode(self._model_object()))
 
     def _respond(
@@ -211,6 +235,7 @@ class OpenAIEndpoints:
             is_scoring=extent.is_scoring,
             is_chat=is_chat,
             tools=tools,
+            param_names={} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param},
             priority=said.priority or 0,
             namespace=said.cache_salt or None,
             stream=bool(said.stream),

@@ -22,7 +22,7 @@ from pagewood.engine.api import (
 from pagewood.server.errors import ApiError
 from pagewood.server.sampling import INT32_MAX, MAX_STOPS, chosen
 from pagewood.server.structured import StructuredFields
-from pagewood.server.validation import kind
+from pagewood.server.validation import WHOLE, kind
 
 MAX_STOP_EXPRESSIONS = 4
 """They are compiled in the HTTP process and in the detokenizer, a few milliseconds each."""
@@ -169,8 +169,8 @@ def false_as_null(value: Any) -> Any:
 
 
 # What these validators accept, for the schemas of bodies.
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None
 _String = Annotated[str, Field(min_length=1)]
 _Stops = _String | Annotated[list[_String], Field(max_length=MAX_STOPS)] | None
 _Expressions = _String | Annotated[list[_String], Field(max_length=MAX_STOP_EXPRESSIONS)] | None
@@ -223,10 +223,10 @@ class StreamOptions(BaseModel):
 class SamplingFields(StructuredFields):
     """Fields that choose tokens and end the answer."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops, _Stops)] = Field(default_factory=list[str])
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -234,10 +234,10 @@ class SamplingFields(StructuredFields):
         default_factory=list[tuple[int, float]]
     )
     """From an object whose keys are token ids."""
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
 
     # Beyond OpenAI's API; OpenAI's clients send these with `extra_body`.
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
     """-1 and 0 both switch the filter off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -248,7 +248,7 @@ class SamplingFields(StructuredFields):
     )
     """From names, and objects with a name and arguments."""
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
     logprobs_kind: Literal["raw", "processed"] | None = None
@@ -262,7 +262,7 @@ class GenerationFields(SamplingFields):
     stream_options: StreamOptions | None = None
 
     # Beyond OpenAI's API, too.
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
     """Requests share cached prefixes only with requests that have the same one."""
     prompt_logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
@@ -277,6 +277,8 @@ class Extent:
 
     max_tokens: int | None
     """Longest answer; None: as many tokens as fit."""
+    max_tokens_param: str | None = None
+    """The client's name of that field; None: `max_tokens`."""
     num_answers: int = 1
     """Computed for each prompt."""
     num_choices: int = 1

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.errors import ApiError
 from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS, Function, Tools, check_known
-from pagewood.server.validation import kind
+from pagewood.server.validation import WHOLE, kind
 
 
 def text_of(content: Any) -> str | None:
@@ -66,19 +66,24 @@ class CallMessage(_Strict):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
+    index: Annotated[int, WHOLE] | None = None
     """Clients that put streams together send it back."""
+
+
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+"""Roles that chat templates know by another word."""
 
 
 class Message(_Strict):
     """One message. Fields that only answers have are accepted if they are empty: clients send answers back."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(text_of, str | list[TextPart | RefusalPart] | None)] = None
     name: str | None = None
     refusal: str | None = None
     audio: None = None
-    function_call: None = None
+    function_call: CalledFunction | None = None
+    """The only call of an earlier answer, in the form that goes with `functions`."""
     tool_calls: list[CallMessage] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -96,7 +101,11 @@ class Message(_Strict):
             raise _missing(f"{param}.content")
         if self.role == "tool" and self.tool_call_id is None:
             raise _missing(f"{param}.tool_call_id")
-        for name in ("tool_calls", "refusal", "reasoning_content", "reasoning"):
+        if self.role == "function" and self.name is None:
+            raise _missing(f"{param}.name")
+        if self.tool_calls and self.function_call is not None:
+            raise _both(f"{param}.tool_calls", f"{param}.function_call")
+        for name in ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning"):
             if getattr(self, name) and not is_assistant:
                 raise _misplaced(f"{param}.{name}", "assistant")
         if self.tool_call_id is not None and self.role != "tool":
@@ -104,28 +113,38 @@ class Message(_Strict):
 
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form that chat templates read."""
-        # "developer" is the newer word for "system"; chat templates know the older word.
         found: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
+            "role": _TEMPLATE_ROLES.get(self.role, self.role),
             "content": self.refusal or "" if self.content is None else self.content,
         }
         if self.name is not None:
             found["name"] = self.name
-        if self.tool_calls:
+        calls = [(call.id, call.function) for call in self.tool_calls or ()]
+        if self.function_call is not None:
+            calls = [(_call_id(self.function_call.name), self.function_call)]
+        if calls:
             found["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.arguments},
-                }
-                for call in self.tool_calls
+                {"id": id, "type": "function", "function": {"name": called.name, "arguments": called.arguments}}
+                for id, called in calls
             ]
-        if self.tool_call_id is not None:
+        if self.role == "function":
+            found["tool_call_id"] = _call_id(self.name or "")
+        elif self.tool_call_id is not None:
             found["tool_call_id"] = self.tool_call_id
         reasoning = self.reasoning_content or self.reasoning
         if reasoning:
             found["reasoning_content"] = reasoning
         return found
+
+
+def _call_id(name: str) -> str:
+    """Return the id that ties the result of a `function_call` to it: such a call has none."""
+    return f"call_{name}"
+
+
+def _both(first: str, second: str) -> ApiError:
+    message = f"'{first}' and '{second}' cannot both be sent."
+    return ApiError(message, param=second, code="invalid_value")
 
 
 def _missing(param: str) -> ApiError:
@@ -195,31 +214,55 @@ def _choice(value: Any) -> Any:
             )
 
 
+def _function_choice(value: Any) -> Any:
+    """Return a choice in the form that pydantic reads."""
+    if value is None or value in ("none", "auto"):
+        return value
+    if isinstance(value, dict):
+        return NamedFunction.model_validate(value)
+    raise ValueError("expected 'none', 'auto', or an object with the name of a function")
+
+
 class ToolsFields(BaseModel):
-    """The fields of a request about tools."""
+    """The fields of a request about tools; those of an older form ask for answers with `function_call`."""
 
     tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None, BeforeValidator(_choice)
     ] = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionFields], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: Annotated[Literal["none", "auto"] | NamedFunction | None, BeforeValidator(_function_choice)] = None
+
+    @property
+    def has_old_form(self) -> bool:
+        """Whether answers have `function_call` instead of `tool_calls`."""
+        return bool(self.functions)
 
 
 def tools_of(fields: ToolsFields) -> Tools | None:
     """Return the functions of a request; None: it has none.
 
     Raises:
-        ApiError: two functions have one name, or the choice names a function that the request does not have.
+        ApiError: two functions have one name, the choice names a function that the request does not have, or the fields
+            of both forms were sent.
     """
-    functions = [
-        Function(
-            name=tool.function.name,
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-        )
-        for tool in fields.tools or ()
-    ]
+    if fields.has_old_form:
+        for name in ("tools", "tool_choice"):
+            if getattr(fields, name) is not None:
+                raise _both(name, "functions")
+        match fields.function_call:
+            case NamedFunction(name=name):
+                choice = "required"
+            case word:
+                choice, name = word or "auto", None
+        functions = tuple(map(_function, fields.functions or ()))
+        tools = Tools(functions=functions, choice=choice, name=name, parallel=False, param="functions")
+        return tools.checked(choice_param="function_call")
+    if isinstance(fields.function_call, NamedFunction):
+        message = "The 'function_call' parameter is only allowed when 'functions' are specified."
+        raise ApiError(message, param="function_call", code="invalid_value")
+    functions = [_function(tool.function) for tool in fields.tools or ()]
     parallel = fields.parallel_tool_calls is not False
     choice, name = "auto", None
     match fields.tool_choice:
@@ -235,3 +278,7 @@ def tools_of(fields: ToolsFields) -> Tools | None:
         case None:
             pass
     return Tools(functions=tuple(functions), choice=choice, name=name, parallel=parallel).checked()
+
+
+def _function(said: FunctionFields) -> Function:
+    return Function(name=said.name, description=said.description, parameters=said.parameters, strict=bool(said.strict))

@@ -139,6 +139,7 @@ class ResponsesEndpoints:
             bad_words=tuple(said.bad_words),
             is_chat=True,
             tools=offered.tools,
+            param_names={"max_tokens": "max_output_tokens"},
             priority=said.priority or 0,
             namespace=said.cache_salt or None,
             stream=bool(said.stream),

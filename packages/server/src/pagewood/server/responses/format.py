@@ -64,7 +64,7 @@ class ResponsesFormat:
                     cached_tokens=usage.prompt_tokens_details.cached_tokens
                 ),
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=objects.OutputTokensDetails(reasoning_tokens=choice.num_tokens("reasoning")),
+                output_tokens_details=objects.OutputTokensDetails(reasoning_tokens=usage.num_reasoning_tokens),
                 total_tokens=usage.total_tokens,
             ),
         )

@@ -12,7 +12,7 @@ from pagewood.server.openai.fields import INT32_MAX, GenerationFields
 from pagewood.server.responses.items import Item
 from pagewood.server.structured import JsonSchemaFormat, ResponseFormat
 from pagewood.server.tools import MAX_NAME_LENGTH, MAX_TOOLS
-from pagewood.server.validation import kind, parse
+from pagewood.server.validation import WHOLE, kind, parse
 
 NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     # OpenAI's Responses
@@ -152,8 +152,8 @@ class ResponsesRequest(GenerationFields):
     input: Annotated[str | list[dict[str, Any]], BeforeValidator(_input, _Items)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     include: Annotated[list[str], BeforeValidator(_included, list[_Includable])] | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
@@ -166,7 +166,7 @@ class ResponsesRequest(GenerationFields):
 
     # Only repeated in the answer. `max_tool_calls` limits tools that the server runs, and it runs none.
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], _Label], Field(max_length=16)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = None
     prompt_cache_key: _Label | None = None
     safety_identifier: _Label | None = None
     user: _Label | None = None

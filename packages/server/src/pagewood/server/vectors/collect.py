@@ -56,6 +56,21 @@ class Work:
     render: Render
 
 
+def respond(live: LiveRequests, work: Work, *, names: frozenset[str]) -> CollectedResponse:
+    """Submit what an HTTP request asks for, and return the response that will send the answer.
+
+    Args:
+        live: the requests that the server holds.
+        work: what is asked for.
+        names: by which the client may refer to the HTTP request.
+
+    Raises:
+        ApiError: the server holds too many requests.
+    """
+    group = live.submit(work.requests, prompt_param=work.prompt_param, names=names)
+    return CollectedResponse(live=live, group=group, num_requests=len(work.requests), render=work.render)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedResponse:
     """An ASGI response that is sent when all requests of a group have ended. The group is closed in every case."""

@@ -18,7 +18,7 @@ from pagewood.server.errors import ApiError
 from pagewood.server.live import new_request_id
 from pagewood.server.openai.completions import parse_prompts, prompt_of
 from pagewood.server.openai.fields import IGNORED, INT32_MAX, TokenId
-from pagewood.server.validation import parse
+from pagewood.server.validation import WHOLE, parse
 from pagewood.server.vectors.collect import Collected, PromptUsage, Work
 
 MAX_INPUTS = 2048
@@ -53,10 +53,10 @@ class EmbeddingRequest(BaseModel):
     model: str
     input: Annotated[Any, BeforeValidator(parse_prompts, _Inputs)]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     prompt_name: str | None = None
     """Which of the prompts of the model's folder goes before each text; an addition to OpenAI's API."""
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

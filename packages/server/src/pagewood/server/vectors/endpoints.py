@@ -12,7 +12,7 @@ from pagewood.server.openai.fields import IGNORED
 from pagewood.server.operations import Operation
 from pagewood.server.service import Service, names_of
 from pagewood.server.vectors import embeddings, rerank
-from pagewood.server.vectors.collect import CollectedResponse, Work
+from pagewood.server.vectors.collect import Work, respond
 
 TAG = "Vectors"
 
@@ -91,6 +91,4 @@ class VectorEndpoints:
         return self._collect(request, work, answer_id)
 
     def _collect(self, request: Request, work: Work, answer_id: str) -> ASGIApp:
-        live = self.service.live
-        group = live.submit(work.requests, prompt_param=work.prompt_param, names=names_of(request, answer_id))
-        return CollectedResponse(live=live, group=group, num_requests=len(work.requests), render=work.render)
+        return respond(self.service.live, work, names=names_of(request, answer_id))

@@ -15,7 +15,7 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.live import new_request_id
 from pagewood.server.openai.fields import IGNORED, INT32_MAX
-from pagewood.server.validation import kind, parse
+from pagewood.server.validation import WHOLE, kind, parse
 from pagewood.server.vectors.collect import Collected, PromptUsage, Work
 from pagewood.server.vectors.embeddings import vector_request
 
@@ -32,7 +32,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields of other servers that are not supported -> the values that ask for nothing, which are accepted."""
 
-_Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None
+_Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None
 
 
 def _documents(value: Any) -> list[str]:
@@ -77,7 +77,7 @@ class RerankRequest(BaseModel):
     model: str
     query: str
     documents: Annotated[list[str], BeforeValidator(_documents, _Documents)]
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Annotated[int, Field(ge=1), WHOLE] | None = None
     return_documents: bool | None = None
     instruct: str | None = None
     """What a reranker is asked about the query, as in SGLang."""

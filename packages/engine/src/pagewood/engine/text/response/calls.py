@@ -300,9 +300,11 @@ def _streamed(
             emit("}")
             return
         key = hit.found.groups.get("key", "").strip()
-        types = book.functions.types(name, key)
+        declared = hit.found.groups.get("string")
+        types = ("string",) if declared == "true" else () if declared else book.functions.types(name, key)
+        is_json = declared == "false" or parameters.is_json
         head = f"{separator}{json_text(key)}: "
-        if types == ("string",) or (not types and not parameters.is_json):
+        if types == ("string",) or not (types or is_json):
             emit(f'{head}"')
             yield from until(source, inside, lambda text: emit(escaped(text)))
             emit('"')
@@ -310,12 +312,12 @@ def _streamed(
             pieces: list[str] = []
             if (yield from until(source, inside, pieces.append)) is None:
                 continue  # a value that is not a text must be complete
-            emit(head + _converted("".join(pieces), types, parameters))
+            emit(head + _converted("".join(pieces), types, is_json=is_json))
         separator = ", "
 
 
-def _converted(text: str, types: tuple[str, ...], parameters: Parameters) -> str:
-    if not types and parameters.is_json:
+def _converted(text: str, types: tuple[str, ...], *, is_json: bool) -> str:
+    if not types and is_json:
         value = any_json(text)
         return json_text(value) if value is not None or text.strip() == "null" else json_text(text.strip())
     return json_of(text, types)
@@ -331,7 +333,9 @@ def _collected(
     pairs = _lines(text, parameters) if parameters.whole is None else _tags(text, parameters)
     values: dict[str, list[str]] = {}
     for key, value in pairs:
-        values.setdefault(key, []).append(_converted(value, book.functions.types(name, key), parameters))
+        values.setdefault(key, []).append(
+            _converted(value, book.functions.types(name, key), is_json=parameters.is_json)
+        )
     members: list[str] = []
     for key, found in values.items():
         value = f"[{', '.join(found)}]" if parameters.merges and len(found) > 1 else found[-1]

@@ -14,6 +14,7 @@ Beyond version 1, a template may have these keys, which transformers does not kn
 - `as` of a field: the part of the message that it is, so that there can be several ways to write one.
 - `bare` of a field: calls may also begin the answer without `open`, if there are tools with their names.
 - `content: "pythonic"`: calls `[f(a=1), g(b="x")]`.
+- A group `string` in a `tag_pattern`: the parameter says itself whether its value is a text ("true") or JSON ("false").
 - `write` of a field of calls: the texts that a model writes around names and arguments, for grammars (see `Writing`).
 - Fields with `content` json or pythonic may lack a close: then they end with their value.
 """
@@ -104,7 +105,8 @@ class Writing:
     """The texts that a model writes around calls; in `call`, `{name}` stands for the name, `{index}` for a number.
 
     All calls: `begin`, the calls with `between` them, `end`; `lead` may come before. A call: `call`, the arguments,
-    `call_end`. Parameters, if they are written one by one: `parameter` with `{key}`, the value, `parameter_end`.
+    `call_end`. Parameters, if they are written one by one: `parameter` with `{key}`, the value, `parameter_end`; in
+    `parameter`, `{string}` stands for true if the value is a text, and for false if it is JSON.
     """
 
     lead: str = ""
@@ -435,6 +437,8 @@ def _parameters(given: Fields, where: str, content: str) -> Parameters | None:
         names = tuple(whole.groupindex)
     else:
         whole = None
+    if "string" in names and whole is not None:
+        raise ValueError(f"{where} must have (?P<value>.*?) between two texts, if it has a group named string")
     if "key" not in names:
         raise ValueError(f"{where} must have a group named key, got {given.get('tag_pattern')!r:.100}")
     if whole is not None:

@@ -160,11 +160,26 @@ def _arguments(field: Field, writing: Writing, schema: Schema, lark: _Lark) -> s
             value = '("True" | "False")' if list(types_of(inner, schema)) == ["boolean"] else lark.json(inner, schema)
             members.append((f"{lark.literal(writing.parameter.replace('{key}', key))} {value}", is_required))
         else:
-            opening = lark.literal(writing.parameter.replace("{key}", key))
-            members.append((f"{opening} {_text_value(inner, schema, writing.parameter_end, lark)}", is_required))
+            members.append((_parameter(key, inner, schema, writing, lark), is_required))
     if field.content == "pythonic":
         return lark.separated(members, ", ")
     return " ".join(body if is_required else f"({body})?" for body, is_required in members)
+
+
+def _parameter(key: str, schema: object, root: Schema, writing: Writing, lark: _Lark) -> str:
+    """Return a parameter that is written with its key before it and its end behind it."""
+    opening, end = writing.parameter.replace("{key}", key), writing.parameter_end
+    if "{string}" not in opening:
+        return f"{lark.literal(opening)} {_text_value(schema, root, end, lark)}"
+    types = set(types_of(schema, root))
+    forms: list[str] = []
+    if not types or "string" in types:
+        text = _text_value(schema, root, end, lark)
+        forms.append(f"{lark.literal(opening.replace('{string}', 'true'))} {text}")
+    if types != {"string"}:
+        value = f"{lark.json(schema, root)} {lark.literal(end)}"
+        forms.append(f"{lark.literal(opening.replace('{string}', 'false'))} {value}")
+    return lark.rule(" | ".join(forms))
 
 
 def _text_value(schema: object, root: Schema, end: str, lark: _Lark) -> str:
@@ -380,6 +395,8 @@ def _derived(field: Field, functions: Sequence[Function]) -> Writing | None:
 def _derived_parameters(field: Field, opening: str, closing: str) -> Writing | None:
     parameters = field.parameters
     if parameters is None or parameters.open is None or parameters.close is None:
+        return None
+    if "string" in parameters.open.names:
         return None
     return Writing(
         call=opening, call_end=closing,
