@@ -1,9 +1,9 @@
 """Measures the engine on a GPU: `python benchmarks/gpu.py`; prints one table in under eight minutes and records it.
 
 The model has the shape of Llama 3.1 8B and random weights made on the device. The script measures decoding as a share
-of the memory roofline and prefill as a share of the matrix peak, both in the same run; the share of time in which the
-device is idle; the first token of a long prompt; and `transformers` on the same device. `--stand-in` runs a tiny model
-on the CPU with stand-ins, to test the script.
+of the memory roofline and prefill as a share of the matrix peak, both in the same run; what it costs to verify drafts;
+the share of time in which the device is idle; the first token of a long prompt; and `transformers` on the same device.
+`--stand-in` runs a tiny model on the CPU with stand-ins, to test the script.
 """
 
 # pyright: basic
@@ -30,8 +30,8 @@ from on_gpu.engine import first_token_seconds, idle_share
 from on_gpu.limits import Limits, measure_limits
 from on_gpu.peer import Peer
 from on_gpu.record import Record, Row, markdown, write
-from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds
-from on_gpu.subject import LLAMA_8B, TINY, Plan, Subject, make_subject
+from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds, shares_pages
+from on_gpu.subject import LLAMA_8B, NUM_DRAFTS, TINY, Plan, Subject, make_subject
 from pagewood.engine.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
@@ -124,6 +124,10 @@ def measure_steps(measurements: Measurements, subject: Subject, limits: Limits) 
     for context, batch in itertools.product(subject.plan.contexts, subject.plan.batches):
         row = Row(name=f"decode, {batch} at {context} tokens", at_least=DECODE_TARGETS.get(batch))
         measurements.add(row, partial(_decode, row, subject, limits, batch, context))
+    for batch in subject.plan.batches:
+        context = subject.plan.contexts[0]
+        row = Row(name=f"decode with {NUM_DRAFTS} drafts each, {batch} at {context} tokens")
+        measurements.add(row, partial(_verify, row, subject, batch, context))
     for size in subject.plan.prefills:
         row = Row(name=f"prefill, {size} tokens", at_least=PREFILL_TARGETS.get(size))
         measurements.add(row, partial(_prefill, row, subject, limits, size))
@@ -131,8 +135,15 @@ def measure_steps(measurements: Measurements, subject: Subject, limits: Limits) 
 
 def _decode(row: Row, subject: Subject, limits: Limits, batch: int, context: int) -> Row:
     seconds = decode_seconds(subject, batch, context)
-    share = decode_bytes(subject, batch, context) / limits.bytes_per_s / seconds
-    return replace(row, value=seconds * 1e3, unit="ms a step", share=share, note=f"{batch / seconds:.0f} tokens/s")
+    row = replace(row, value=seconds * 1e3, unit="ms a step", note=f"{batch / seconds:.0f} tokens/s")
+    if shares_pages(subject, batch, context):  # they are read once for several requests, so bytes are not known
+        return replace(row, at_least=None, note=f"{row.note}; requests share pages, more do not fit")
+    return replace(row, share=decode_bytes(subject, batch, context) / limits.bytes_per_s / seconds)
+
+
+def _verify(row: Row, subject: Subject, batch: int, context: int) -> Row:
+    plain, seconds = (decode_seconds(subject, batch, context, num_drafts=count) for count in (0, NUM_DRAFTS))
+    return replace(row, value=seconds * 1e3, unit="ms a step", note=f"{seconds / plain:.2f} times one without drafts")
 
 
 def _prefill(row: Row, subject: Subject, limits: Limits, size: int) -> Row:
@@ -182,7 +193,7 @@ def kernels_of(plan: Plan) -> KernelNeeds:
     """Return the attention kernels that the measured model needs."""
     model = plan.model
     group = model.num_heads // model.num_kv_heads
-    return KernelNeeds(dtype=plan.dtype, head_dim=model.head_dim, group=group, has_windows=(False,))
+    return KernelNeeds(dtype=plan.dtype, head_dim=model.head_dim, group=group, has_windows=(False,), verifies=True)
 
 
 def _versions() -> dict[str, str]:

@@ -15,18 +15,24 @@ from pagewood.engine.core.sampling import SamplingArrays
 _WARM_UP = 3  # steps to warm up
 
 
-def decode_seconds(subject: Subject, batch: int, context: int) -> float:
+def decode_seconds(subject: Subject, batch: int, context: int, *, num_drafts: int = 0) -> float:
     """Return the seconds of a step that decodes `batch` requests of `context` tokens, two steps in flight.
 
-    Every request has last pages of its own. If there are too few full pages, requests share them. They are still far
-    larger than the device's cache, so that each read comes from memory.
+    Every request has last pages of its own. If there are too few full pages, requests share them (`shares_pages`).
+
+    Args:
+        subject: what is measured.
+        batch: requests.
+        context: tokens of each request before the first step.
+        num_drafts: tokens that a step drafts and verifies for each request; the runner must accept all of them, so that
+            the next step begins behind them.
     """
-    num_steps = subject.plan.num_steps
-    pages = row_pages(batch, context, num_steps + _WARM_UP, subject.num_pages)
+    num_steps, width = subject.plan.num_steps, 1 + num_drafts
+    pages = row_pages(batch, context, (num_steps + _WARM_UP) * width, subject.num_pages)
     last = None
     start_s = perf_counter()
     for number in range(num_steps + _WARM_UP):
-        step = decode_batch(batch, context + number, pages if number == 0 else None)
+        step = decode_batch(batch, context + number * width, pages if number == 0 else None, width=width)
         handle = subject.runner.launch(step)
         if last is not None:
             last.wait()
@@ -37,6 +43,12 @@ def decode_seconds(subject: Subject, batch: int, context: int) -> float:
     if last is not None:
         last.wait()
     return (perf_counter() - start_s) / num_steps
+
+
+def shares_pages(subject: Subject, batch: int, context: int) -> bool:
+    """Return whether there are too few pages for `batch` requests of `context` tokens, so that some are read twice."""
+    num_own = -(-(context + subject.plan.num_steps + _WARM_UP) // PAGE_SIZE)
+    return batch * num_own > subject.num_pages
 
 
 def decode_bytes(subject: Subject, batch: int, context: int) -> int:
@@ -80,16 +92,17 @@ def row_pages(batch: int, context: int, num_more: int, num_pages: int) -> Int32:
     return np.concatenate([order[places], own], 1)
 
 
-def decode_batch(batch: int, position: int, pages: Int32 | None) -> Batch:
-    """Return a step of one token per row at `position`; the first step also passes `pages`."""
+def decode_batch(batch: int, position: int, pages: Int32 | None, *, width: int = 1) -> Batch:
+    """Return a step of the token at `position` and `width - 1` drafts per row; the first step also passes `pages`."""
     rows = np.arange(batch, dtype=np.int32)
     if pages is None:
-        return _batch(rows, _full(batch, position), _full(batch, 1))
+        return _batch(rows, _full(batch, position), _full(batch, width), num_promised=width)
     num_columns = pages.shape[1]
     return _batch(
         rows,
         _full(batch, position),
-        _full(batch, 1),
+        _full(batch, width),
+        num_promised=width,
         pages=(np.repeat(rows, num_columns), np.tile(np.arange(num_columns, dtype=np.int32), batch), pages.ravel()),
         tokens=(rows, _full(batch, position), _full(batch, 1)),
     )
@@ -112,12 +125,20 @@ _Columns = tuple[Int32, Int32, Int32]
 _NONE: _Columns = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))
 
 
-def _batch(rows: Int32, starts: Int32, counts: Int32, *, pages: _Columns = _NONE, tokens: _Columns = _NONE) -> Batch:
+def _batch(
+    rows: Int32,
+    starts: Int32,
+    counts: Int32,
+    *,
+    num_promised: int = 1,
+    pages: _Columns = _NONE,
+    tokens: _Columns = _NONE,
+) -> Batch:
     size = len(rows)
     return Batch(
         page_rows=pages[0], page_columns=pages[1], page_ids=pages[2], token_rows=tokens[0],
         token_positions=tokens[1], token_ids=tokens[2], rows=rows, starts=starts, counts=counts,
-        sampled=np.arange(size, dtype=np.int32), num_promised=_full(size, 1),
+        sampled=np.arange(size, dtype=np.int32), num_promised=_full(size, num_promised),
         sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * size, [0] * size),
     )  # fmt: skip
 

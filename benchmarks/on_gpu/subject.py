@@ -11,17 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
+from pagewood.engine.runner.cuda.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 
 PAGE_SIZE = 16
+NUM_DRAFTS = 4
 _RESERVE_BYTES = 8 << 30  # for activations, graphs and tables
 
 
@@ -109,6 +113,21 @@ class RandomWeights:
         return made
 
 
+class AlwaysDrafting:
+    """Looks n-grams up as `NgramDrafter` does, and drafts for every row, also where random text has none."""
+
+    def __init__(self) -> None:
+        self._drafter = NgramDrafter()
+
+    def note(self, batch: Batch) -> None:
+        """Do nothing."""
+
+    def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
+        """Return as many drafts as may be for each row."""
+        drafts, found = self._drafter.draft(request)
+        return drafts, torch.full_like(found, request.num_drafts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """A runner that is ready, and the bytes that its steps read."""
@@ -147,6 +166,9 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
         max_rows=max(plan.batches),
         max_length=plan.max_length,
         graph_sizes=plan.batches,
+        drafter=AlwaysDrafting(),
+        max_drafts=NUM_DRAFTS,
+        acceptance=1.0,
     )
     table_bytes = model.vocab_size * model.hidden_size * dtype.itemsize
     return Subject(

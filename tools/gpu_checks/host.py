@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from pagewood.engine import LLM, build_cuda
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.build_cuda import open_cuda
 from pagewood.engine.runner.cuda.device import Device
@@ -53,6 +57,16 @@ class Host:
         if self.is_slow:
             small["chunked_prefill_size"] = _SMALL_CHUNK  # every start computes a step of the largest size
         return EngineConfig(**{**small, **options})
+
+    @contextmanager
+    def llm(self, **options: Any) -> Iterator[LLM]:
+        """Return an LLM on the device; stand-ins take the places of the device and of FlashInfer's compiler."""
+        with patch.object(build_cuda, "open_cuda", lambda: (self.device, self.flashinfer)):
+            compiler = build_cuda.compile_kernels if self.is_gpu else lambda needs, progress: None
+            with patch.object(build_cuda, "compile_kernels", compiler):
+                config = asdict(self.config(**options))
+                with LLM(**{name: value for name, value in config.items() if value is not None}) as llm:
+                    yield llm
 
 
 def open_host(*, stand_in: bool, is_slow: bool = False) -> Host:

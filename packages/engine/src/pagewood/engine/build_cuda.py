@@ -121,6 +121,7 @@ def build_on(
         make_cache=make_cache,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
+        drafts_constrained=True,
         processors=processors,
         inbox=inbox,
         outbox=outbox,

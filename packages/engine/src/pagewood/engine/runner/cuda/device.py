@@ -68,7 +68,8 @@ class Device(Protocol):
         """Record `work`, which must read and write the same memory in every call.
 
         Returns:
-            The memory of its result, and a function that queues the recorded work again.
+            The memory of its result, and a function that queues the recorded work again. The function keeps `work`
+            alive, and with it the memory that the recorded work reads.
         """
         ...
 
@@ -97,6 +98,23 @@ class CUDAStamp:
     def seconds_until(self, later: CUDAStamp) -> float:
         """Return the seconds to a later stamp."""
         return self._event.elapsed_time(later._event) / 1e3
+
+
+class _Replay:
+    """Queues recorded work again.
+
+    A graph knows addresses only. Without a reference to `work`, torch would give the memory of its arguments to others.
+    """
+
+    __slots__ = ("_graph", "_work")
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, work: Callable[[], Tensor]) -> None:
+        self._graph = graph
+        self._work = work
+
+    def __call__(self) -> None:
+        """Queue the graph."""
+        self._graph.replay()
 
 
 class CUDADevice:
@@ -143,7 +161,7 @@ class CUDADevice:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._compute):
             result = work()
-        return result, graph.replay
+        return result, _Replay(graph, work)
 
     def finish(self) -> None:
         """Wait for all streams."""

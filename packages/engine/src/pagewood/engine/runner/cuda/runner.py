@@ -46,9 +46,11 @@ from pagewood.engine.runner.cuda.verify import (
     Extension,
     HeadDrafter,
     InexactRows,
+    ToldDrafts,
     Yielded,
     count_accepted,
     exact_places,
+    masked_positions,
     num_mask_bytes,
     result_size,
     sampler_of,
@@ -103,7 +105,7 @@ class Expected:
 class CUDAStepHandle:
     """A launched step."""
 
-    __slots__ = ("_draw", "_drawn", "_error", "_num_constrained", "_pool", "_result", "_settle", "_slot")
+    __slots__ = ("_constrained", "_draw", "_drawn", "_error", "_pool", "_result", "_settle", "_slot", "_told")
 
     def __init__(
         self,
@@ -111,7 +113,8 @@ class CUDAStepHandle:
         slot: StagingSlot,
         draw: Callable[[Int32 | None], tuple[Event, Expected]],
         settle: Callable[[StepResult], None],
-        num_constrained: int,
+        constrained: Int32,
+        told: ToldDrafts | None,
     ) -> None:
         """Expect a result in `slot`.
 
@@ -121,9 +124,11 @@ class CUDAStepHandle:
             draw: called with the masks, or None: queues the draws, and returns when the result has come, and what it
                 says.
             settle: called with the result.
-            num_constrained: M, grants that wait for masks, none of which has drafts.
+            constrained: sampled grants that wait for masks.
+            told: their drafts; None: none of them has any.
         """
-        self._num_constrained = num_constrained
+        self._constrained = constrained
+        self._told = told
         self._pool = pool
         self._slot = slot
         self._draw = draw
@@ -133,15 +138,22 @@ class CUDAStepHandle:
         self._result: StepResult | None = None  # written by: wait
 
     def drafts(self) -> Sequence[Sequence[int]]:
-        """Return that there are none."""
-        return [()] * self._num_constrained
+        """Wait for the drafts of the grants that wait for masks, and return them."""
+        if self._told is None:
+            return [()] * len(self._constrained)
+        drafts = self._told.by_grant()
+        return [drafts.get(grant, ()) for grant in self._constrained.tolist()]
 
     def draw(self, masks: Int32 | None) -> None:
         """Queue the draws; called once."""
         self._drawn = self._draw(masks)
 
     def constrain(self, masks: Int32) -> None:
-        """Queue the draws, with `masks` `[M, words of a mask]`; an error is raised by `wait`."""
+        """Queue the draws; an error is raised by `wait`.
+
+        Args:
+            masks: `[>= grants and drafts, words of a mask]`: for each grant one, and one for each of its drafts.
+        """
         try:
             self.draw(masks)
         except Exception as error:
@@ -334,14 +346,15 @@ class CUDARunner:
         if self._drafter is not None:
             self._drafter.note(batch)
         try:
-            draw = self._queue(batch, slot)
+            draw, told = self._queue(batch, slot)
             launch = self._inexact.mark(batch)
             handle = CUDAStepHandle(
                 self._staging,
                 slot,
                 partial(self._finish, draw, slot),
                 partial(self._settle, launch, batch),
-                len(batch.constrained),
+                batch.constrained,
+                told,
             )
             if not len(batch.constrained):
                 handle.draw(None)
@@ -383,12 +396,12 @@ class CUDARunner:
                     clean = memory.index_select(0, pages).float().nan_to_num(0.0, 0.0, 0.0)
                     memory.index_copy_(0, pages, clean.to(memory.dtype))
 
-    def _queue(self, batch: Batch, slot: StagingSlot) -> Callable[[Int32 | None], Expected]:
-        """Queue a step up to its logits; return what then queues the rest, given masks or None."""
+    def _queue(self, batch: Batch, slot: StagingSlot) -> tuple[Callable[[Int32 | None], Expected], ToldDrafts | None]:
+        """Queue a step up to its logits; return what then queues the rest, given masks or None, and the drafts."""
         is_inexact = self._inexact.of(batch)
         if is_inexact.any() or (batch.num_promised > 1).any():
             return self._queue_verify(batch, is_inexact, slot)
-        return self._queue_plain(batch, slot)
+        return self._queue_plain(batch, slot), None
 
     def _queue_plain(self, batch: Batch, slot: StagingSlot) -> Callable[[Int32 | None], Expected]:
         """Queue a step without drafts, of rows whose start the host knows."""
@@ -424,7 +437,7 @@ class CUDARunner:
 
     def _queue_verify(
         self, batch: Batch, is_inexact: NDArray[np.bool_], slot: StagingSlot
-    ) -> Callable[[Int32 | None], Expected]:
+    ) -> tuple[Callable[[Int32 | None], Expected], ToldDrafts | None]:
         """Queue a step that computes from the exact end of its rows, and verifies drafts of its own."""
         shape = None
         if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
@@ -440,6 +453,7 @@ class CUDARunner:
         where = exact_places(step, self._lengths, self._tables.tokens_per_row)
         stamps = [self._device.stamp()]
         num_drafted = self._draft(batch, verify, step, where, slot)
+        told = self._tell(verify, step, where, num_drafted, slot)
         stamps.append(self._device.stamp())
         places = Places(
             grants=step.token_grants,
@@ -469,7 +483,9 @@ class CUDARunner:
             last, rows, drawn = step.wanted, where.positions[:0].long(), None
             if len(batch.sampled):
                 own = logits[: len(step.wanted)]
-                last, rows, drawn = self._accept(batch, verify, step, where, num_drafted, own, allowed, slot.result)
+                last, rows, drawn = self._accept(
+                    batch, verify, step, where, num_drafted, own, allowed, told, slot.result
+                )
             stamps.append(self._device.stamp())
             if self._head is not None:
                 assert self._features is not None
@@ -484,7 +500,7 @@ class CUDARunner:
             tokens = Yielded(promised=batch.num_promised, stamps=stamps)
             return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums)
 
-        return draw
+        return draw, told
 
     def _report_prompts(self, batch: Batch, scored: Tensor, sources: Tensor, logits: Tensor) -> PendingReport | None:
         """Queue the reports of prompt tokens, whose `logits` are the last ones."""
@@ -525,6 +541,23 @@ class CUDARunner:
         self._tokens.index_copy_(0, places, drafts.flatten().index_select(0, step.draft_cells))
         return num_drafted.index_copy_(0, step.drafting.long(), torch.minimum(found, step.most_drafts))
 
+    def _tell(
+        self,
+        verify: VerifyStep,
+        step: VerifyArrays[Tensor],
+        where: ExactPlaces,
+        num_drafted: Tensor,
+        slot: StagingSlot,
+    ) -> ToldDrafts | None:
+        """Queue a copy to the host of the drafts for which it must make masks; None: there are none."""
+        if not len(step.told):
+            return None
+        drafts = self._tokens.index_select(0, where.sources.index_select(0, step.told_tokens))
+        words = torch.cat([num_drafted.index_select(0, step.told), drafts])
+        on_host = slot.on_host_told(len(words))
+        done = self._device.download(words, on_host)
+        return ToldDrafts(done, on_host, grants=verify.arrays.told, size=verify.width - 1)
+
     def _accept(
         self,
         batch: Batch,
@@ -534,6 +567,7 @@ class CUDARunner:
         num_drafted: Tensor,
         logits: Tensor,
         allowed: Int32 | None,
+        told: ToldDrafts | None,
         target: Tensor,
     ) -> tuple[Tensor, Tensor, PendingReport | None]:
         """Draw at every verified position, and write the tokens, the new lengths of the rows, and the result.
@@ -549,8 +583,8 @@ class CUDARunner:
         host_rows = host.rows[host.token_grants[host.wanted]]
         changed = self._adjustments.apply(logits, host_rows, places, self._tokens)
         if allowed is not None:
-            firsts = np.cumsum(batch.num_promised) - batch.num_promised
-            changed = forbid(changed, firsts[batch.constrained].astype(np.int64), allowed)
+            masked = masked_positions(batch, told)
+            changed = forbid(changed, masked, allowed[: len(masked)])
         # Only the device knows where the text of a verified position ends, so a step with such rows waits for it.
         changed = self._process(changed, host_rows, places.tolist)
         chosen, largest = sampler.tokens(self._filters, changed)
@@ -580,7 +614,7 @@ class CUDARunner:
         rows = batch.rows[batch.sampled]
         changed = self._adjustments.apply(logits, rows, places, self._tokens)
         if allowed is not None:
-            changed = forbid(changed, batch.constrained.astype(np.int64), allowed)
+            changed = forbid(changed, batch.constrained.astype(np.int64), allowed[: len(batch.constrained)])
         changed = self._process(changed, rows, partial(self._ends, batch))
         chosen, largest = sampler.tokens(self._filters, changed)
         tokens = chosen.int()

@@ -21,13 +21,14 @@ _ALIGNMENT = 4  # in int32 elements: every array starts at a multiple of 16 byte
 class StagingSlot:
     """The memory of one step in flight. Invariant: between `take` and `give_back` no other step touches it."""
 
-    __slots__ = ("_device", "_drafting", "_on_device", "_on_host", "on_host_result", "plans", "result")
+    __slots__ = ("_device", "_drafting", "_on_device", "_on_host", "_on_host_told", "on_host_result", "plans", "result")
 
     def __init__(self, device: Device, *, windows: Sequence[int], result_size: int) -> None:
         """Allocate memory for a result of up to `result_size` words, and a plan buffer for each window."""
         self._device = device
         self._on_host = device.pinned(0, torch.int32)  # written by: upload
         self._on_device = self._on_host  # written by: upload
+        self._on_host_told = self._on_host  # written by: on_host_told
         self._drafting: tuple[StagingSlot, StagingSlot] | None = None  # written by: drafting
         self.plans = {window: device.pinned(STAGING_BYTES, torch.uint8) for window in windows}
         """Buffers by window, which the wrappers use for their plans."""
@@ -42,6 +43,12 @@ class StagingSlot:
             first, later = (StagingSlot(device, windows=windows, result_size=0) for _ in range(2))
             self._drafting = first, later
         return self._drafting
+
+    def on_host_told(self, size: int) -> Tensor:
+        """Return pinned memory `[size] int32` for what the host must know in the middle of the step."""
+        if size > len(self._on_host_told):
+            self._on_host_told = self._device.pinned(1 << (size - 1).bit_length(), torch.int32)
+        return self._on_host_told[:size]
 
     def upload(self, words: Mapping[str, Int32]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Queue one copy of all arrays; return them in pinned memory and on the device."""

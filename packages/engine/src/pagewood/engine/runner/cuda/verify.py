@@ -1,7 +1,7 @@
 """Verification of drafts: which rows have a start that the host does not know, and which drafts are accepted.
 
 Legend: R rows of the tables, G grants, V verified positions, S sampled grants, D grants with drafts, W tokens that a
-grant promises at most.
+grant promises at most, M grants with drafts and masks.
 """
 
 # pyright: basic
@@ -24,7 +24,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.runner.cuda.attention import HostArrays, Places
-from pagewood.engine.runner.cuda.device import Stamp
+from pagewood.engine.runner.cuda.device import Event, Stamp
 from pagewood.engine.runner.cuda.masks import Masks
 from pagewood.engine.runner.cuda.race import row_keys
 from pagewood.engine.runner.cuda.sampling import Sampler
@@ -67,6 +67,39 @@ class DraftRequest:
         pages = torch.arange(num_pages, dtype=torch.int32, device=kv_indptr.device)
         owners = torch.searchsorted(kv_indptr[1:], pages, right=True, out_int32=True)
         return self.page_table.index_select(0, page_shifts.index_select(0, owners).add_(pages))
+
+
+class ToldDrafts:
+    """Drafts on their way to the host, which must know them before it makes the masks of a step."""
+
+    __slots__ = ("_done", "_drafts", "_grants", "_on_host", "_size")
+
+    def __init__(self, done: Event, on_host: Tensor, *, grants: Int32, size: int) -> None:
+        """Expect drafts.
+
+        Args:
+            done: reached when they have come.
+            on_host: `[M + M * (W - 1)] int32`, pinned: the number of drafts of each grant, then the drafts of each.
+            grants: `[M]`, see `VerifyArrays.told`.
+            size: W - 1.
+        """
+        self._done = done
+        self._on_host = on_host
+        self._grants = grants
+        self._size = size
+        self._drafts: dict[int, list[int]] | None = None  # written by: by_grant
+
+    def by_grant(self) -> dict[int, list[int]]:
+        """Wait for the drafts, and return those of each sampled grant that has some."""
+        if self._drafts is None:
+            self._done.synchronize()
+            words, num = self._on_host.tolist(), len(self._grants)
+            firsts = range(num, len(words), self._size)
+            self._drafts = {
+                grant: words[first : first + count]
+                for grant, count, first in zip(self._grants.tolist(), words[:num], firsts, strict=True)
+            }
+        return self._drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +240,15 @@ def sampler_of(sampling: SamplingArrays, words: Mapping[str, Tensor], positions:
         typical_ps=words["typical_ps"].view(torch.float32),
         seeds=words["seeds"].view(torch.int64),
         positions=positions,
+    )
+
+
+def masked_positions(batch: Batch, told: ToldDrafts | None) -> NDArray[np.int64]:
+    """Return which of the V verified positions the masks of a step are for, in their order."""
+    firsts = np.cumsum(batch.num_promised) - batch.num_promised
+    drafts = {} if told is None else told.by_grant()
+    return np.concatenate(
+        [firsts[grant] + np.arange(1 + len(drafts.get(grant, ())), dtype=np.int64) for grant in batch.constrained]
     )
 
 

@@ -1,7 +1,7 @@
 """A batch that verifies drafts as int32 arrays: where its rows begin is known on the device only.
 
 Legend: U page updates, N token updates, T tokens, G grants (including those that pad a graph), V verified positions,
-S sampled grants, D grants with drafts, F draft tokens.
+S sampled grants, D grants with drafts, F draft tokens, M of the grants with drafts that have masks, W `width`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ class VerifyArrays(Generic[X]):
     """[F] token of each draft."""
     draft_cells: X
     """[F] place of each in a matrix of D rows and `width` - 1 columns."""
+    told: X
+    """[M] sampled grants with masks and drafts, which the host must know before it makes the masks."""
+    told_tokens: X
+    """[M * (W - 1)] token of each of their drafts; of one that is not granted, the last that is."""
     sampling: Mapping[str, X]
     """[V] each ([2V] for the seeds): the fields of `SamplingArrays`, viewed as int32."""
 
@@ -156,6 +160,8 @@ def verify_step(
     drafting = np.flatnonzero(promised > 1).astype(np.int32)
     most = promised[drafting] - 1
     draft_owners, draft_steps = _ragged(most)
+    told = batch.constrained[promised[batch.constrained] > 1]
+    draft_places = np.minimum(np.arange(1, width), promised[told, None] - 1) if len(told) else np.empty((0, 0))
     sampling = batch.sampling.take(owners)
     arrays = VerifyArrays(
         **updates(batch, tables),
@@ -180,6 +186,8 @@ def verify_step(
         most_drafts=most,
         draft_tokens=firsts[drafting][draft_owners] + draft_steps + 1,
         draft_cells=draft_owners * np.int32(max(width - 1, 1)) + draft_steps,
+        told=told,
+        told_tokens=(firsts[told, None] + draft_places).astype(np.int32).ravel(),
         sampling={name: array.view(np.int32) for name, array in sampling.fields().items()},
     )
     return VerifyStep(arrays=arrays, mask=mask, width=width, longest=int(kv_lens.max()))
