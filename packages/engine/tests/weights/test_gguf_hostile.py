@@ -182,7 +182,7 @@ def damage(content: bytes, tmp_path: Path, *, seeds: range) -> int:
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        assert peak < 64 * len(content) + (4 << 20), (seed, peak)
+        assert peak < 32 * len(content) + (4 << 20), (seed, peak)
         assert time.perf_counter() - start < 10, seed
         file.unlink()
     return num_refused
