@@ -49,7 +49,7 @@ class Tools:
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
-        """The functions that the model is told of, as in OpenAI's API; none if it must not call any."""
+        """The functions that the prompt describes to the model, as in OpenAI's API; none if it must not call any."""
         return () if self.choice == "none" else tuple(function.as_tool() for function in self.functions)
 
     @property

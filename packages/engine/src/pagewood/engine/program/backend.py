@@ -77,7 +77,7 @@ class Prompt:
     messages: tuple[ChatMessage, ...] = ()
     """Complete turns."""
     tools: tuple[dict[str, Any], ...] = ()
-    """That the model is told of, as in OpenAI's API."""
+    """Which the prompt describes to the model, in the form of OpenAI's API."""
     is_open: bool = True
     """Whether the assistant's turn has begun after the messages."""
     text: str = ""

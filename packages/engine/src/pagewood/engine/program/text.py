@@ -29,7 +29,7 @@ class Snapshot:
     is_open: bool
 
     def prompt(self, *, tools: tuple[dict[str, Any], ...] = ()) -> Prompt:
-        """Return the prompt, with the tools that the model is told of; waits for the variables in it.
+        """Return the prompt, with the tools that it describes; waits for the variables in it.
 
         Raises:
             VariableError: one has no value.

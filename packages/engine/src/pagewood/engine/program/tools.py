@@ -1,4 +1,4 @@
-"""Tools that `gen` offers to the model: how it is told of them, what it may write, and its calls as data."""
+"""Tools that `gen` offers: how a prompt describes them, which calls the model may write, and its calls as data."""
 
 from __future__ import annotations
 

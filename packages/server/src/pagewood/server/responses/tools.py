@@ -18,7 +18,7 @@ class Offer:
     functions: tuple[Function, ...]
     """All functions of the request."""
     tools: Tools | None
-    """What the model is told of them; None: nothing."""
+    """How the prompt describes them to the model; None: not at all."""
 
     @property
     def shown(self) -> tuple[dict[str, Any], ...]:
