@@ -183,6 +183,26 @@ for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130,
 """
 
 
+INTERPRETED_FEW_ROWS = """
+import torch
+from torch.nn import functional
+from pagewood.engine.runner.cuda.few_rows_triton import MOST_ROWS, linear, silu_mul
+
+shapes = (1, 48, 9, True), (1, 4096, 5, False), (3, 2500, 4, True), (4, 64, 7, False)
+for num_rows, depth, num_columns, has_bias in shapes:
+    x, weight, bias = (torch.randn(size).half() for size in ((num_rows, depth), (num_columns, depth), (num_columns,)))
+    expected = functional.linear(x.float(), weight.float(), bias.float() if has_bias else None)
+    torch.testing.assert_close(linear(x, weight, bias if has_bias else None).float(), expected, atol=2e-2, rtol=2e-3)
+many, weight = torch.randn(MOST_ROWS + 1, 32), torch.randn(8, 32)
+assert torch.equal(linear(many, weight, None), functional.linear(many, weight))
+assert linear(many[:0], weight, None).shape == (0, 8)
+for num_rows, columns in ((0, 8), (1, 1300), (5, 512)):
+    x = (torch.randn(num_rows, 2 * columns) * 4).half()
+    expected = functional.silu(x[:, :columns].float()) * x[:, columns:].float()
+    torch.testing.assert_close(silu_mul(x).float(), expected, atol=1e-3, rtol=1e-3)
+"""
+
+
 INTERPRETED_RACE = """
 import torch
 from pagewood.engine.runner.cuda import race, race_triton
@@ -201,7 +221,9 @@ assert 0 <= race_triton.first_to_arrive(weights, seeds, positions)[3] < 5000
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA only")
-@pytest.mark.parametrize("program", [INTERPRETED, INTERPRETED_RACE], ids=["projection", "race"])
+@pytest.mark.parametrize(
+    "program", [INTERPRETED, INTERPRETED_FEW_ROWS, INTERPRETED_RACE], ids=["projection", "few rows", "race"]
+)
 def test_kernels_in_their_interpreter(program: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}  # read when Triton is imported, so in a process of its own
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)

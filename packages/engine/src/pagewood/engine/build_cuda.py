@@ -36,7 +36,7 @@ from pagewood.engine.runner.cuda.flashinfer_api import HEAD_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.flashinfer_compile import KernelNeeds, compile_kernels
 from pagewood.engine.runner.cuda.graphs import graph_sizes
 from pagewood.engine.runner.cuda.invariance import linear_by_row
-from pagewood.engine.runner.cuda.ops import CUDAOps, Multiply
+from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.tiers import tiered_cache
@@ -200,7 +200,7 @@ def build_cuda_runner(
         FileNotFoundError: the folder lacks a file.
     """
     dtype = _dtype_of(config)
-    ops = CUDAOps(flashinfer, _multiply_of(config, device))
+    ops = _ops_of(config, device, flashinfer)
     found = drafter_of(config, folder)
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
@@ -341,15 +341,19 @@ def _kv_dtype_of(config: EngineConfig) -> str:
     return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
 
 
-def _multiply_of(config: EngineConfig, device: Device) -> Multiply:
-    if not config.batch_invariant:
-        return functional.linear
+def _ops_of(config: EngineConfig, device: Device, flashinfer: FlashInfer) -> CUDAOps:
+    """Return the arithmetic of an engine: with Triton's kernels on a device that has Triton."""
     if device.torch_device.type == "cpu":
-        return linear_by_row
+        return CUDAOps(flashinfer, linear_by_row if config.batch_invariant else functional.linear)
+    module = "linear_triton" if config.batch_invariant else "few_rows_triton"
     try:
-        return importlib.import_module("pagewood.engine.runner.cuda.linear_triton").linear
+        kernels = importlib.import_module(f"pagewood.engine.runner.cuda.{module}")
     except ImportError as error:
-        raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
+        if config.batch_invariant:
+            raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
+        _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
+        return CUDAOps(flashinfer)
+    return CUDAOps(flashinfer, kernels.linear, None if config.batch_invariant else kernels.silu_mul)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,12 +56,24 @@ class CUDAOps:
     cosines of position i, then its sines.
     """
 
-    __slots__ = ("_flashinfer", "_multiply")
+    __slots__ = ("_flashinfer", "_multiply", "_silu_mul")
 
-    def __init__(self, flashinfer: FlashInfer, multiply: Multiply = functional.linear) -> None:
-        """Use `flashinfer`, the module or an object with the same functions, and project with `multiply`."""
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        multiply: Multiply = functional.linear,
+        silu_mul: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Compute with `flashinfer`, the module or an object with the same functions.
+
+        Args:
+            flashinfer: computes what the others do not.
+            multiply: computes projections.
+            silu_mul: computes the activation `[T, I]` of `[T, 2I]`; None: FlashInfer does.
+        """
         self._flashinfer = flashinfer
         self._multiply = multiply
+        self._silu_mul = silu_mul or flashinfer.silu_and_mul
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
@@ -100,7 +112,7 @@ class CUDAOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the first half times the second half."""
-        return self._flashinfer.silu_and_mul(gate_up)
+        return self._silu_mul(gate_up)
 
     def take(self, x: Tensor, wanted: Tensor) -> Tensor:
         """Return the rows of `x` at `wanted`."""
