@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewood.engine.build_cuda import cuda_ops
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
@@ -18,7 +19,6 @@ from pagewood.engine.models.rope_config import Llama3Scaling, RopeConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.lookup import NgramDrafter
-from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.verify import DraftRequest
 from pagewood.kvpool import MultiHeadLayout
@@ -147,7 +147,7 @@ def make_subject(device: Device, flashinfer: FlashInfer, plan: Plan) -> Subject:
     model, dtype = plan.model, getattr(torch, plan.dtype)
     weights = RandomWeights(dtype=dtype, device=device.torch_device)
     with torch.inference_mode():
-        decoder = Decoder(model, weights, CUDAOps(flashinfer), device=device.torch_device)
+        decoder = Decoder(model, weights, cuda_ops(flashinfer, device.torch_device), device=device.torch_device)
     layout = MultiHeadLayout(
         num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, page_size=PAGE_SIZE,
         dtype=plan.dtype,

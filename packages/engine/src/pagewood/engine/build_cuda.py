@@ -145,6 +145,25 @@ def open_cuda() -> tuple[CUDADevice, FlashInfer]:
     return CUDADevice(), flashinfer
 
 
+def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: bool = False) -> CUDAOps:
+    """Return the arithmetic of an engine: FlashInfer's and torch's, and Triton's kernels on a device that has Triton.
+
+    Raises:
+        ValueError: batch-invariant projections need Triton.
+    """
+    if device.type == "cpu":
+        return CUDAOps(flashinfer, linear_by_row if batch_invariant else functional.linear)
+    module = "linear_triton" if batch_invariant else "few_rows_triton"
+    try:
+        kernels = importlib.import_module(f"pagewood.engine.runner.cuda.{module}")
+    except ImportError as error:
+        if batch_invariant:
+            raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
+        _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
+        return CUDAOps(flashinfer)
+    return CUDAOps(flashinfer, kernels.linear, None if batch_invariant else kernels.silu_mul)
+
+
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
     """Return the attention kernels that an engine for a model needs.
 
@@ -200,7 +219,7 @@ def build_cuda_runner(
         FileNotFoundError: the folder lacks a file.
     """
     dtype = _dtype_of(config)
-    ops = _ops_of(config, device, flashinfer)
+    ops = cuda_ops(flashinfer, device.torch_device, batch_invariant=config.batch_invariant)
     found = drafter_of(config, folder)
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
@@ -339,21 +358,6 @@ def _dtype_of(config: EngineConfig) -> str:
 def _kv_dtype_of(config: EngineConfig) -> str:
     dtype = config.resolved().kv_cache_dtype
     return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
-
-
-def _ops_of(config: EngineConfig, device: Device, flashinfer: FlashInfer) -> CUDAOps:
-    """Return the arithmetic of an engine: with Triton's kernels on a device that has Triton."""
-    if device.torch_device.type == "cpu":
-        return CUDAOps(flashinfer, linear_by_row if config.batch_invariant else functional.linear)
-    module = "linear_triton" if config.batch_invariant else "few_rows_triton"
-    try:
-        kernels = importlib.import_module(f"pagewood.engine.runner.cuda.{module}")
-    except ImportError as error:
-        if config.batch_invariant:
-            raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
-        _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
-        return CUDAOps(flashinfer)
-    return CUDAOps(flashinfer, kernels.linear, None if config.batch_invariant else kernels.silu_mul)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
