@@ -186,7 +186,7 @@ for num_rows, depth, num_columns, has_bias in ((1, 48, 96, True), (70, 100, 130,
 INTERPRETED_FEW_ROWS = """
 import torch
 from torch.nn import functional
-from pagewood.engine.runner.cuda.few_rows_triton import MOST_ROWS, linear, silu_mul
+from pagewood.engine.runner.cuda.few_rows_triton import MOST_ACTIVATED, MOST_ROWS, linear, silu_mul
 
 shapes = (1, 48, 9, True), (1, 4096, 5, False), (2, 2500, 4, True), (2, 64, 7, False)
 for num_rows, depth, num_columns, has_bias in shapes:
@@ -196,10 +196,11 @@ for num_rows, depth, num_columns, has_bias in shapes:
 many, weight = torch.randn(MOST_ROWS + 1, 32), torch.randn(8, 32)
 assert torch.equal(linear(many, weight, None), functional.linear(many, weight))
 assert linear(many[:0], weight, None).shape == (0, 8)
-for num_rows, columns in ((0, 8), (1, 1300), (5, 512)):
+for num_rows, columns in ((1, 1300), (5, 512)):
     x = (torch.randn(num_rows, 2 * columns) * 4).half()
     expected = functional.silu(x[:, :columns].float()) * x[:, columns:].float()
-    torch.testing.assert_close(silu_mul(x).float(), expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(silu_mul(x, otherwise=None).float(), expected, atol=1e-3, rtol=1e-3)
+assert silu_mul(torch.zeros(MOST_ACTIVATED + 1, 8), otherwise=torch.numel) == (MOST_ACTIVATED + 1) * 8
 """
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,9 @@ def cuda_ops(flashinfer: FlashInfer, device: torch.device, *, batch_invariant: b
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
         return CUDAOps(flashinfer)
-    return CUDAOps(flashinfer, kernels.linear, None if batch_invariant else kernels.silu_mul)
+    if batch_invariant:
+        return CUDAOps(flashinfer, kernels.linear)
+    return CUDAOps(flashinfer, kernels.linear, partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul))
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> KernelNeeds:
