@@ -93,10 +93,15 @@ def bench(session: nox.Session, package: str) -> None:
 def soak(session: nox.Session) -> None:
     """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
 
-    Then send 2,000 random requests to the server, and compare its answers with its OpenAPI document.
+    Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
+    the server, whose answers are compared with its OpenAPI document.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
+    session.run(
+        "python", "-m", "pytest", "--timeout", "3000", "packages/engine/tests/test_scenarios.py",
+        env={"PAGEWOOD_TEST_SCALE": "27"},
+    )  # fmt: skip
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
 
 

@@ -89,10 +89,11 @@ from pagewood.engine.testing import (
 )
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
+from scale import scaled
 from seeded_faults import Edit, seed_fault
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
     run_scenario(random_scenario(rng, overlap=overlap))
@@ -100,18 +101,18 @@ def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_exercise_what_they_claim(overlap: bool) -> None:
-    reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(150)]
-    assert sum(report.num_preempted for report in reports) > 20
-    assert sum(report.num_cached_tokens for report in reports) > 500
-    assert sum(report.num_aborted for report in reports) > 50
-    assert sum(report.num_refused for report in reports) > 50
+    reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(75)]
+    assert sum(report.num_preempted for report in reports) > 10
+    assert sum(report.num_cached_tokens for report in reports) > 250
+    assert sum(report.num_aborted for report in reports) > 25
+    assert sum(report.num_refused for report in reports) > 25
 
 
 def scenario_with_faults(rng: random.Random, *, overlap: bool) -> Scenario:
     return replace(random_scenario(rng, overlap=overlap), faults=random_faults(rng))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_the_runner_ends_the_requests_that_it_hits_and_changes_no_other(
     rng: random.Random, overlap: bool
@@ -131,13 +132,13 @@ def scenario_with_drafts(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_drafts(random_scenario(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_drafts(rng, overlap=overlap))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_trees_of_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(with_trees(random_scenario(rng, overlap=overlap), rng))
@@ -148,7 +149,7 @@ def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_logprobs(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_logprobs(rng, overlap=overlap))
@@ -174,7 +175,7 @@ def one_aborted() -> Scenario:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_vectors_have_every_state_once_and_change_no_other_answer(rng: random.Random, overlap: bool) -> None:
     run_scenario(one_aborted())
@@ -187,13 +188,13 @@ def scenario_with_grammars(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_grammars(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_grammars(rng, overlap=overlap))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
     make = rng.choice((with_drafts, with_trees))
@@ -205,13 +206,13 @@ def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: ran
 def test_scenarios_with_drafts_exercise_what_they_claim(
     make: Callable[[Scenario, random.Random], Scenario], overlap: bool
 ) -> None:
-    randoms = [random.Random(seed) for seed in range(150)]
+    randoms = [random.Random(seed) for seed in range(50)]
     reports = [run_scenario(make(random_scenario(rng, overlap=overlap), rng)) for rng in randoms]
-    assert sum(report.num_accepted for report in reports) > 2000
-    assert sum(report.num_drafted - report.num_accepted for report in reports) > 2000
-    assert sum(report.num_preempted for report in reports) > 20
-    assert sum(report.num_cached_tokens for report in reports) > 500
-    assert sum(report.num_aborted for report in reports) > 50
+    assert sum(report.num_accepted for report in reports) > 600
+    assert sum(report.num_drafted - report.num_accepted for report in reports) > 600
+    assert sum(report.num_preempted for report in reports) > 6
+    assert sum(report.num_cached_tokens for report in reports) > 150
+    assert sum(report.num_aborted for report in reports) > 15
 
 
 def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
@@ -308,7 +309,7 @@ def run_audited(scenario: Scenario, name: str) -> None:
 PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "hrrn", "dfs-weight")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), name=st.sampled_from(PURE_ORDERS))
 def test_the_queue_is_in_the_order_of_newly_matched_requests(rng: random.Random, overlap: bool, name: str) -> None:
     run_audited(random_scenario(rng, overlap=overlap), name)

@@ -23,6 +23,7 @@ from pagewood.engine.testing.scenario import VOCAB_SIZE, Report
 from pagewood.kvpool.tiers import HostTier, TieredIndex
 from pagewood.kvpool.tiers.torch_pages import device_pages
 from pagewood.radixcache import RadixCache
+from scale import scaled
 from stand_ins.echo_cuda import WatchedCUDARunner
 from stand_ins.recording_device import RecordingDevice
 
@@ -56,7 +57,7 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
     )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
 def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
     device = RecordingDevice()
@@ -65,7 +66,7 @@ def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap
     assert device.waits.count("device.finish") == 1  # by close
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
 def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
     device = RecordingDevice()
@@ -74,7 +75,7 @@ def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with
     assert device.waits.count("device.finish") == 1  # by close
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_drafts=st.booleans())
 def test_vectors_have_every_state_once(rng: random.Random, overlap: bool, has_drafts: bool) -> None:
     device, scenario = RecordingDevice(), with_pooling(random_scenario(rng, overlap=overlap), rng)
