@@ -71,7 +71,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, PoolingParams, SamplingParams
-from pagewood.engine.core import batch, intake, kv, loop, plan, retire, speculation, waiting
+from pagewood.engine.core import batch, giving_way, intake, kv, loop, plan, retire, speculation, waiting
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
@@ -83,6 +83,7 @@ from pagewood.engine.testing import (
     run_scenario,
     with_drafts,
     with_grammars,
+    with_interruptions,
     with_logprobs,
     with_pooling,
     with_trees,
@@ -126,6 +127,17 @@ def test_scenarios_with_faults_exercise_what_they_claim(overlap: bool) -> None:
     assert sum(report.num_failed for report in reports) > 50
     assert sum(report.num_preempted for report in reports) > 5
     assert sum(report.num_aborted for report in reports) > 20
+
+
+def scenario_with_interruptions(rng: random.Random, *, overlap: bool) -> Scenario:
+    scenario = with_interruptions(random_scenario(rng, overlap=overlap), rng)
+    return with_drafts(scenario, rng) if rng.random() < 0.3 else scenario
+
+
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_interruptions_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
+    run_scenario(scenario_with_interruptions(rng, overlap=overlap))
 
 
 def scenario_with_drafts(rng: random.Random, *, overlap: bool) -> Scenario:
@@ -560,6 +572,28 @@ def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyP
     for seed in range(600):
         try:
             run_scenario(scenario_with_drafts(random.Random(seed), overlap=seed % 3 > 0))
+        except Exception:  # any error counts
+            return
+    pytest.fail(f"{fault!r} was not found")
+
+
+FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
+    "give way in flight": [
+        UNCHECKED,
+        (giving_way, "stop_all", "if not request.num_in_flight", ""),
+        (retire, "retire", "if request.finish is not None:", "if request.finish is not None or request.row < 0:"),
+    ],
+    "favoured for ever": [(giving_way.GivingWay, "begin_step", "self.favoured not in state.waiting", "False")],
+    "expired while it runs": [(intake.Intake, "expire", "request.num_cached >= 0", "request.num_known > 10**9")],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_INTERRUPTIONS)
+def test_a_fault_of_interruptions_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS_OF_INTERRUPTIONS[fault], monkeypatch)
+    for seed in range(600):
+        try:
+            run_scenario(scenario_with_interruptions(random.Random(seed), overlap=seed % 3 > 0))
         except Exception:  # any error counts
             return
     pytest.fail(f"{fault!r} was not found")

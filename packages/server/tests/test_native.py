@@ -317,6 +317,26 @@ async def test_flush_leaves_a_running_request_alone(server: MemoryServer) -> Non
     )
 
 
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_paused_server_queues_requests_and_goes_on_with_those_that_ran(server: MemoryServer, mode: str) -> None:
+    body = {"text": "b" * 64, "sampling_params": {"max_new_tokens": 20}}
+    server.gate.allow(8)
+    running = asyncio.create_task(post(server, "/generate", body))
+    await server.until(lambda: server.gate.is_held)
+    pausing = asyncio.create_task(post(server, "/pause", {"mode": mode}))
+    await server.until(lambda: server.has_command_at_gate)
+    server.gate.open()
+    assert await pausing == {"paused": True}
+    queued = asyncio.create_task(post(server, "/generate", {**body, "text": "c" * 64}))
+    done, _ = await asyncio.wait([running, queued], timeout=0.2)
+    assert not done
+    assert await post(server, "/resume", {}) == {"paused": False}
+    for answer, letter in ((await running, "b"), (await queued, "c")):
+        expected = server.expected_tokens(server.tokenizer.encode(letter * 64).tolist(), max_tokens=20)
+        assert answer["output_ids"] == expected
+    assert (await error(server, "/pause", {"mode": "abort"}))["param"] == "mode"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),

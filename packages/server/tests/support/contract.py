@@ -82,7 +82,10 @@ def serving(folder: Path) -> Generator[Any]:
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
     def send(**request: Any) -> Any:
-        return run(server.client.request(**request))
+        answer = run(server.client.request(**request))
+        if request["url"].endswith("/pause"):  # otherwise no later request would be answered
+            run(server.client.post("/resume", json={}))
+        return answer
 
     server = MemoryServer(folder, Tokenizer.from_folder(folder), limit=64, grammars=True)
     run(server.start())

@@ -388,7 +388,27 @@ class Flush:
     request_id: str
 
 
-Command = Submit | Abort | SetPriority | Refuse | Flush
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Launch no step until `Resume`; new requests are queued meanwhile. The answer is a `Delta` that ends with `stop`.
+
+    No request is ended, and paused requests go on where they stopped.
+    """
+
+    request_id: str
+    retract: bool = False
+    """Whether running requests give their memory back, as if they were preempted; what the prefix cache keeps of them
+    can then be evicted or flushed. Otherwise they keep it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Launch steps again. The answer is a `Delta` that ends with `stop`."""
+
+    request_id: str
+
+
+Command = Submit | Abort | SetPriority | Refuse | Flush | Pause | Resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,6 +580,13 @@ class EngineConfig:
     checkpoint, so bfloat16 and float16 stay as they are, and the logits have the bits of float32; bfloat16: rounded to
     that; int8: a scale for each output; int4: a scale for each 32 inputs. With int8 and int4, activations get eight
     bits and a scale for each token. CUDA keeps weights in `dtype`."""
+    preemption_threshold: int | None = None
+    """A waiting request that does not fit preempts running ones whose priority is lower by more than this. None: a
+    running request is preempted only when memory runs out."""
+    low_priority_first: bool = False
+    """Whether a lower `priority` goes first."""
+    max_queue_s: float | None = None
+    """Seconds after which a request that has never run is refused, with the code `queue_timeout`; None: it waits."""
     eviction_policy: Literal["lru", "queue-lru"] = "lru"
     """Which cached pages are evicted first. lru: those used least recently; queue-lru: the same, but pages that a
     waiting request can use come last, which raises hits where many requests wait."""
@@ -638,6 +665,10 @@ class EngineConfig:
         self._check_processors()
         if not self.schedule_conservativeness > 0:  # true of NaN
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
+        if self.preemption_threshold is not None and self.preemption_threshold < 0:
+            raise ValueError(f"preemption_threshold must be >= 0, got {self.preemption_threshold}")
+        if self.max_queue_s is not None and not self.max_queue_s > 0:  # true of NaN
+            raise ValueError(f"max_queue_s must be > 0, got {self.max_queue_s}")
         for name in ("page_size", "max_prefills", "speculative_num_tokens", "speculative_topk", *_OPTIONAL_COUNTS):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL_COUNTS:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
+from pagewood.engine.core.giving_way import GivingWay
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
@@ -33,6 +34,7 @@ from pagewood.schedpolicy import (
     decode_first,
     deserving,
     order_named,
+    worth_preempting,
 )
 
 _log = logging.getLogger(__name__)
@@ -113,6 +115,7 @@ def assemble(
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
+        giving_way=None if config.preemption_threshold is None else _giving_way(kv, config.preemption_threshold),
     )
     intake = Intake(
         state=state,
@@ -124,6 +127,8 @@ def assemble(
         compiler=compiler,
         processors=processors,
         vector_size=info.vector_size,
+        low_priority_first=config.low_priority_first,
+        max_queue_s=config.max_queue_s,
     )
     return Engine(
         config=config,
@@ -148,6 +153,13 @@ def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float]
     """Return an empty cache with the eviction policy and the history of a configuration."""
     policy = QueueInformed(LRU()) if config.eviction_policy == "queue-lru" else LRU()
     return RadixCache(page_size, policy=policy, history_tokens=config.cache_history_tokens, clock=clock)
+
+
+def _giving_way(kv: KVSpace, threshold: int) -> GivingWay:
+    def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
+        return worth_preempting(candidate, running, threshold, num_missing=num_missing)
+
+    return GivingWay(kv, choose)
 
 
 def _order_name(name: str) -> str:

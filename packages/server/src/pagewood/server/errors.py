@@ -110,7 +110,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
         case FinishReason.REFUSED:
             why = refusal or Refusal(message="The engine refused the request.")
             param = None if why.param is None else names.get(why.param, why.param)
-            if why.code == "grammar_queue_full":
+            if why.code in ("grammar_queue_full", "queue_timeout"):
                 return _try_again(why.message, code=why.code, param=param)
             # An engine that was assembled without a compiler of grammars gives no code.
             code = "grammar_unavailable" if why.code is None and why.param == "grammar" else why.code

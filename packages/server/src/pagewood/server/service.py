@@ -195,7 +195,9 @@ class Service:
         tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
         return np.frombuffer(tokens, dtype="<i4")
 
-    async def ask(self, message: wire.Encode | wire.Flush, *, prompt_param: str = "") -> wire.Answer:
+    async def ask(
+        self, message: wire.Encode | wire.Flush | wire.Pause | wire.Resume, *, prompt_param: str = ""
+    ) -> wire.Answer:
         """Send a message that has one answer, and return the answer.
 
         Raises:

@@ -21,8 +21,10 @@ from pagewood.engine.api import (
     Abort,
     Command,
     Flush,
+    Pause,
     Refusal,
     Refuse,
+    Resume,
     SamplingParams,
     SetPriority,
     Submit,
@@ -194,6 +196,10 @@ def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Comman
             return [Abort(request_id=message.request_id)]
         case wire.Flush():
             return [Flush(request_id=message.request_id)]
+        case wire.Pause():
+            return [Pause(request_id=message.request_id, retract=message.retract)]
+        case wire.Resume():
+            return [Resume(request_id=message.request_id)]
         case wire.Prioritize():
             return [SetPriority(request_id=message.request_id, priority=message.priority)]
         case wire.Generate() | wire.Encode():

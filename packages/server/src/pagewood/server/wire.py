@@ -27,6 +27,8 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.api import Flush as EngineFlush
+from pagewood.engine.api import Pause as EnginePause
+from pagewood.engine.api import Resume as EngineResume
 
 T = TypeVar("T")
 
@@ -150,7 +152,31 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
         return (self.request_id,)
 
 
-NewRequest = Generate | Encode | Flush
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Launch no step until `Resume`."""
+
+    request_id: str
+    retract: bool = False
+    """Whether running requests give their memory back."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Launch steps again."""
+
+    request_id: str
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+NewRequest = Generate | Encode | Flush | Pause | Resume
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -222,7 +248,19 @@ class FlushCommand(msgspec.Struct, frozen=True, tag="flush"):
     command: EngineFlush
 
 
-ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand | FlushCommand
+class PauseCommand(msgspec.Struct, frozen=True, tag="pause"):
+    """Holds the engine's `Pause`."""
+
+    command: EnginePause
+
+
+class ResumeCommand(msgspec.Struct, frozen=True, tag="resume"):
+    """Holds the engine's `Resume`."""
+
+    command: EngineResume
+
+
+ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand | FlushCommand | PauseCommand | ResumeCommand
 
 
 def to_engine(command: Command) -> ToEngine:
@@ -238,6 +276,10 @@ def to_engine(command: Command) -> ToEngine:
             return RefuseCommand(command)
         case EngineFlush():
             return FlushCommand(command)
+        case EnginePause():
+            return PauseCommand(command)
+        case EngineResume():
+            return ResumeCommand(command)
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

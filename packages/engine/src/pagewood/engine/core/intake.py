@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -12,9 +13,11 @@ from pagewood.engine.api import (
     Delta,
     FinishReason,
     Flush,
+    Pause,
     PoolingParams,
     Refusal,
     Refuse,
+    Resume,
     SamplingParams,
     SetPriority,
     Submit,
@@ -47,11 +50,13 @@ class Intake:
         compiler: compiles grammars; None: requests with a grammar are refused.
         processors: the functions that `logits_processors` of a request may name.
         vector_size: elements of a hidden state; 0: requests for a vector are refused.
+        low_priority_first: whether the priorities of clients are lowest first.
+        max_queue_s: after which a request that has never run is refused; None: never.
     """
 
     __slots__ = (
-        "_compiler", "_eos_token_ids", "_kv", "_max_length", "_num_arrivals", "_processors", "_seed", "_state",
-        "_vector_size", "_vocab_size",
+        "_compiler", "_eos_token_ids", "_fresh", "_kv", "_max_length", "_max_queue_s", "_num_arrivals", "_processors",
+        "_seed", "_sign", "_state", "_vector_size", "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +71,8 @@ class Intake:
         compiler: Compiler | None = None,
         processors: Mapping[str, Callable[..., None]] | None = None,
         vector_size: int = 0,
+        low_priority_first: bool = False,
+        max_queue_s: float | None = None,
     ) -> None:
         self._compiler = compiler
         self._processors = processors or {}
@@ -76,6 +83,10 @@ class Intake:
         self._eos_token_ids = eos_token_ids
         self._seed = seed
         self._vector_size = vector_size
+        self._sign = -1 if low_priority_first else 1
+        self._max_queue_s = max_queue_s
+        self._fresh: deque[Request] = deque()
+        """Requests in order of arrival, of which the first may never have run."""  # written by: intake
         self._num_arrivals = 0  # written by: intake
 
     def take(self, command: Command, now_s: float) -> Delta | None:
@@ -94,6 +105,12 @@ class Intake:
             case Flush():
                 num_tokens = self._kv.flush() * self._kv.page_size
                 return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
+            case Pause():
+                self._state.paused = "retract" if command.retract else "in_place"
+                return Delta(command.request_id, finish=FinishReason.STOP, first=True)
+            case Resume():
+                self._state.paused = "no"
+                return Delta(command.request_id, finish=FinishReason.STOP, first=True)
 
     def _submit(self, submit: Submit, now_s: float) -> Delta | None:
         prompt = np.frombuffer(submit.tokens[: len(submit.tokens) // 4 * 4], "<i4")
@@ -113,7 +130,7 @@ class Intake:
             sampling=sampling,
             seed=self._next_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos.union(sampling.stop_token_ids),
-            priority=submit.priority,
+            priority=self._sign * submit.priority,
             namespace=submit.namespace,
             carry=submit.carry,
             arrival=self._num_arrivals,
@@ -129,6 +146,8 @@ class Intake:
             pool=None if pooling is None else Pool.of(pooling, len(prompt)),
         )
         self._state.by_id[request.request_id] = request
+        if self._max_queue_s is not None:
+            self._fresh.append(request)
         if sampling.grammar is None or self._compiler is None:
             self._state.waiting.add(request)
         else:
@@ -153,6 +172,22 @@ class Intake:
             self._state.waiting.add(request)
         return deltas
 
+    def expire(self, now_s: float) -> list[Delta]:
+        """Refuse the requests that have waited too long for their first step; return the answers."""
+        deltas: list[Delta] = []
+        while self._fresh and self._max_queue_s is not None:
+            request = self._fresh[0]
+            has_run = request.num_cached >= 0
+            if not has_run and request.finish is None:
+                if now_s - request.arrived_s < self._max_queue_s:
+                    break
+                refusal = Refusal(
+                    message=f"no step had room for the request within {self._max_queue_s:g} s", code="queue_timeout"
+                )
+                deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=refusal))
+            self._fresh.popleft()
+        return deltas
+
     def close(self) -> None:
         """Compile no more grammars."""
         if self._compiler is not None:
@@ -162,7 +197,7 @@ class Intake:
         request = self._state.by_id.get(command.request_id)
         if request is None:
             return
-        request.priority = command.priority
+        request.priority = self._sign * command.priority
         if request.row < 0:
             if request not in self._state.compiling:
                 self._state.waiting.update(request)

@@ -245,10 +245,11 @@ class Engine:
         self._kv.close()
 
     def _take_commands(self, last: Pending | None) -> None:
-        idle = last is None and self._state.is_idle
+        idle = last is None and self._state.is_resting
         timeout_s = 0.0
         if idle:
-            self._check_invariant()
+            if self._state.is_idle:
+                self._check_invariant()
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S
         elif last is None and not self._state.running and (self._state.waiting.num_recalling or self._state.compiling):
@@ -259,10 +260,16 @@ class Engine:
             self._send([delta for command in commands if (delta := self._intake.take(command, now_s)) is not None])
         if self._state.compiling:
             self._send(self._intake.poll())
+        if self.config.max_queue_s is not None:
+            self._send(self._intake.expire(self._clock()))
 
     def _launch(self) -> Pending | None:
         state = self._state
         if not len(state.waiting) and not state.running:
+            return None
+        if state.paused != "no":
+            if state.paused == "retract":
+                self._num_preempted += self._planner.retract(state)
             return None
         plan = self._planner.plan(state, self._clock())
         self._num_preempted += plan.num_preempted

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagewood.engine.core.giving_way import GivingWay, stop_all
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
@@ -153,7 +154,7 @@ class Planner:
     a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
     """
 
-    __slots__ = ("_budget", "_kv", "_max_scored", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = ("_budget", "_giving_way", "_kv", "_max_scored", "_reserve", "_skip_ahead", "_victim")
 
     def __init__(
         self,
@@ -164,6 +165,7 @@ class Planner:
         victim: Victim,
         skip_ahead: SkipAhead,
         max_scored: int = _ANY_NUMBER,
+        giving_way: GivingWay | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -175,7 +177,9 @@ class Planner:
             skip_ahead: how far to look past a request that does not fit.
             max_scored: prompt tokens of a request in one step, if their log probabilities are wanted; each takes memory
                 for the logits of the whole vocabulary.
+            giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
         """
+        self._giving_way = giving_way
         self._max_scored = max_scored
         self._kv = kv
         self._budget = budget
@@ -185,8 +189,12 @@ class Planner:
 
     def plan(self, state: EngineState, now_s: float) -> StepPlan:
         """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
-        budget = self._budget.open(len(state.running))
         shortage = Shortage(state, self._kv, self._victim)
+        num_moved = 0
+        if self._giving_way is not None:
+            leaving, num_moved = self._giving_way.begin_step(state)
+            shortage.excluded += leaving
+        budget = self._budget.open(len(state.running))
         grants: list[Grant] = []
         if self._budget.prefill_first:
             self._plan_prompts(state, budget, grants, shortage)
@@ -199,7 +207,11 @@ class Planner:
             self._plan_prompts(state, budget, grants, shortage)
             self._preempt(state, shortage)
             self._admit(state, now_s, budget, grants, shortage)
-        return StepPlan(grants=tuple(grants), num_preempted=len(shortage.preempted))
+        return StepPlan(grants=tuple(grants), num_preempted=len(shortage.preempted) + num_moved)
+
+    def retract(self, state: EngineState) -> int:
+        """Move the running requests without a step in flight to the queue; return how many."""
+        return stop_all(state, self._kv, state.running)
 
     def _preempt(self, state: EngineState, shortage: Shortage) -> None:
         """Move the requests that lost their pages to the queue, and report to the reserve whether there were any."""
@@ -262,14 +274,19 @@ class Planner:
         kv, waiting = self._kv, state.waiting
         if not len(waiting) or shortage.excluded:
             return
-        if not budget.can_admit or not kv.num_free_rows or not budget.offer_prefill(1):
+        has_place = budget.can_admit and kv.num_free_rows > 0
+        if not budget.offer_prefill(1) or not (has_place or self._giving_way):
             return
         self._skip_ahead.begin_step(waiting)
         reserve = self._open_reserve(state.running)
         admitted: list[Request] = []
-        for request in waiting.examine(now_s):
+        for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
             count = self._at_most(request, budget.offer_prefill(request.num_known - request.num_matched))
-            if not count or not budget.can_admit or not kv.num_free_rows:
+            if not count:
+                break
+            if not budget.can_admit or not kv.num_free_rows:
+                if self._giving_way is not None and not has_place:
+                    self._giving_way.ask(state, request, num_reserved=0)
                 break
             if waiting.defer(request):
                 continue
@@ -278,6 +295,8 @@ class Planner:
                 continue
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
+                if self._giving_way is not None:
+                    self._giving_way.ask(state, request, num_reserved=num_reserved)
                 if self._skip_ahead.pass_over(request):
                     continue
                 break

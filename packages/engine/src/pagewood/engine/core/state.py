@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.waiting import WaitingQueue
@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, retire
+    """Queued, without a row."""  # written by: intake, plan, giving_way, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     compiling: list[Request] = field(default_factory=list["Request"])
@@ -31,6 +31,8 @@ class EngineState:
     """Holding a row, sorted by rank."""  # written by: state
     draining: list[Request] = field(default_factory=list["Request"])
     """Ended, but a launched step still reads their pages."""  # written by: retire
+    paused: Literal["no", "in_place", "retract"] = "no"
+    """Whether steps are launched, and if not, whether running requests leave."""  # written by: intake
     by_id: dict[str, Request] = field(default_factory=dict[str, "Request"])
     """The requests whose last answer has not been made, by `request_id`."""  # written by: intake, retire
 
@@ -38,6 +40,14 @@ class EngineState:
     def is_idle(self) -> bool:
         """Whether nothing is compiled, queued, running or draining."""
         return not (len(self.waiting) or self.running or self.draining or self.compiling)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing will change before a command arrives: idle, or paused with nothing left to do."""
+        if self.paused == "no":
+            return self.is_idle
+        leaving = self.paused == "retract" and self.running
+        return not (leaving or self.draining or self.compiling)
 
     def run(self, request: Request) -> None:
         """Add a request that has just been given a row to the running ones, by rank."""

@@ -196,11 +196,15 @@ class WaitingQueue:
         if not self._is_parked(request):
             self._order.update(request)
 
-    def examine(self, now_s: float) -> Iterator[Request]:
+    def examine(self, now_s: float, *, first: Request | None = None) -> Iterator[Request]:
         """Begin a pass: yield requests in the order of admission, each with an up-to-date `num_matched`.
 
         Close the pass with `end_pass`. Until then requests may be deferred and recalled, and none may be added or
         removed.
+
+        Args:
+            now_s: time on the engine's clock.
+            first: a waiting request that comes before all others, unless it is parked.
         """
         if self._deferral is not None:
             for request in self._deferral.ready():
@@ -210,7 +214,10 @@ class WaitingQueue:
                 self._match(request)
                 self._order.update(request)
         num_examined = 0
-        for request in self._order.ordered(now_s):
+        if first is not None and self._is_parked(first):
+            first = None
+        ordered = self._order.ordered(now_s)
+        for request in ordered if first is None else _with_first(first, ordered):
             self._match(request)
             num_parked = len(self._parked)
             yield request
@@ -325,3 +332,8 @@ class WaitingQueue:
         if not isinstance(self._kv.cache, WatchedCache):
             raise ValueError(f"make_cache must make a cache with watches, got {type(self._kv.cache).__name__}")
         return self._kv.cache.watch_group()
+
+
+def _with_first(first: Request, ordered: Iterator[Request]) -> Iterator[Request]:
+    yield first
+    yield from (request for request in ordered if request is not first)

@@ -16,7 +16,9 @@ from pagewood.engine.api import (
     Delta,
     EngineConfig,
     FinishReason,
+    Pause,
     PoolingParams,
+    Resume,
     SamplingParams,
     SetPriority,
     Submit,
@@ -86,6 +88,8 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     eager_steps: frozenset[int]
     """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
+    pauses: tuple[tuple[int, int, bool], ...] = ()
+    """Steps before which the engine is paused and resumed, and whether the running requests leave."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     tree: TreeShape | None = None
@@ -228,6 +232,21 @@ def with_trees(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, max_drafts=tree.depth, tree=tree, guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))
 
 
+def with_interruptions(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with pauses, preemption by priority, and a limit on the time in the queue."""
+    starts = rng.sample(range(40), rng.randint(0, 3))
+    return replace(
+        scenario,
+        config=replace(
+            scenario.config,
+            preemption_threshold=rng.choice((None, 0, 0, 1)),
+            low_priority_first=rng.random() < 0.3,
+            max_queue_s=rng.choice((None, None, rng.randint(3, 60))),
+        ),
+        pauses=tuple((start, start + rng.randint(1, 12), rng.random() < 0.5) for start in starts),
+    )
+
+
 def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario with requests that ask for log probabilities of their output, their prompt, both or none."""
     arrivals = tuple(
@@ -347,12 +366,14 @@ class _Run:
     def to_the_end(self, after_step: Callable[[Engine], None] | None) -> Report:
         scenario, engine = self._scenario, self._engine
         last_event = max(max(a.at_step, a.abort_at_step or 0) for a in scenario.arrivals)
+        last_event = max(last_event, *(end for _, end, _ in scenario.pauses), 0)
         num_positions = sum(len(a.prompt) + (a.sampling.max_tokens or scenario.max_length) for a in scenario.arrivals)
         deadline = last_event + 20 * num_positions + 100
         pending: Pending | None = None
         while self._step <= last_event or len(self._ends) < len(scenario.arrivals) or pending is not None:
             assert self._step < deadline, f"no progress: {engine.counters()}"
             self._arrive()
+            self._pause()
             pending = self._advance(pending)
             self._collect()
             violation = engine.violation()
@@ -438,8 +459,18 @@ class _Run:
                 self._inbox.put(Abort(request_id=str(index)))
                 self._aborted.add(str(index))
 
+    def _pause(self) -> None:
+        for start, end, retracts in self._scenario.pauses:
+            if start == self._step:
+                self._inbox.put(Pause(request_id=f"pause at {start}", retract=retracts))
+            if end == self._step:
+                self._inbox.put(Resume(request_id=f"resume at {end}"))
+
     def _collect(self) -> None:
         for delta in self._outbox.take():
+            if not delta.request_id.isdecimal():
+                assert (delta.finish, delta.first) == (FinishReason.STOP, True)
+                continue
             assert delta.request_id not in self._ends, f"request {delta.request_id} was answered after its end"
             assert delta.first == (delta.request_id not in self._outputs)
             assert delta.carry == (delta.request_id.encode() if delta.first else b"")
@@ -453,6 +484,10 @@ class _Run:
         for index, arrival in enumerate(self._scenario.arrivals):
             name = str(index)
             output, last = self._outputs[name], self._ends[name]
+            if last.refusal is not None and last.refusal.code == "queue_timeout":
+                assert not output
+                assert self._scenario.config.max_queue_s is not None
+                continue
             if arrival.pooling is not None:
                 self._check_vector(name, arrival, arrival.pooling)
                 continue

@@ -150,6 +150,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "first) (default: %(default)s)",
     )
     scheduling.add_argument(
+        "--preemption-threshold",
+        type=int,
+        metavar="N",
+        help="a waiting request that does not fit preempts running ones whose priority is lower by more than this; "
+        "they go on later (default: requests are preempted only when memory runs out)",
+    )
+    scheduling.add_argument(
+        "--low-priority-first", action="store_true", help="let requests with a lower priority go first"
+    )
+    scheduling.add_argument(
+        "--max-queue-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="answer requests that have waited this long for their first step with 429 (default: they wait)",
+    )
+    scheduling.add_argument(
         "--radix-eviction-policy",
         choices=("lru", "queue-lru"),
         default=DEFAULTS.eviction_policy,
@@ -278,6 +294,9 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         page_size=options.page_size,
         schedule_policy=options.schedule_policy,
         schedule_conservativeness=options.schedule_conservativeness,
+        preemption_threshold=options.preemption_threshold,
+        low_priority_first=options.low_priority_first,
+        max_queue_s=options.max_queue_seconds,
         chunked_prefill_size=options.chunked_prefill_size,
         max_prefills=options.max_prefills,
         overlap=not options.disable_overlap,

@@ -120,6 +120,12 @@ class Flushed(msgspec.Struct, frozen=True):
     """Tokens whose KV was dropped from the device."""
 
 
+class Paused(msgspec.Struct, frozen=True):
+    """Whether the engine computes."""
+
+    paused: bool
+
+
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The KV memory of the device."""
 

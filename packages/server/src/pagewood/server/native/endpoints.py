@@ -106,6 +106,26 @@ class NativeEndpoints:
                 answer=answers.Flushed,
             ),
             Operation(
+                name="Pause",
+                tag=TAG,
+                method="POST",
+                path="/pause",
+                endpoint=self.pause,
+                body=fields.PauseRequest,
+                example={"mode": "retract"},
+                answer=answers.Paused,
+            ),
+            Operation(
+                name="Resume",
+                tag=TAG,
+                method="POST",
+                path="/resume",
+                endpoint=self.resume,
+                body=fields.ResumeRequest,
+                example={},
+                answer=answers.Paused,
+            ),
+            Operation(
                 name="ServerInfo",
                 tag=TAG,
                 method="GET",
@@ -187,6 +207,20 @@ class NativeEndpoints:
         self._model(None)
         answer = await self.service.ask(wire.Flush(request_id=new_request_id("req")))
         return _json(answers.Flushed(answer.num_cached_tokens))
+
+    async def pause(self, request: Request) -> Response:
+        """Compute nothing until `/resume`. No request ends; new ones are queued, and running ones go on afterwards."""
+        said = parse(fields.PauseRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        self._model(None)
+        await self.service.ask(wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract"))
+        return _json(answers.Paused(True))
+
+    async def resume(self, request: Request) -> Response:
+        """Compute again after `/pause`."""
+        parse(fields.ResumeRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        self._model(None)
+        await self.service.ask(wire.Resume(request_id=new_request_id("req")))
+        return _json(answers.Paused(False))
 
     async def server_info(self, request: Request) -> Response:
         """Describe the server: versions, configuration, memory and counters."""

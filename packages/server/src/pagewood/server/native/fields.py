@@ -290,5 +290,16 @@ class AbortRequest(_Strict):
     """The id of a request or of its answers."""
 
 
+class PauseRequest(_Strict):
+    """The body of `/pause`."""
+
+    mode: Literal["in_place", "retract"] = "in_place"
+    """in_place: running requests keep their memory; retract: they give it back, as if they were preempted."""
+
+
+class ResumeRequest(_Strict):
+    """The body of `/resume`, which has no fields."""
+
+
 class FlushRequest(_Strict):
     """The body of `/flush_cache`, which has no fields."""

@@ -1,0 +1,74 @@
+"""Running requests that give way to a waiting one of much higher priority, over several steps.
+
+A request whose step is in flight cannot lose its pages. So it first gets no grant, and leaves when its last step has
+been retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.state import EngineState
+
+WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
+"""(candidate, running requests, tokens of memory that it lacks, >= 1) -> the requests to preempt for it, or none."""
+
+
+class GivingWay:
+    """Knows which running requests make room for which waiting one. Invariant: for one at a time."""
+
+    __slots__ = ("_choose", "_kv", "_leaving", "favoured")
+
+    def __init__(self, kv: KVSpace, choose: WorthPreempting) -> None:
+        """Preempt what `choose` returns."""
+        self._kv = kv
+        self._choose = choose
+        self._leaving: list[Request] = []  # written by: giving_way
+        self.favoured: Request | None = None
+        """The waiting request that others make room for; it is to be admitted before all others."""
+        # written by: giving_way
+
+    def begin_step(self, state: EngineState) -> tuple[list[Request], int]:
+        """Move the leaving requests without a step in flight to the queue.
+
+        Returns:
+            Those that still have one, which must get no grant in this step; and how many were moved.
+        """
+        if self.favoured is None:
+            return [], 0
+        if self.favoured not in state.waiting:  # it has ended, or it runs
+            self.favoured, self._leaving = None, []
+            return [], 0
+        leaving = [request for request in self._leaving if request.row >= 0 and request.finish is None]
+        self._leaving = [request for request in leaving if request.num_in_flight]
+        return self._leaving, stop_all(state, self._kv, leaving)
+
+    def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> None:
+        """Choose the requests that give way to `candidate`, which does not fit now; they leave from the next step on.
+
+        Args:
+            state: of the engine.
+            candidate: waits.
+            num_reserved: as for `KVSpace.admit`.
+        """
+        if self._leaving:
+            return
+        page_size = self._kv.page_size
+        num_pages = -(-candidate.num_known // page_size) - candidate.num_matched // page_size + num_reserved
+        num_missing = max(1, (num_pages - self._kv.num_available) * page_size)
+        running = [request for request in state.running if request.finish is None]
+        chosen = self._choose(candidate, running, num_missing)
+        if chosen:
+            self.favoured, self._leaving = candidate, list(chosen)
+
+
+def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> int:
+    """Move those of some running requests that have no step in flight to the queue; return how many."""
+    ready = [request for request in requests if not request.num_in_flight]
+    for request in ready:
+        kv.release(request)
+        state.stop(request)
+        state.waiting.add(request)
+    return len(ready)

@@ -1,0 +1,215 @@
+"""Requests that give way to a higher priority, that wait too long, and engines that pause."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewood.engine.api import (
+    Abort,
+    Command,
+    Delta,
+    EngineConfig,
+    FinishReason,
+    Flush,
+    Pause,
+    Resume,
+    SamplingParams,
+    Submit,
+)
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import EchoRunner, oracle_tokens
+
+PAGE, NUM_PAGES, MAX_LENGTH, VOCAB = 4, 32, 64, 50
+
+
+class Bench:
+    """An engine with the echo model and a clock that the test sets, and the answers by request."""
+
+    def __init__(self, *, max_running: int = 2, **options: Any) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        self.now_s = 0.0
+        config = EngineConfig(page_size=PAGE, max_running=max_running, **options)
+        self.engine: Engine = assemble(
+            config,
+            info=EngineInfo(
+                model_name="echo", max_length=MAX_LENGTH, vocab_size=VOCAB, eos_token_ids=(), num_pages=NUM_PAGES,
+                page_size=PAGE,
+            ),
+            make_runner=lambda kv: EchoRunner(
+                num_rows=config.num_rows, max_length=MAX_LENGTH, num_pages=NUM_PAGES, page_size=PAGE,
+                vocab_size=VOCAB, held_pages=kv.held_pages,
+            ),
+            inbox=self.inbox,
+            outbox=self.outbox,
+            clock=lambda: self.now_s,
+        )  # fmt: skip
+        self.pending: Pending | None = None
+        self.deltas: dict[str, list[Delta]] = {}
+
+    def step(self, *commands: Command) -> None:
+        for command in commands:
+            self.inbox.put(command)
+        self.pending = self.engine.advance(self.pending)
+        for delta in self.outbox.take():
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+        assert self.engine.violation() is None
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.step()
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for delta in self.deltas.get(name, []) for token in delta.tokens]
+
+    def finish(self, name: str) -> FinishReason | None:
+        return self.deltas[name][-1].finish if name in self.deltas else None
+
+
+def submit(name: str, prompt: list[int], *, priority: int = 0, max_tokens: int = 30) -> Submit:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return Submit(
+        request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling, priority=priority, carry=b"c"
+    )
+
+
+def expected(prompt: list[int], max_tokens: int = 30) -> list[int]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return oracle_tokens(
+        tuple(prompt), sampling, vocab_size=VOCAB, stop_ids=frozenset(), max_length=MAX_LENGTH
+    )  # fmt: skip
+
+
+LONG, OTHER, URGENT = [1] * 20, [2] * 20, [3] * 8
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_of_much_higher_priority_takes_the_place_of_the_least_deserving(overlap: bool) -> None:
+    bench = Bench(preemption_threshold=5, overlap=overlap)
+    bench.step(submit("a", LONG), submit("b", OTHER, priority=1))
+    bench.steps(4)
+    bench.step(submit("urgent", URGENT, priority=6, max_tokens=3))
+    bench.steps(6)
+    assert bench.finish("urgent") is FinishReason.LENGTH
+    assert bench.engine.counters().num_preempted == 1
+    assert len(bench.tokens("a")) < len(bench.tokens("b"))  # a left, because its priority is lower by more than 5
+    bench.steps(60)
+    assert (bench.tokens("a"), bench.tokens("b")) == (expected(LONG), expected(OTHER))
+
+
+@pytest.mark.parametrize(("threshold", "priority"), [(None, 99), (6, 6), (5, 5)])
+def test_a_lower_priority_alone_is_no_reason(threshold: int | None, priority: int) -> None:
+    bench = Bench(preemption_threshold=threshold)
+    bench.step(submit("a", LONG), submit("b", OTHER))
+    bench.steps(4)
+    bench.step(submit("urgent", URGENT, priority=priority))
+    bench.steps(15)
+    assert bench.engine.counters().num_preempted == 0
+    assert not bench.tokens("urgent")
+
+
+def test_memory_is_given_too() -> None:
+    bench = Bench(preemption_threshold=0, max_running=4, schedule_conservativeness=0.01)
+    bench.step(*(submit(name, [number] * 34) for number, name in enumerate("abc", 1)))
+    bench.steps(4)
+    bench.step(submit("urgent", [9] * 30, priority=1, max_tokens=4))
+    bench.steps(8)
+    assert bench.finish("urgent") is FinishReason.LENGTH
+    bench.steps(120)
+    assert [bench.tokens(name) for name in "abc"] == [expected([number] * 34) for number in (1, 2, 3)]
+
+
+def test_nobody_leaves_for_a_request_that_has_ended() -> None:
+    bench = Bench(preemption_threshold=0)
+    bench.step(submit("a", LONG), submit("b", OTHER))
+    bench.steps(4)
+    bench.step(submit("urgent", URGENT, priority=1))
+    bench.step(Abort(request_id="urgent"))
+    bench.steps(5)
+    assert bench.engine.counters().num_preempted == 0
+
+
+def test_lower_priorities_can_go_first() -> None:
+    bench = Bench(preemption_threshold=0, max_running=1, low_priority_first=True)
+    bench.step(submit("a", LONG, priority=3), submit("b", OTHER, priority=2))
+    bench.steps(3)
+    assert bench.tokens("b")
+    bench.step(submit("urgent", URGENT, priority=1, max_tokens=2))
+    bench.steps(5)
+    assert bench.finish("urgent") is FinishReason.LENGTH
+    assert not bench.tokens("a")
+
+
+def test_a_request_that_never_ran_is_refused_when_it_has_waited_too_long() -> None:
+    bench = Bench(max_running=1, max_queue_s=10.0)
+    bench.step(submit("a", LONG), submit("b", OTHER))
+    bench.now_s = 9.9
+    bench.steps(2)
+    assert "b" not in bench.deltas
+    bench.now_s = 10.0
+    bench.step()
+    (last,) = bench.deltas["b"]
+    assert last.finish is FinishReason.REFUSED
+    assert last.refusal is not None
+    assert (last.refusal.code, last.carry) == ("queue_timeout", b"c")
+    bench.steps(40)
+    assert bench.tokens("a") == expected(LONG)
+
+
+def test_a_preempted_request_may_wait_as_long_as_it_must() -> None:
+    bench = Bench(max_running=1, max_queue_s=10.0, preemption_threshold=0)
+    bench.step(submit("a", LONG))
+    bench.steps(3)
+    bench.step(submit("urgent", URGENT, priority=1, max_tokens=20))
+    bench.steps(5)
+    assert bench.engine.counters().num_preempted == 1
+    bench.now_s = 100.0
+    bench.steps(60)
+    assert bench.tokens("a") == expected(LONG)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("retract", [False, True])
+def test_a_paused_engine_computes_nothing_and_goes_on_where_it_stopped(overlap: bool, retract: bool) -> None:
+    bench = Bench(overlap=overlap)
+    bench.step(submit("a", LONG))
+    bench.steps(5)
+    bench.step(Pause(request_id="pause", retract=retract))
+    assert bench.finish("pause") is FinishReason.STOP
+    bench.steps(2)
+    num_steps, num_tokens = bench.engine.counters().num_steps, len(bench.tokens("a"))
+    bench.step(submit("b", OTHER))
+    bench.steps(5)
+    counters = bench.engine.counters()
+    assert (counters.num_steps, len(bench.tokens("a"))) == (num_steps, num_tokens)
+    assert (counters.num_running, counters.num_waiting) == ((0, 2) if retract else (1, 1))
+    bench.step(Flush(request_id="flush"))
+    assert (bench.deltas["flush"][0].num_cached_tokens > 0) == retract
+    bench.step(Resume(request_id="resume"))
+    bench.steps(80)
+    assert (bench.tokens("a"), bench.tokens("b")) == (expected(LONG), expected(OTHER))
+
+
+def test_a_paused_engine_takes_aborts() -> None:
+    bench = Bench()
+    bench.step(submit("a", LONG), submit("b", OTHER))
+    bench.steps(3)
+    bench.step(Pause(request_id="pause"))
+    bench.step(Abort(request_id="a"), Abort(request_id="b"))
+    assert (bench.finish("a"), bench.finish("b")) == (FinishReason.ABORT, FinishReason.ABORT)
+    bench.steps(2)
+    assert bench.engine.counters().num_draining == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preemption_threshold": -1}, "preemption_threshold must be >= 0"),
+        ({"max_queue_s": 0.0}, "max_queue_s must be"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)
