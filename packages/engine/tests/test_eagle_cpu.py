@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,10 @@ class Bench:
         self.driver.generate(sequences, num_tokens=1, chunk=chunk)
         return sequences
 
-    def step(self, sequences: list[DrivenSequence], drafts: list[int]) -> list[list[int]]:
+    def step(self, sequences: list[DrivenSequence], drafts: list[int], *, is_followed: bool = True) -> list[list[int]]:
         """Compute a step with drafts; return the drafts of each sequence."""
         work = [(one, 1) for one in sequences]
-        batch = self.driver.batch(work, drafts=[(n, n) for n in drafts])
+        batch = replace(self.driver.batch(work, drafts=[(n, n) for n in drafts]), is_followed=is_followed)
         result = self.runner.launch(batch).wait()
         assert (drafts if result.num_drafted is None else result.num_drafted.tolist()) == drafts
         assert result.num_drafted is not None or not any(drafts)
@@ -188,6 +189,53 @@ def test_a_row_that_is_far_behind_starts_with_a_shorter_context(kind: str) -> No
     assert bench.step([sequence], [4]) == [expected]
     assert_state(bench, kind, sequence, begin=begin)
     assert bench.drafter.counts.num_short == 1
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_idle", [0, PATIENCE + 2])
+def test_a_head_that_slept_begins_where_it_was_woken(kind: str, num_idle: int) -> None:
+    """Steps that need not be followed leave nothing behind: what it remembers from before them is not used."""
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    sequences = bench.prefilled(prompts_of(3))
+    bench.step(sequences, [2, 0, 3])
+    for _ in range(num_idle):
+        bench.step(sequences, [0, 0, 0])
+    for _ in range(6):
+        bench.step(sequences, [0, 0, 0], is_followed=False)
+        assert bench.runner._now is bench.runner._plain
+    begins = [len(one.tokens) - 1 for one in sequences]
+    for _ in range(3):
+        bench.step(sequences, [0, 0, 0])
+    assert not bench.drafter.has_rest
+    assert bench.runner._now is bench.runner._full
+    for drafts in ([4, 0, 2], [5, 5, 0]):
+        expected = [
+            drafted(kind, one.tokens, n, begin=begin)[0] if n else []
+            for one, n, begin in zip(sequences, drafts, begins, strict=True)
+        ]
+        assert bench.step(sequences, drafts) == expected
+    assert_state(bench, kind, sequences[0], begin=begins[0])
+    counts = bench.drafter.counts
+    assert (counts.num_postponed, counts.num_short) == (0, 3)
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_is_woken_by_drafts_first_makes_none(kind: str) -> None:
+    bench = Bench(kind, SamplingParams(temperature=0.0))
+    [sequence] = bench.prefilled(prompts_of(2)[1:])
+    for _ in range(4):
+        bench.step([sequence], [0], is_followed=False)
+    begin = len(sequence.tokens) - 1
+    batch = bench.driver.batch([(sequence, 1)], drafts=[(3, 3)])
+    result = bench.runner.launch(batch).wait()
+    assert (result.counts.tolist(), result.num_drafted.tolist(), result.num_postponed) == ([1], [0], 1)  # type: ignore[union-attr]
+    sequence.tokens.extend(result.tokens.tolist())
+    sequence.num_computed = len(sequence.tokens) - 1
+    expected = [drafted(kind, sequence.tokens, 4, begin=begin)[0]]
+    assert bench.step([sequence], [4]) == expected
+    assert_state(bench, kind, sequence, begin=begin)
     bench.runner.close()
 
 

@@ -226,7 +226,7 @@ def test_positions_that_are_computed_again_are_not_wanted_again() -> None:
 
 FAULTS = {
     "sums of another grant": (
-        cpu_runner.CPURunner, "_step", "self._sums[: len(grants.pooled)]", "self._sums[[0] * len(grants.pooled)]",
+        cpu_runner.CPURunner, "_step", "now.sums[: len(grants.pooled)]", "now.sums[[0] * len(grants.pooled)]",
     ),
     "truncated after normalising": (
         Pool, "vector", "mean / length if length > 0.0 else mean",

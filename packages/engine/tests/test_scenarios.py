@@ -53,6 +53,9 @@ With an engine that speculates, it finds these:
     drafts past the limit      drafts are computed for positions that the request cannot have
     drafts without pages       drafts are computed although there are no pages for them
     start not lowered          a step begins where the host thought the row would end
+    drafts from stale KV       a drafter that fell behind drafts from KV of another text
+    drafts from the KV of the row before   the same, from that of the request that had the row
+    drafts before the KV is computed       the same, from KV that is missing
     drafts not announced       the pages of drafts are not given to the runner
 
 With trees of drafts, it finds these:
@@ -89,6 +92,7 @@ from pagewood.engine.testing import (
     with_trees,
 )
 from pagewood.engine.testing.echo import EchoRunner
+from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.schedpolicy import MATCH_ORDERS, Order, deserving, order_named
 from scale import scaled
 from seeded_faults import Edit, seed_fault
@@ -225,6 +229,7 @@ def test_scenarios_with_drafts_exercise_what_they_claim(
     assert sum(report.num_preempted for report in reports) > 6
     assert sum(report.num_cached_tokens for report in reports) > 150
     assert sum(report.num_aborted for report in reports) > 15
+    assert make is with_trees or sum(report.num_rebuilt for report in reports) > 1500
 
 
 def steady_scenario(*, overlap: bool, num_output: int = 20) -> Scenario:
@@ -537,6 +542,13 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
             "np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()",
             "batch.starts.tolist()",
         )
+    ],
+    "drafts from stale KV": [
+        (EchoDrafts, "catch_up", "self._tags[slots[first:]] != tags[first:]", "self._tags[slots[first:]] == 0")
+    ],
+    "drafts from the KV of the row before": [(EchoDrafts, "begin", "self._ends[rows] = 0", "pass")],
+    "drafts before the KV is computed": [
+        (EchoDrafts, "catch_up", "np.flatnonzero(is_stale)", "np.flatnonzero(is_stale[:0])")
     ],
     "drafts not announced": [
         (batch.BatchBuilder, "build", "-(-(start + grant.num_tokens) // page_size)", "start // page_size + 1")

@@ -17,6 +17,8 @@ speed. The faults in `FAULTS` are seeded one at a time, and each is found:
     verified a position late   the target draws for the next position
     state of the last position a head drafts from the state at the end of the step, accepted or not
     state of another row       a head drafts from the state of another row
+    states from before a sleep a head catches up from hidden states with a gap
+    state from before a rest   a head drafts from the state that it had when it was left out
     state not kept             a head computes all of its drafts from one state
 """
 
@@ -375,6 +377,8 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
         "cyclic",
         [(HEAD, "plan", "admitted = ", "self._states[:] = np.roll(self._states, 1, axis=0); admitted = ")],
     ),
+    "states from before a sleep": ("cyclic", [(HEAD, "plan", "self._missing[:] = -1", "pass")]),
+    "state from before a rest": ("cyclic", [(HEAD, "plan", "self._has_state[:] = False", "pass")]),
     "state not kept": (
         "cyclic",
         [(HEAD, "record_drafts", "tape.emit(Operation.KEEP, scope.sampled, scope.index, fed, states, size)", "pass")],

@@ -320,7 +320,7 @@ class GivenTrees:
     """Drafts what a test has put into its arrays, for all tokens of a step."""
 
     max_nodes = MAX_NODES
-    has_rest = False
+    has_rest = captures = False
     counts = DraftCounts()
 
     def __init__(self, window: int | None = None) -> None:

@@ -204,6 +204,38 @@ def test_the_cost_of_drafting_counts(pass_s: float, num_requests: int, knows: bo
     assert run.speedup >= 0.94 * machine.best_fixed(8, num_requests, 100)
 
 
+@pytest.mark.parametrize("num_requests", [1, 4, 64])
+@pytest.mark.parametrize("num_steps", [0.5, 3.0, 30.0])
+def test_what_drafters_have_left_out_is_paid_for(num_steps: float, num_requests: int):
+    """After each rest a drafter first takes as long as `num_steps` plain steps, and nothing is accepted."""
+    assert waking(Control, num_steps, num_requests) >= 0.985
+
+
+def waking(make: type[Control], num_steps: float, num_requests: int, *, life: int = 17) -> float:
+    """Return the speedup of short requests if drafts never help and a rest makes them expensive."""
+    step_s = CURVES["bent"]
+    machine = SpeculativeMachine(
+        step_s=step_s,
+        accepts=ACCEPTS["never"],
+        draft_s=lambda passes, tokens: 1e-4 * passes,
+        wake_s=num_steps * step_s(num_requests),
+        noise=0.03,
+        life=life,
+    )
+    control = make(5, machine.table(SIZES), max_slowdown=0.01, draft_cost=DraftCost(per_pass_s=1e-4))
+    return make_run(machine, control, num_requests, 6000).speedup
+
+
+def test_drafters_need_not_follow_between_probes_and_follow_before_each():
+    machine = SpeculativeMachine(step_s=CURVES["affine"], accepts=ACCEPTS["never"], noise=0.03, life=10_000)
+    run = make_run(machine, Control(4, machine.table(SIZES)), 16, 4000)
+    assert sum(run.is_far) > 2000
+    assert run.reasons.count("probe") >= 4
+    for step, reason in enumerate(run.reasons):
+        if reason == "probe" and run.reasons[step - 1] != "probe" and step > 100:
+            assert not any(run.is_far[step - 16 : step + 1]), step
+
+
 @pytest.mark.parametrize("num_requests", [1, 16])
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_wrong_table_is_corrected(curve: str, num_requests: int):
@@ -243,6 +275,13 @@ class NoAccount(Control):
         self._account_s = 1e9
 
 
+class ForgetsDebts(Control):
+    def _settle(self, *args: Any, **kwargs: Any) -> None:
+        super()._settle(*args, **kwargs)
+        self._wake_s = 0.0
+        self._account_s = max(0.01, self.account_s)
+
+
 class NoProbe(Control):
     def _probe(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -269,6 +308,7 @@ class StaysAtZero(Control):
 
 def test_the_checks_notice_faults():
     assert deaf(NoAccount) < 0.95
+    assert waking(ForgetsDebts, 3.0, 1) < 0.95
     assert after_changes(NoProbe, "affine")[1] < 0.5
     assert min(back_from_load(StaysAtZero)) < 0.5
     assert min(corrected(NoSample, curve, 4) for curve in ("linear", "affine")) < 0.98

@@ -100,6 +100,11 @@ class Watched:
         """Why the latest numbers are what they are."""
         return self.policy.reason
 
+    @property
+    def is_far(self) -> bool:
+        """Whether drafters need not follow."""
+        return self.policy.is_far
+
     def set_cost(self, *costs: Any) -> None:
         """Pass on the cost of steps."""
         self.policy.set_cost(*costs)  # type: ignore[attr-defined]

@@ -344,6 +344,9 @@ class Submit:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     pooling: PoolingParams | None = None
     priority: int = 0
+    deadline_s: float | None = None
+    """Time by which it should have ended, on the clock of `time.monotonic`. A request that falls behind gets more of
+    the drafts; it is not ended at that time. None: it has no deadline."""
     namespace: str | None = None
     carry: bytes = b""
     explain: bool = False
@@ -610,7 +613,7 @@ class EngineConfig:
     hidden states (EAGLE-3 or MTP); auto: the head or the draft model that comes with the model, otherwise ngram."""
     speculative_model: str | None = None
     """Folder of the draft model or the head; None: the one in the model's folder (`draft` or `eagle`)."""
-    speculative_num_tokens: int = 4
+    speculative_num_tokens: int = 5
     """Most draft tokens of a request in one step; with `speculative_topk` > 1, the nodes of its tree."""
     speculative_topk: int = 1
     """Most children of a draft token, at most `speculative_num_tokens`; more than 1 makes trees, which only draft and

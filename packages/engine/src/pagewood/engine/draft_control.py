@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from time import monotonic
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.core.loop import EngineInfo, Runner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.step_times import measure_draft_times, measure_step_times
-from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, TreeControl
+from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, TreeControl, WeightByUrgency
 
 _log = logging.getLogger(__name__)
 _MAX_SLOWDOWN = 0.01
@@ -41,12 +42,14 @@ def draft_control(config: EngineConfig, *, computes_padding: bool = False) -> Dr
             mode=config.speculative_control,
             max_slowdown=_MAX_SLOWDOWN,
             computes_padding=computes_padding,
+            weight=WeightByUrgency(monotonic),
         )
     return DraftControl(
         config.speculative_num_tokens,
         mode=config.speculative_control,
         max_slowdown=_MAX_SLOWDOWN,
         computes_padding=computes_padding,
+        weight=WeightByUrgency(monotonic),
     )
 
 

@@ -8,7 +8,7 @@ from pagewood.schedpolicy.chunking import DynamicChunk
 from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.deferral import InBatchDeferral
 from pagewood.schedpolicy.depth_first import DepthFirstWeight
-from pagewood.schedpolicy.drafting import Decoding, DraftControl, weight_by_priority
+from pagewood.schedpolicy.drafting import Decoding, DraftControl
 from pagewood.schedpolicy.fallback import FallbackAbove
 from pagewood.schedpolicy.latency import StepModel, StepSample
 from pagewood.schedpolicy.names import MATCH_ORDERS, ORDERS, PLAIN_ORDERS, order_named
@@ -45,6 +45,7 @@ from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.tagged import TagAffinity
 from pagewood.schedpolicy.tiers import Tiers
 from pagewood.schedpolicy.tree_drafting import TreeControl
+from pagewood.schedpolicy.urgency import Urgent, WeightByUrgency, weight_by_priority
 from pagewood.schedpolicy.verdict import Outcome, Verdict
 from pagewood.schedpolicy.victim import (
     by_least_lost,
@@ -66,9 +67,9 @@ __all__ = [
     "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load",
     "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder",
     "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers",
-    "TooLate", "TreeControl", "Usage", "Verdict", "Waiting", "__version__", "by_arrival", "by_deadline",
-    "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority", "by_most_slack", "by_priority",
-    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share",
-    "fits_until_all_end", "order_named", "prefill_first", "weight_by_priority", "weighted_round_robin",
-    "worth_preempting",
+    "TooLate", "TreeControl", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__",
+    "by_arrival", "by_deadline", "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority",
+    "by_most_slack", "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first",
+    "deserving", "fair_share", "fits_until_all_end", "order_named", "prefill_first", "weight_by_priority",
+    "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 from pagewood.schedpolicy.acceptance import Acceptance, Estimate
 from pagewood.schedpolicy.step_cost import DraftCost, StepCost
+from pagewood.schedpolicy.urgency import weight_by_priority
 
 Mode = Literal["adaptive", "fixed"]
 
@@ -36,7 +37,16 @@ _MIN_SAMPLE_INTERVAL = 4
 _MAX_SAMPLE_INTERVAL = 256
 _NUM_STEPS_KEPT = 400
 _SKIP_AFTER = 4
-_NUM_SKIPPED = 7
+_MIN_SKIPPED = 7
+_MAX_SKIPPED = 63
+_DECISION_S = 5e-5
+_PER_PAIR_S = 1e-6
+_DECISION_SHARE = 0.0025
+_PROBE_SHARE = 0.4
+_WAKE_RATE = 0.5
+_NUM_FOLLOWED = 24
+_MAX_DELAY = 8192
+_MAX_DEBT = 10.0
 
 
 class Decoding(Protocol):
@@ -56,11 +66,6 @@ class Decoding(Protocol):
 D = TypeVar("D", bound=Decoding)
 
 
-def weight_by_priority(request: Decoding) -> float:
-    """Return 1.25 to the power of the priority, which is limited to [-6, 6] (weights of 0.26 to 3.8)."""
-    return 1.25 ** min(6, max(-6, request.priority))
-
-
 class DraftControl(Generic[D]):
     """Decides how many tokens are drafted for each decoding request of a step.
 
@@ -72,14 +77,17 @@ class DraftControl(Generic[D]):
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
     that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
-    the account, and the account never holds more than `max_slowdown` of 400 plain steps. Invariant: with a correct
+    the account, and the account never holds more than `max_slowdown` of 400 plain steps, or owes more than of 4,000.
+    Drafts that take twice as long as expected, but not after a rest, count as interrupted. Invariant: with a correct
     table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
     held at the start (`max_slowdown` of 100 plain steps).
 
     If nothing is drafted, a few requests (all, where padding makes that free) draft one or two tokens in two steps
-    after 16, then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for it. A step of a new
-    size is first taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every 256, and
-    more often where it differs from the table, to keep the cost of plain decoding measured.
+    after 16, then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for both steps, with what
+    drafters took beyond their usual time in earlier steps after a rest: they read then what they had left out. Between
+    probes most steps rest, and drafters need not follow the text until 24 steps before the next one (`is_far`). A step
+    of a new size is first taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every
+    256, and more often where it differs from the table, to keep the cost of plain decoding measured.
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -92,6 +100,7 @@ class DraftControl(Generic[D]):
         "_draft_cost",
         "_estimates",
         "_everyone",
+        "_is_far",
         "_is_stopped",
         "_kept_reason",
         "_last_plain",
@@ -108,6 +117,7 @@ class DraftControl(Generic[D]):
         "_num_zero",
         "_probe_interval",
         "_sample_interval",
+        "_wake_s",
         "_was_drafted",
         "_weight",
         "_zero_reason",
@@ -188,6 +198,11 @@ class DraftControl(Generic[D]):
         """Their reason."""  # written by: DraftControl
         self._was_drafted = False
         """Whether the step that was observed last had drafts."""  # written by: DraftControl
+        self._is_far = False
+        """See `is_far`."""  # written by: DraftControl
+        self._wake_s = 0.0
+        """Seconds that the first step with drafts after a rest takes beyond what it is expected to."""
+        # written by: DraftControl
         self._is_stopped = False
         """Whether nothing is drafted until the account recovers or a probe pays."""  # written by: DraftControl
         self._num_zero = 0
@@ -228,6 +243,11 @@ class DraftControl(Generic[D]):
         """Requests of which something is kept; `forget` drops them."""
         return len(self._estimates)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the next steps get no drafts for some time, if the load does not fall."""
+        return self._is_far
+
     def set_cost(self, cost: StepCost, draft_cost: DraftCost | None = None) -> None:
         """Replace the costs, for example when they have been measured; None: the cost of drafting stays."""
         self._cost, self._account_s = cost, None
@@ -240,13 +260,14 @@ class DraftControl(Generic[D]):
     def rests(self, num_requests: int) -> bool:
         """Return whether a step with this number of requests gets no drafts; the requests themselves are not read.
 
-        While nothing is drafted, that is so in seven of eight steps. Call it before `lengths`, which need not be called
-        if it returns True.
+        While nothing is drafted, that is so in seven of eight steps, or in more if decisions take long. Call it before
+        `lengths`, which need not be called if it returns True.
         """
         if not self._num_skips or 4 * num_requests < 3 * self._last_size:  # not at a much lower load
             return False
         self._num_skips -= 1
         self._num_zero += 1
+        self._is_far = self._num_zero + _NUM_FOLLOWED < self._probe_interval
         self.reason = self._zero_reason
         self.steps_by_reason[self.reason] += 1
         return True
@@ -260,6 +281,7 @@ class DraftControl(Generic[D]):
             requests: All requests that decode in the step.
             num_other_tokens: Prompt tokens that the step computes as well.
         """
+        self._is_far = False
         self.reason, lengths = self._decide(requests, num_other_tokens)
         self.steps_by_reason[self.reason] += 1
         return lengths
@@ -311,11 +333,12 @@ class DraftControl(Generic[D]):
         if cost is None or num_tokens < 1:
             return
         num_requests = len(requests) + num_others
+        has_rested, self._was_drafted = not self._was_drafted, num_granted > 0
         if num_requests:
             num_added = self._num_computed(granted if self._computes_padding else drafted)
             self._settle(
                 cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), num_steps, draft_s,
-                verify_s,
+                verify_s, has_rested,
             )  # fmt: skip
         if verify_s > 0:
             if num_requests and not num_granted:
@@ -323,7 +346,6 @@ class DraftControl(Generic[D]):
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
             cost.observe(num_tokens, verify_s)
-        has_rested, self._was_drafted = not self._was_drafted, num_granted > 0
         # After a rest, a drafter first reads what it has left out.
         if num_granted and not (has_rested and self._draft_cost.is_known):
             num_drafts = self._num_computed(granted)
@@ -341,6 +363,7 @@ class DraftControl(Generic[D]):
         num_steps: int,
         draft_s: float,
         verify_s: float,
+        has_rested: bool,
     ) -> None:
         """Enter a step into the account."""
         plain_s = cost.seconds(num_plain)
@@ -350,6 +373,10 @@ class DraftControl(Generic[D]):
         if num_granted:
             num_prompt = max(0, num_plain - num_requests)
             expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted), num_prompt)
+            if draft_s and not has_rested and self._draft_cost.is_known:
+                draft_s = min(draft_s, 2 * expected_s)  # more is no work of the drafter, but an interruption
+            if draft_s and has_rested:
+                self._wake_s += _WAKE_RATE * (max(0.0, draft_s - expected_s) - self._wake_s)
             taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
@@ -357,7 +384,7 @@ class DraftControl(Generic[D]):
         limit_s = self._limit_s(plain_s)
         account_s = limit_s / 4 if self._account_s is None else self._account_s
         account_s += num_steps * (0.75 * self._max_slowdown * taken_s + profit_s)
-        self._account_s = min(limit_s, max(-limit_s / 4, account_s))
+        self._account_s = min(limit_s, max(-_MAX_DEBT * limit_s, account_s))
 
     def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
         size = len(requests)
@@ -381,6 +408,8 @@ class DraftControl(Generic[D]):
                 if self._kept_reason == "gain":
                     self._num_speculated += 1
                 return self._kept_reason, kept
+        if 4 * size < 3 * self._last_size:  # what a probe costs now is not known yet
+            self._probe_interval = min(self._probe_interval, _MIN_INTERVAL)
         self._last_size, self._last_plain, self._num_kept = size, num_plain, 0
         self._num_decisions += 1
         plain_s = cost.seconds(num_plain)
@@ -422,10 +451,13 @@ class DraftControl(Generic[D]):
                     estimate.length = length
                 self._num_kept, self._kept_reason = 1, "probe"  # the first step after a rest says little of the cost
                 self._num_zero = self._num_undrafted = 0
-                self._probe_interval = min(2 * self._probe_interval, _MAX_PROBE_INTERVAL)
+                self._probe_interval = max(_MIN_INTERVAL, min(2 * self._probe_interval, _MAX_PROBE_INTERVAL))
                 return "probe", lengths
         if self._num_undrafted >= _SKIP_AFTER:
-            self._num_skips = _NUM_SKIPPED
+            decision_s = _DECISION_S + _PER_PAIR_S * size * self.max_tokens
+            num_skips = int(decision_s / (_DECISION_SHARE * plain_s))
+            self._num_skips = min(_MAX_SKIPPED, max(_MIN_SKIPPED, num_skips))
+            self._is_far = self._num_zero + _NUM_FOLLOWED < self._probe_interval
         return reason, [0] * size
 
     def _num_computed(self, lengths: Sequence[int]) -> int:
@@ -461,7 +493,8 @@ class DraftControl(Generic[D]):
             estimate = known.get(arrival)
             if estimate is None:
                 estimate = known[arrival] = self._everyone.estimate()
-                self._probe_interval = _MIN_INTERVAL
+                if len(requests) <= 2:  # it is most of the batch
+                    self._probe_interval = _MIN_INTERVAL
             elif estimate.is_stale:
                 if is_small or not (turn + arrival) & 3 or estimate.num_observations < 6:
                     estimate.refresh()
@@ -587,10 +620,14 @@ class DraftControl(Generic[D]):
 
         Where steps are padded, the least probe may pay for many tokens; then all requests take part.
         """
-        size = len(estimates)
-        most_s = min(self.account_s / 2, 0.4 * self._max_slowdown * plain_s * self._num_zero)
+        size, share_s = len(estimates), _PROBE_SHARE * self._max_slowdown * plain_s
         num_each = min(2, self.max_tokens)
         least_s = self._probe_s(cost, num_plain, plain_s, 1, 1)
+        needed_s = 2 * least_s + self._wake_s  # two steps
+        if needed_s > share_s * self._num_zero:
+            self._probe_interval = min(_MAX_DELAY, int(needed_s / share_s) + 1)
+            return None
+        most_s = min(self.account_s / 2, (share_s * self._num_zero - self._wake_s) / 2)
         for num_requests, length in ((size, num_each), (size, 1), (max(1, size // 8), num_each), (1, 1)):
             risk_s = self._probe_s(cost, num_plain, plain_s, num_requests, length)
             if risk_s <= most_s and (num_requests < size or size == 1 or risk_s <= least_s + 0.01 * plain_s):

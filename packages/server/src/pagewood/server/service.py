@@ -153,6 +153,7 @@ class Service:
                     reading=reading,
                     namespace=generation.namespace,
                     priority=generation.priority,
+                    deadline_s=generation.deadline_s,
                     max_length=model.max_length,
                 )
                 for prompt in generation.prompts

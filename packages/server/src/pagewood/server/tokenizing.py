@@ -294,6 +294,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         sampling=sampling,
         pooling=message.pooling,
         priority=message.priority,
+        deadline_s=message.deadline_s,
         namespace=message.namespace,
         carry=wire.encode(first),
         explain=message.explains,

@@ -109,6 +109,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     namespace: str | None = None
     """Requests share cached prefixes only within a namespace."""
     priority: int = 0
+    deadline_s: float | None = None
+    """See `Submit.deadline_s`."""
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
     explains: bool = False

@@ -70,6 +70,8 @@ class Batch:
     """[A, NUM_STOP_IDS] tokens that end the row of each; -1: no token."""
     namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     """[A] a number that stands for the namespace of each, for drafters that remember text; empty if none drafts."""
+    is_followed: bool = True
+    """Whether a drafter may be asked for drafts soon. If not, it may leave out what only later drafts would need."""
     adjustments: Adjustments | None = None
     """How the logits of admitted requests are changed before tokens are drawn; None: those of none are."""
     processors: Processors | None = None
@@ -131,12 +133,13 @@ class BatchBuilder:
         """Makes the numbers of namespaces impossible to guess, so that no tenant can choose a name like another's."""
         self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
 
-    def build(self, grants: Sequence[Grant], *, is_constraining: bool = False) -> Batch:
+    def build(self, grants: Sequence[Grant], *, is_constraining: bool = False, is_followed: bool = True) -> Batch:
         """Return the arrays of one step.
 
         Args:
             grants: those of one plan, before its launch is counted.
             is_constraining: whether any of their requests may have a grammar.
+            is_followed: see `Batch.is_followed`.
         """
         page_size = self._page_size
         page_rows: list[int] = []
@@ -200,6 +203,7 @@ class BatchBuilder:
             extras["pooled"] = np.array(pooled, np.int32)
         return Batch(
             **extras,
+            is_followed=is_followed,
             page_rows=pages.rows,
             page_columns=pages.columns,
             page_ids=pages.values,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import inf
 
 import numpy as np
 
@@ -135,6 +136,7 @@ class Intake:
             carry=submit.carry,
             arrival=self._num_arrivals,
             arrived_s=now_s,
+            deadline_s=inf if submit.deadline_s is None else submit.deadline_s,
             explains=submit.explain,
             num_prompt=len(prompt),
             max_length=len(tokens),

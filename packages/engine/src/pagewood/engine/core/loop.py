@@ -87,6 +87,8 @@ class Pending:
     """Requests whose draws wait for masks."""  # written by: loop
     num_masks: int = 0
     """How many masks they need at most."""
+    is_drafting: bool = False
+    """Whether any of its grants was made longer by drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,10 +277,14 @@ class Engine:
         self._num_preempted += plan.num_preempted
         if not plan.grants:
             return None
-        grants = plan.grants if self._speculation is None else self._speculation.extend(plan.grants)
+        grants, speculation, is_followed = plan.grants, self._speculation, True
+        if speculation is not None:
+            grants = speculation.extend(grants)
+            is_followed = speculation.is_followed
+        is_drafting = grants is not plan.grants
         try:
             is_constraining = state.num_constrained > 0
-            batch = self._builder.build(grants, is_constraining=is_constraining)
+            batch = self._builder.build(grants, is_constraining=is_constraining, is_followed=is_followed)
             handle = self._runner.launch(batch)
         except Exception as error:
             _log.exception("a step could not be launched")
@@ -295,7 +301,7 @@ class Engine:
             request.num_in_flight += 1
             request.num_unseen += grant.num_promised
         if not is_constraining:
-            return Pending(grants=grants, handle=handle)
+            return Pending(grants=grants, handle=handle, is_drafting=is_drafting)
         for grant in grants:
             grant.request.num_untold = 0
         promising = [grant.request for grant in grants if grant.num_promised]
@@ -305,6 +311,7 @@ class Engine:
             handle=handle,
             constrained=[promising[index] for index in waiting],
             num_masks=int(batch.num_promised[batch.constrained].sum()),
+            is_drafting=is_drafting,
         )
 
     def _constrain(self, pending: Pending | None) -> None:
@@ -342,7 +349,7 @@ class Engine:
             grant.request.num_unseen -= grant.num_promised - grant.request.num_foreseen
         if result is not None:
             if self._speculation is not None:
-                self._speculation.settle(pending.grants, result)
+                self._speculation.settle(pending.grants, result, is_drafting=pending.is_drafting)
             self._send(retire(self._state, self._kv, pending.grants, result))
         elif failure is not None:
             self._send(self._fail(pending.grants, failure))

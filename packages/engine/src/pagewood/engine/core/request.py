@@ -13,6 +13,7 @@ retired, because steps may yield fewer tokens than they promised.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Request:
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""
     arrived_s: float
+    deadline_s: float = inf
+    """Time by which it should have ended, on the engine's clock."""
     explains: bool = False
     """Whether its first answer says what was cached of its prompt, and when it was admitted."""
     num_prompt: int

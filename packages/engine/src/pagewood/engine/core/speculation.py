@@ -26,8 +26,8 @@ _FORGET_EVERY = 256
 """Steps after which ended requests are forgotten."""
 _NUM_OBSERVED = 2
 """Steps without drafts in succession that are all observed."""
-_OBSERVE_EVERY = 8
-"""Of the steps without drafts that follow them, every eighth is observed."""
+_OBSERVE_EVERY = 32
+"""Of the steps without drafts that follow them, every 32nd is observed."""
 
 
 class Drafting(Protocol):
@@ -41,6 +41,11 @@ class Drafting(Protocol):
     @property
     def reason(self) -> str:
         """Why the latest numbers are what they are, in a word or two, for metrics."""
+        ...
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the steps after the latest decision get no drafts for a while, so that drafters need not follow."""
         ...
 
     def rests(self, num_requests: int) -> bool:
@@ -170,7 +175,8 @@ class Speculation:
         self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._seen: set[Request] = set()
         """Requests that `drafting` may know."""  # contents written by: speculation
-        self._num_settled = 0  # written by: speculation
+        self._num_settled = 0
+        """Steps since ended requests were forgotten."""  # written by: speculation
         self._num_plain = 0
         """Steps without drafts since the last one with drafts."""  # written by: settle
         self._draft_s = 0.0  # written by: speculation
@@ -179,11 +185,18 @@ class Speculation:
         self._num_postponed = 0  # written by: speculation
         self._num_short = 0  # written by: speculation
 
-    def extend(self, grants: Sequence[Grant]) -> tuple[Grant, ...]:
-        """Return the grants of a step, those of decoding requests made longer by as many drafts as pages allow."""
+    @property
+    def is_followed(self) -> bool:
+        """Whether drafters should follow the step that was extended last; see `Batch.is_followed`."""
+        return not self._drafting.is_far
+
+    def extend(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+        """Return the grants of a step, those of decoding requests made longer by as many drafts as pages allow.
+
+        It is the same tuple if there are no drafts.
+        """
         if self._drafting.rests(len(grants)):
-            return tuple(grants)
-        extended = list(grants)
+            return grants
         decoding = [
             index
             for index, grant in enumerate(grants)
@@ -191,14 +204,14 @@ class Speculation:
             and (self._drafts_constrained or grant.request.matcher is None)
         ]
         if not decoding:
-            return tuple(extended)
+            return grants
         num_other_tokens = sum([grant.num_tokens for grant in grants]) - len(decoding)
         requests = [grants[index].request for index in decoding]
         self._seen.update(requests)
         wanted = self._drafting.lengths(requests, num_other_tokens)
         if not any(wanted):
-            return tuple(extended)
-        tree = self._tree
+            return grants
+        extended, tree = list(grants), self._tree
         for index, num_wanted in zip(decoding, wanted, strict=True):
             if num_wanted:
                 grant = grants[index]
@@ -208,22 +221,20 @@ class Speculation:
                 extended[index] = Grant(grant.request, grant.start, 1 + num_nodes, 1 + depth, grant.is_admitted)
         return tuple(extended)
 
-    def settle(self, grants: Sequence[Grant], result: StepResult) -> None:
+    def settle(self, grants: Sequence[Grant], result: StepResult, *, is_drafting: bool) -> None:
         """Lower the launch counters of the requests by the promised tokens that a step did not yield, and count.
 
         Args:
             grants: of the step; none of its tokens has been applied to the requests yet.
             result: of the step.
+            is_drafting: whether `extend` has changed the grants.
         """
+        now = self._clock()
+        elapsed_s, self._settled_s = now - self._settled_s, now
         self._draft_s += result.draft_s
         self._verify_s += result.verify_s
-        step_s = self._whole_step_s(result)
-        self._num_settled += 1
-        if self._num_settled % _FORGET_EVERY == 0:
-            self._forget_ended()
-        drafts, num_steps = _Drafts(), 1
-        if any(grant.num_promised > 1 for grant in grants):
-            self._settle_drafts(drafts, grants, result)
+        num_steps = 1
+        if is_drafting:
             self._num_plain = 0
         else:
             self._num_plain += 1
@@ -231,6 +242,16 @@ class Speculation:
                 num_steps = _OBSERVE_EVERY
                 if self._num_plain % num_steps:
                     return
+        self._num_settled += num_steps
+        if self._num_settled >= _FORGET_EVERY:
+            self._forget_ended()
+        drafts = _Drafts()
+        if is_drafting:
+            self._settle_drafts(drafts, grants, result)
+        device_s = result.draft_s + result.verify_s
+        # What a step has cost the engine is the time since the step before it was retired, with the host's work. After
+        # a pause it is what the runner has measured.
+        step_s = elapsed_s if device_s < elapsed_s < _LONGEST_STEP * device_s else device_s
         num_tokens, num_decoding = -drafts.num_not_computed, 0
         for grant in _without_empty(grants, result) if 0 in result.counts.tolist() else grants:
             num_tokens += grant.num_tokens
@@ -275,16 +296,6 @@ class Speculation:
         self._num_postponed += result.num_postponed
         self._num_short += result.num_short
 
-    def _whole_step_s(self, result: StepResult) -> float:
-        """Return what a step has cost the engine: the time since the step before it was retired.
-
-        This includes the host's work. After a pause it is what the runner has measured.
-        """
-        now, device_s = self._clock(), result.draft_s + result.verify_s
-        elapsed_s = now - self._settled_s
-        self._settled_s = now
-        return elapsed_s if device_s < elapsed_s < _LONGEST_STEP * device_s else device_s
-
     def counts(self) -> SpeculationCounts:
         """Return what has come of drafts so far."""
         return SpeculationCounts(
@@ -301,6 +312,7 @@ class Speculation:
         )
 
     def _forget_ended(self) -> None:
+        self._num_settled = 0
         ended = [request for request in self._seen if request.finish is not None]
         self._seen.difference_update(ended)
         for request in ended:

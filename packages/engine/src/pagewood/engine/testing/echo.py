@@ -20,6 +20,7 @@ from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.runner.splitmix import mix
+from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
 
 _UInt64 = NDArray[np.uint64]
@@ -83,8 +84,9 @@ class EchoRunner:
     A launched step is computed as late as possible: when a caller waits for it or for a later one, or calls `catch_up`.
     A step reads all KV of earlier steps before it writes any.
 
-    Grants that speculate get drafts that a guesser makes up: each is the right token with some probability. Those that
-    compute more nodes than they promise tokens get random trees.
+    Grants that speculate get drafts that a guesser makes up: each is the right token with some probability, if the
+    guesser's own KV is that of the text (`EchoDrafts`). Those that compute more nodes than they promise tokens get
+    random trees.
 
     Args:
         num_rows: rows of the tables.
@@ -141,6 +143,9 @@ class EchoRunner:
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
+        self._drafts = EchoDrafts(num_rows=num_rows, num_slots=num_pages * page_size)
+        self._num_rebuilt = 0
+        """Positions that the step has computed for drafts, because they were missing."""
         self._queue: deque[EchoStep] = deque()
         self.num_launched = 0
         self.num_launched_ahead = 0
@@ -212,7 +217,7 @@ class EchoRunner:
                 continue
             if promised.get(grant, 0) > 1:
                 guessed = step.guessed.get(indices[grant])
-                count = self._guess(batch, indices[grant], row, start, count, total) if guessed is None else guessed
+                count = self._guess(batch, indices[grant], row, start, count) if guessed is None else guessed
             tokens = self._tokens[row, start : start + count]
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
             kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32))
@@ -239,7 +244,9 @@ class EchoRunner:
                 yielded[-1].append(token)
                 if not is_draft:
                     break
+        num_rebuilt, self._num_rebuilt = self._num_rebuilt, 0
         return StepResult(
+            num_rebuilt=num_rebuilt,
             tokens=np.array([token for tokens in yielded for token in tokens], np.int32),
             counts=np.array([len(tokens) for tokens in yielded], np.int32),
             num_drafted=np.array(drafted, np.int32),
@@ -330,6 +337,7 @@ class EchoRunner:
         ):
             self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
             self._num_top.pop(row, None)
+        self._drafts.begin(batch.admitted_rows())
         if batch.reports is not None:
             self._num_top.update(zip(batch.reports.rows.tolist(), batch.reports.num_top.tolist(), strict=True))
 
@@ -360,10 +368,10 @@ class EchoRunner:
             start = min(int(batch.starts[grant]), int(self._lengths[row]) - 1)
             matcher = by_row[row].matcher
             matcher = None if matcher is None or by_row[row].finish is not None else matcher.copy()
-            total = _sum(self._kv[self._slots(row, 0, start)])
+            total = self._drafted_total(row, start)
             count = self._guesses.choice((1, count, count))
             for position in range(start, start + count - 1):
-                total += _sum(_kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32)))
+                total = self._draft_kv(row, position, total)
                 mask = np.full(-(-self._vocab_size // 32), -1, np.int32)
                 if matcher is not None:
                     matcher.fill(mask)
@@ -378,15 +386,30 @@ class EchoRunner:
             drafts.append(tuple(self._tokens[row, start + 1 : start + count].tolist()))
         return drafts
 
-    def _guess(self, batch: Batch, index: int, row: int, start: int, count: int, total: int) -> int:
+    def _guess(self, batch: Batch, index: int, row: int, start: int, count: int) -> int:
         """Write up to `count` - 1 drafts after position `start`; return their number plus one."""
         count = self._guesses.choice((1, count, count))
+        total = self._drafted_total(row, start) if count > 1 else 0
         for position in range(start, start + count - 1):
-            total += _sum(_kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32)))
+            total = self._draft_kv(row, position, total)
             is_right = self._guesses.random() < self._guess_quality
             token = self._draw(batch, index, total, position + 1)
             self._tokens[row, position + 1] = token if is_right else self._guesses.randrange(self._vocab_size)
         return count
+
+    def _drafted_total(self, row: int, start: int) -> int:
+        """Return the sum of the guesser's KV before position `start`, which catches up."""
+        kv = _kv_of(self._tokens[row, :start], np.arange(start, dtype=np.int32))
+        total, num_rebuilt = self._drafts.catch_up(row, kv, self._slots(row, 0, start))
+        self._num_rebuilt += num_rebuilt
+        return total
+
+    def _draft_kv(self, row: int, position: int, total: int) -> int:
+        """Write the guesser's KV at a position; return the sum of its KV up to there, `total` before it."""
+        kv = _sum(_kv_of(self._tokens[row, position : position + 1], np.array([position], np.int32)))
+        [slot] = self._slots(row, position, position + 1).tolist()
+        self._drafts.note(slot, kv, total + kv)
+        return total + kv
 
     def _verify_tree(
         self, batch: Batch, index: int, row: int, start: int, count: int, total: int, depth: int, *, is_broken: bool

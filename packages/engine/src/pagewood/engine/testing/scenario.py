@@ -115,20 +115,36 @@ class Report:
     num_failed: int
     num_drafted: int
     num_accepted: int
+    num_rebuilt: int
+    """Positions that the drafter had to catch up with."""
 
 
 class RandomDrafting:
-    """Gives requests random numbers of draft tokens; satisfies `core.speculation.Drafting`."""
+    """Gives requests random numbers of draft tokens; satisfies `core.speculation.Drafting`.
+
+    Now and then it rests for some steps, and drafters may stop to follow for any part of these.
+    """
 
     reason = "random"
 
-    def __init__(self, *, max_tokens: int, seed: int) -> None:
+    def __init__(self, *, max_tokens: int, seed: int, is_exact: bool = False) -> None:
         self.max_tokens = max_tokens
+        self._is_exact = is_exact
+        """Whether every draft of a request without a grammar must be accepted."""
+        self.is_far = False
+        """Whether drafters need not follow."""  # written by: rests, lengths
         self._rng = random.Random(seed)
+        self._num_rests = 0  # written by: rests
 
     def rests(self, num_requests: int) -> bool:
-        """Return False."""
-        return False
+        """Return True for some steps in succession, and False for others."""
+        if not self._num_rests:
+            self._num_rests = self._rng.choice((0, 0, 0, 0, 0, 0, 3, 12))
+            self.is_far = False
+            return False
+        self._num_rests -= 1
+        self.is_far = self._rng.random() < 0.8
+        return True
 
     def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
         """Return random numbers; often 0, often the largest."""
@@ -151,6 +167,11 @@ class RandomDrafting:
         """Check that the numbers are possible."""
         for some in zip(accepted, drafted, granted, strict=True):
             assert list(some) == sorted(some), f"(accepted, drafted, granted) are {some}"
+        if self._is_exact:
+            for request, num_drafted, num_accepted in zip(requests, drafted, accepted, strict=True):
+                assert request.matcher is not None or num_accepted == num_drafted, (
+                    f"{num_accepted} of {num_drafted} drafts were accepted, which are all right"
+                )
         assert num_tokens >= len(requests) + num_others
 
     def forget(self, request: Request) -> None:
@@ -340,7 +361,14 @@ class _Run:
         self._prompt_logprobs: dict[str, list[TokenLogprob]] = {}
         self._aborted: set[str] = set()
         self._failed: set[str] = set()
-        self._drafting = RandomDrafting(max_tokens=scenario.max_drafts, seed=len(scenario.arrivals))
+        self._drafting = RandomDrafting(
+            max_tokens=scenario.max_drafts,
+            seed=len(scenario.arrivals),
+            is_exact=scenario.guess_quality == 1.0
+            and scenario.tree is None
+            and not scenario.faults
+            and make_other_runner is None,
+        )
         self._engine = assemble(
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
@@ -401,6 +429,7 @@ class _Run:
             num_failed=len(self._failed),
             num_drafted=counters.speculation.num_drafted if counters.speculation else 0,
             num_accepted=counters.speculation.num_accepted if counters.speculation else 0,
+            num_rebuilt=counters.speculation.num_rebuilt if counters.speculation else 0,
         )
 
     def _advance(self, pending: Pending | None) -> Pending | None:

@@ -23,6 +23,11 @@ class Drafting(Protocol):
         """Why the latest lengths are what they are."""
         ...
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the next drafts are so far away that drafters need not follow."""
+        ...
+
     def rests(self, num_requests: int) -> bool:
         """Return whether a step gets no drafts, without a look at its requests."""
         ...
@@ -64,6 +69,8 @@ class SpeculativeRun:
     """Draft tokens granted, by request."""  # written by: speculation
     reasons: list[str] = field(default_factory=list[str])
     """Reason of the lengths."""  # written by: speculation
+    is_far: list[bool] = field(default_factory=list[bool])
+    """Whether drafters need not follow."""  # written by: speculation
 
     @property
     def speedup(self) -> float:
@@ -79,6 +86,7 @@ class SpeculativeMachine:
         step_s: Seconds of a step by its number of tokens.
         accepts: Probability that a draft token is accepted, given those before it, by (arrival, step, position).
         draft_s: Seconds of drafting by (longest draft, draft tokens).
+        wake_s: Seconds that drafting takes longer after a step without drafts.
         finds: Probability that the drafter finds a draft at all.
         noise: Standard deviation of measured durations, as a part of them.
         lag: Steps that are planned before a result comes back.
@@ -90,6 +98,7 @@ class SpeculativeMachine:
     step_s: Callable[[int], float]
     accepts: Callable[[int, int, int], float]
     draft_s: Callable[[int, int], float] = lambda passes, tokens: 0.0
+    wake_s: float = 0.0
     finds: float = 1.0
     noise: float = 0.0
     lag: int = 1
@@ -166,6 +175,8 @@ class SpeculativeMachine:
         num_plain = len(batch) + self.num_other_tokens
         num_tokens = num_plain + sum(drafted)
         draft_s = self.draft_s(max(granted), sum(granted)) if sum(granted) else 0.0
+        if sum(granted) and not (run.mean_length and run.mean_length[-1]):
+            draft_s += self.wake_s
         step_s = self.step_s(num_tokens)
         gained_s = sum(accepted) * self.step_s(len(batch)) / len(batch) if batch else 0.0
         run.taken_s.append(step_s + draft_s)
@@ -173,6 +184,7 @@ class SpeculativeMachine:
         run.mean_length.append(sum(granted) / max(1, len(batch)))
         run.lengths.append(granted)
         run.reasons.append(control.reason)
+        run.is_far.append(control.is_far)
         jitter = max(0.1, 1 + self.noise * rng.gauss(0, 1)) if self.is_measured else 0.0
 
         def report() -> None:

@@ -38,7 +38,7 @@ class DraftModel:
 
     __slots__ = (
         "_attention", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries", "_rotations", "_rows",
-        "_slots", "_tally", "_target", "_uses_rejection", "has_rest", "max_nodes", "max_tokens",
+        "_slots", "_tally", "_target", "_uses_rejection", "captures", "has_rest", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +83,7 @@ class DraftModel:
         self._tally: NDArray[np.int64] = np.zeros(len(Tally), np.int64)  # contents written by: plan
         self._last: Int32 = np.full(len(rows.lengths), -1, np.int32)  # contents written by: plan
         """First position that each row had not computed when it was planned last; -1: not planned yet."""
-        self.has_rest = False
+        self.captures = self.has_rest = False
         self.max_nodes = 0
         self.max_tokens = max_tokens
 

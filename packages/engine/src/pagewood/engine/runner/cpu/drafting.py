@@ -26,7 +26,7 @@ class LookupDrafter(Protocol):
         ...
 
     def advance(self, rows: Int32, ends: Int32) -> None:
-        """Note that rows `[S]` have tokens up to `ends` `[S]`."""
+        """Note that rows `[S]` have tokens up to `ends` `[S]`; called before drafts, and before a row is given away."""
         ...
 
     def draft(self, rows: Int32, ends: Int32, most: Int32, counts: Int32) -> None:
@@ -65,6 +65,9 @@ class ProgramDrafter(Protocol):
     """Most nodes of a tree, its root included; 0: drafts are chains."""
     has_rest: bool
     """Whether the step that was planned last runs the instructions of `record_rest`."""
+    captures: bool
+    """Whether the step that was planned last runs those of `record_target` because they keep what a later step reads. A
+    step that neither drafts nor has a rest nor captures runs a program without the drafter."""
 
     @property
     def counts(self) -> DraftCounts:

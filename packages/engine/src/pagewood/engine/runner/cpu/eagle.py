@@ -52,6 +52,10 @@ class EagleDrafter:
     positions of each row are remembered, so that a row that gets drafts again catches up first. If it has left out
     more positions, its context begins with those that it computes again.
 
+    While batches need not be followed (`Batch.is_followed`), the head sleeps: not even hidden states are remembered.
+    For a row that was computed meanwhile, context begins at the first step that is followed again; if that step wants
+    drafts at once, the row gets none in it. The head cannot do better: a position that it was not shown is lost to it.
+
     A slot's tag stands for the tokens up to its position, though the pair in it also has the token after it. So the
     last slot of a cached prefix counts as valid for a row that goes on differently: one key among many is out of date,
     which costs less than a shorter context.
@@ -59,9 +63,9 @@ class EagleDrafter:
 
     __slots__ = (
         "_attention", "_catch_up", "_depth", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden",
-        "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows", "_slots",
-        "_stashes", "_states", "_tally", "_target", "_token_map", "_unmarked", "_uses_rejection",
-        "has_rest", "max_nodes", "max_tokens",
+        "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows", "_sleeps",
+        "_slots", "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection",
+        "captures", "has_rest", "max_nodes", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -118,13 +122,13 @@ class EagleDrafter:
         """First position of each row that the head has left out; -1: none."""
         self._num_idle = 0  # written by: plan
         """Steps in succession in which rows decoded without drafts."""
-        self._unmarked: set[int] = set()
-        """Rows for which the table of missing positions may be incomplete, while the head is left out."""
-        # written by: plan
+        self._sleeps = False
+        """Whether steps since the last one with the head were not followed."""  # written by: plan
         self._late: Int32 = np.zeros((3, num_rows), np.int32)  # contents written by: plan
         """Rows that catch up in a step, their first positions, and how many they are."""
         self._num_late: NDArray[np.int64] = np.zeros(1, np.int64)  # contents written by: plan
         self.has_rest = False  # written by: plan
+        self.captures = False  # written by: plan
         self._firsts: Int32 = np.zeros(num_rows, np.int32)  # contents written by: plan
         self._entries: Int32 = np.zeros((num_rows, len(Entry)), np.int32)  # contents written by: plan
         self._num_entries = 0  # written by: plan
@@ -139,16 +143,22 @@ class EagleDrafter:
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
         """Decide how many tokens are drafted; see `ProgramDrafter`."""
-        self._num_entries, self.has_rest = 0, False
+        self._num_entries, self.has_rest, self.captures = 0, False, False
         if len(batch.admitted) > 0:
             admitted = batch.admitted_rows()
             for row in admitted:
                 self._slots.begin(row)
                 self._has_state[row] = False
                 self._missing[row] = -1
-            self._unmarked.update(admitted)
         if grants is None:
             return
+        if not grants.is_drafting and not batch.is_followed:
+            self._sleeps = True
+            return
+        if self._sleeps:  # what is remembered of any row may have a gap
+            self._sleeps, self._num_idle = False, PATIENCE + 1
+            self._has_state[:] = False
+            self._missing[:] = -1
         is_idle = not grants.is_drafting and self._num_idle > PATIENCE
         if grants.is_drafting:
             self._num_idle = 0
@@ -157,9 +167,7 @@ class EagleDrafter:
             is_idle = self._num_idle > PATIENCE
             if is_idle:
                 self._has_state[:] = False
-                self._unmarked.update(grants.rows.tolist())
-        if is_idle and not self._unmarked:
-            return
+        self.captures = True
         rows, slots = self._rows, self._slots
         num_entries = plan_head(
             grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens,
@@ -167,7 +175,6 @@ class EagleDrafter:
             self._has_state, self._missing, self._depth, is_idle, self._firsts, self._late,
             self._num_late, self._entries, self._tally,
         )  # fmt: skip
-        self._unmarked = {row for row in self._unmarked if self._missing[row] < 0} if is_idle else set[int]()
         self.has_rest = num_entries >= 0
         self._num_entries = max(num_entries, 0)
 

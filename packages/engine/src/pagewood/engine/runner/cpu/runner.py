@@ -34,12 +34,12 @@ from pagewood.engine.runner.cpu.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.attention import CPUAttention
 from pagewood.engine.runner.cpu.compiled.chains import select, shrink
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
-from pagewood.engine.runner.cpu.compiled.step import Operation, StepKernel
+from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.processing import Processing, integers_at
-from pagewood.engine.runner.cpu.sampling import draw
-from pagewood.engine.runner.cpu.tape import Buffer, Program, Run, Tape
+from pagewood.engine.runner.cpu.step_program import StepWriter
+from pagewood.engine.runner.cpu.tape import Buffer, Program, Run
 from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
 from pagewood.kvpool.storage import KVStorage
@@ -189,10 +189,9 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_chance", "_clock", "_drafter", "_first_draw", "_found",
-        "_helpers", "_kernel", "_lookup", "_model", "_nodes", "_num_found", "_num_threads", "_pass", "_processors",
-        "_program", "_reported", "_reports", "_rotations", "_rows", "_sampled_rows", "_selected", "_sums",
-        "_target_lines", "_worker",
+        "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_lookup", "_model", "_now",
+        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_selected", "_unread",
+        "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -233,7 +232,6 @@ class CPURunner:
         """
         config, page_size = model.config, storage.layout.page_size
         self._model = model
-        self._kernel = kernel
         self._num_threads = num_threads
         num_pages = -(-(max_length + 1) // page_size)
         self._rows = RowTables.allocate(  # contents written by: the worker
@@ -248,32 +246,31 @@ class CPURunner:
             select.compile()
             shrink.compile()
         self._drafter = make_drafter(self._rows) if make_drafter else None
-        self._chance = simulated_acceptance
         self._reported = _NOTHING  # written by: the worker
-        self._sampled_rows: Int32 = np.empty(0, np.int32)  # written by: the worker
+        self._unread: NDArray[np.bool_] = np.zeros(max_rows, np.bool_)  # contents written by: the worker
+        """Rows that may have tokens which the lookup has not been given."""
         self._selected: Int32 = np.zeros((4, max_rows), np.int32)  # written by: the worker
         """Row, known tokens, most drafts and drafts found of each grant with drafts; see `select`."""
         self._clock: Int64 = np.zeros((4, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
-        self._pass: Pass  # written by: _write_down
-        self._program: Program  # written by: _write_down
-        self._first_draw: int  # written by: _write_down
-        """The first instruction behind those that change logits."""
-        self._target_lines: slice  # written by: _write_down
-        """Instructions of the target, with those that accept drafts."""
-        self._found: Int32  # written by: _write_down
-        """[capacity, 1], the tokens that grants yield, see `collect`."""
-        self._num_found: Int32  # written by: _write_down
-        """[capacity, 1], how many."""
-        self._nodes: Int32  # written by: _write_down
-        """[capacity, 1], the node after which each was drawn."""
-        self._reports: Float32  # written by: _write_down
-        """[capacity, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
-        self._sums: Float32  # written by: _write_down
-        """[capacity, E], sums of the hidden states of pooled grants."""
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
-        self._write_down([num_tokens] * NUM_KINDS)
+        self._writer = StepWriter(
+            model=model,
+            kernel=kernel,
+            rows=self._rows,
+            attention=self._attention,
+            rotations=self._rotations,
+            clock=self._clock,
+            chance=simulated_acceptance,
+        )
+        drafter = self._drafter
+        self._plain = self._writer.write([num_tokens if drafter is None else 1] * NUM_KINDS)
+        """For steps without a drafter in the program."""  # written by: the worker
+        self._full = self._plain if drafter is None else self._writer.write([num_tokens] * NUM_KINDS, drafter=drafter)
+        """For steps with it."""  # written by: the worker
+        self._now = self._full
+        """Of the step that is computed, or was computed last."""  # written by: the worker
         self._worker = Worker("runner", begin=partial(torch.set_num_threads, 1))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
@@ -332,29 +329,30 @@ class CPURunner:
         if computed is None:
             return StepResult(tokens=np.empty(0, np.int32), counts=np.zeros(len(step.batch.sampled), np.int32))
         scopes, counts, draft_s, verify_s = computed
-        scope, grants = self._pass.scope, step.grants
+        now, grants = self._now, step.grants
+        scope = now.main.scope
         num_wanted, num_sampled = counts[scope.wanted.index], len(grants.sampled)
         tokens, yielded = np.empty(num_wanted, np.int32), np.empty(num_sampled, np.int32)
         num_drafted = np.empty(num_sampled if grants.is_drafting else 0, np.int32)
         num_tokens = collect(
-            scopes, scope.index, self._found, self._num_found, grants.counts, grants.promised, tokens, yielded,
+            scopes, scope.index, now.found, now.num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
         excluded: list[int] = [] if yielded.all() else self._excluded(step, scopes, yielded)
         logprobs, prompt_logprobs = None, None
         if scopes[scope.index, Column.NUM_REPORTED] > 0:
             found = tokens[:num_tokens]
-            logprobs = reports.of_drawn(self._reports, self._nodes[:, 0], found, yielded, grants, self._rows)
-            prompt_logprobs = reports.of_prompts(self._reports, grants, self._rows)
+            logprobs = reports.of_drawn(now.reports, now.nodes[:, 0], found, yielded, grants, self._rows)
+            prompt_logprobs = reports.of_prompts(now.reports, grants, self._rows)
         if step.kept is not None:
             num_all = len(step.batch.sampled)
             yielded = _spread(yielded, step.kept, num_all)
             num_drafted = _spread(num_drafted, step.kept, num_all) if grants.is_drafting else num_drafted
         drafted = _NOTHING
         if self._drafter is not None and grants.is_drafting:
-            now = self._drafter.counts
-            drafted = DraftCounts._make(map(sub, now, self._reported))
-            self._reported = now
+            counted = self._drafter.counts
+            drafted = DraftCounts._make(map(sub, counted, self._reported))
+            self._reported = counted
         return StepResult(
             tokens=tokens[:num_tokens],
             counts=yielded,
@@ -365,7 +363,7 @@ class CPURunner:
             num_rebuilt=drafted.num_rebuilt,
             num_postponed=drafted.num_postponed,
             num_short=drafted.num_short,
-            vectors=self._sums[: len(grants.pooled)].copy() if len(grants.pooled) else None,
+            vectors=now.sums[: len(grants.pooled)].copy() if len(grants.pooled) else None,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
@@ -373,7 +371,7 @@ class CPURunner:
     def _excluded(self, step: _Step, scopes: Int64, yielded: Int32) -> list[int]:
         """Return those of the batch's sampled grants without a token whose logits are all minus infinity."""
         firsts = integers_at(scopes[self._pass.scope.index, Column.FIRSTS], len(yielded))
-        places = np.flatnonzero((yielded == 0) & (self._found[firsts, 0] == EXCLUDED))
+        places = np.flatnonzero((yielded == 0) & (self._now.found[firsts, 0] == EXCLUDED))
         return (places if step.kept is None else step.kept[places]).tolist()
 
     def _all_logits(self, step: _Step) -> Float32:
@@ -402,21 +400,24 @@ class CPURunner:
             began = perf_counter()
             if self._lookup is not None and step.samples:
                 self._look_up(self._lookup, step)
-            if self._drafter is not None:
-                self._drafter.plan(step.batch, step.grants if step.samples else None)
+            self._now, drafter = self._plain, self._drafter
+            if drafter is not None:
+                drafter.plan(step.batch, step.grants if step.samples else None)
+                if step.grants.is_drafting or drafter.has_rest or drafter.captures:
+                    self._now = self._full
             drafted = perf_counter()
             scopes, counts = self._lay_out(step)
             first, last = 0, None
-            if self._drafter is not None:  # without what the step does not need
-                first = 0 if step.grants.is_drafting else self._target_lines.start
-                last = None if self._drafter.has_rest else self._target_lines.stop
+            if drafter is not None and self._now is self._full:  # without what the step does not need
+                first = 0 if step.grants.is_drafting else self._now.target_lines.start
+                last = None if drafter.has_rest else self._now.target_lines.stop
         except Exception:
             step.give_up()
             raise
         self._work_through(step, scopes, counts, first, last)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
-            self._sampled_rows = step.grants.rows[step.grants.sampled]
+            self._unread[step.grants.rows] = True
         draft_s = drafted - began if step.grants.is_drafting else 0.0
         if self._drafter is not None and (step.grants.is_drafting or self._drafter.has_rest):
             draft_began, draft_ended, rest_began, rest_ended = (s + ns * 1e-9 for s, ns in self._clock.tolist())
@@ -434,13 +435,13 @@ class CPURunner:
         if constraint is not None:
             scopes[self._pass.scope.index, Column.GATE] = constraint.gate.ctypes.data
             if constraint.is_drafting:
-                target = max(first, self._target_lines.start)
+                target = max(first, self._now.target_lines.start)
                 self._work(run(first, target), constraint.drafting)
                 first = target
                 constraint.give_drafts(step.batch, self._drafts(step))
         if processing is not None:
-            self._work(run(first, self._first_draw), later)
-            first, later = self._first_draw, processing.rest
+            self._work(run(first, self._now.first_draw), later)
+            first, later = self._now.first_draw, processing.rest
             try:
                 scope = scopes[self._pass.scope.index]
                 processing.change(self._program.outputs[0], scope, step.grants, step.kept, self._rows.tokens)
@@ -475,9 +476,8 @@ class CPURunner:
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""
         rows = self._rows
-        if self._lookup is not None and len(self._sampled_rows) > 0:  # before a row gets another request
-            self._lookup.advance(self._sampled_rows, rows.lengths[self._sampled_rows])
-            self._sampled_rows = self._sampled_rows[:0]
+        if self._lookup is not None and len(batch.admitted) > 0:  # before a row gets another request
+            self._read(self._lookup, batch.rows[batch.admitted])
         if len(batch.page_ids) > 0 or len(batch.token_ids) > 0:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
@@ -510,10 +510,37 @@ class CPURunner:
                 lookup.begin(row, namespace, int(lengths[row]))
         if not grants.is_drafting:
             return
+        self._read(lookup, np.flatnonzero(self._unread))
         selected = self._selected
         num = select(grants.rows, grants.counts, grants.sampled, grants.promised, lengths, selected)
         lookup.draft(selected[0, :num], selected[1, :num], selected[2, :num], selected[3, :num])
         shrink(grants.counts, grants.sampled, grants.promised, selected)
+
+    def _read(self, lookup: LookupDrafter, rows: NDArray[np.integer[Any]]) -> None:
+        """Give the lookup the new tokens of these rows; those of others wait until a step drafts, or their rows end."""
+        rows = rows[self._unread[rows]].astype(np.int32)
+        if len(rows) > 0:
+            lookup.advance(rows, self._rows.lengths[rows])
+            self._unread[rows] = False
+
+    @property
+    def _pass(self) -> Pass:
+        """The target's pass in the present program."""
+        return self._now.main
+
+    @property
+    def _program(self) -> Program:
+        """The present program."""
+        return self._now.program
+
+    def _enlarge(self, sizes: Sequence[int]) -> None:
+        """Write the present program anew, for steps up to these sizes."""
+        larger = self._writer.write(sizes, drafter=self._now.drafter)
+        if self._now is self._full:
+            self._full = larger
+        if self._now is self._plain:
+            self._plain = larger
+        self._now = larger
 
     def _lay_out(self, step: _Step) -> tuple[Int64, Int64]:
         """Fill in the inputs of the program, with memory for more tokens if needed; return its scopes and counts."""
@@ -521,69 +548,18 @@ class CPURunner:
             program = self._program
             scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
             outcome = self._pass.lay_out(scopes, counts, step.grants, all_wanted=not step.samples)
-            if self._drafter is not None and outcome != Outcome.BAD_TOKEN:
-                outcome = max(outcome, self._drafter.lay_out(scopes, counts, step.grants))
+            drafter = self._now.drafter
+            if drafter is not None and outcome != Outcome.BAD_TOKEN:
+                outcome = max(outcome, drafter.lay_out(scopes, counts, step.grants))
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)
-            self._write_down([max(pair) for pair in needed])
+            self._enlarge([max(pair) for pair in needed])
         scope = self._pass.scope
         if outcome == Outcome.BAD_TOKEN:
             tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
         return scopes, counts
-
-    def _write_down(self, sizes: Sequence[int]) -> None:
-        """Write the program for steps up to these sizes, rounded up to powers of two."""
-        tape, config, drafter = Tape(), self._model.config, self._drafter
-        one = Pass(
-            tape, self._rows, self._attention, self._rotations, half=config.head_dim // 2,
-            vocab_size=config.vocab_size, max_nodes=0 if drafter is None else drafter.max_nodes,
-        )  # fmt: skip
-
-        def mark(moment: int) -> None:
-            if drafter is not None:
-                tape.emit(Operation.CLOCK, one.scope.tokens, self._clock[moment])
-
-        mark(0)
-        held = None if drafter is None else drafter.record_drafts(tape, one)
-        mark(1)
-        first = tape.num_lines
-        if one.parents is not None:
-            one.plant()
-        if drafter is not None:
-            states = drafter.record_target(tape, one, self._attention)
-        else:
-            states = self._model.states(one.tokens, (one.cosines, one.sines), self._attention, one.kept)[0]
-        sums = one.pool(states)
-        logits = self._model.head(states.first(one.scope.wanted))
-        raw = one.adjust(logits)
-        self._first_draw = tape.num_lines
-        if held is None:
-            accepted = one.accept(draw(logits, one.choices), chance=self._chance)
-        elif self._chance is None:
-            accepted = one.reject(logits, held)
-        else:
-            raise ValueError(
-                f"simulated_acceptance must be None if rejection sampling verifies the drafts, got {self._chance}"
-            )
-        reported = one.report(logits, raw, accepted)
-        if one.parents is not None:
-            self._attention.compact(one, accepted)
-        self._target_lines = slice(first, tape.num_lines)
-        if drafter is not None:
-            mark(2)
-            drafter.record_rest(tape, one, accepted)
-            mark(3)
-        capacity = [1 << (max(size, 1) - 1).bit_length() for size in sizes]
-        capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
-        capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
-        capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
-        outputs = (logits, accepted.tokens, accepted.counts, accepted.nodes, reported, sums)
-        self._pass = one
-        self._program = program = tape.program(self._kernel, capacity, inputs=(one.tokens,), outputs=outputs)
-        self._found, self._num_found, self._nodes = (output.view(np.int32) for output in program.outputs[1:4])
-        self._reports, self._sums = program.outputs[4:]
 
 
 def _spread(values: Int32, places: Int32, size: int) -> Int32:

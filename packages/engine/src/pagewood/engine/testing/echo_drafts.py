@@ -1,0 +1,50 @@
+"""The memory of a drafter beside the echo model: KV of its own in the target's pages, which falls behind the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_UInt64 = NDArray[np.uint64]
+
+
+class EchoDrafts:
+    """What a drafter has computed, slot by slot, and how far each row has been compared with it.
+
+    It computes nothing in steps that do not draft, so its KV is missing, or that of an earlier text, for whatever was
+    computed meanwhile: by chunks, cache hits, plain decoding, rejected drafts and rows before. A draft that is made
+    from such KV is wrong. Invariant: the slots of a row before its end hold the KV of its text.
+    """
+
+    def __init__(self, *, num_rows: int, num_slots: int) -> None:
+        self._kv: _UInt64 = np.zeros(num_slots, np.uint64)
+        self._tags: _UInt64 = np.zeros(num_slots, np.uint64)
+        """[num_slots], the sum of the KV of all tokens up to that of each slot, for which it was computed."""
+        self._ends = np.zeros(num_rows, np.int64)
+        """[num_rows], positions of each row whose slots have been compared."""
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Note that rows have new requests."""
+        self._ends[rows] = 0
+
+    def catch_up(self, row: int, kv: _UInt64, slots: NDArray[np.int64]) -> tuple[int, int]:
+        """Compute what is missing before a draft; return the sum of the row's KV and how many positions that were.
+
+        Args:
+            row: to draft for.
+            kv: `[n] uint64`, the KV of its n known tokens but the last.
+            slots: `[n]`, where they lie.
+        """
+        first = min(int(self._ends[row]), len(kv))
+        tags = np.cumsum(kv, dtype=np.uint64)
+        is_stale = self._tags[slots[first:]] != tags[first:]
+        places = first + np.flatnonzero(is_stale)
+        self._kv[slots[places]], self._tags[slots[places]] = kv[places], tags[places]
+        self._ends[row] = len(kv)
+        return int(self._kv[slots].sum(dtype=np.uint64)), len(places)
+
+    def note(self, slot: int, kv: int, total: int) -> None:
+        """Write the KV of a draft, or of the token before the first; `total` is the sum of the KV up to it."""
+        self._kv[slot], self._tags[slot] = kv, total % 2**64

@@ -1,0 +1,136 @@
+"""While nothing is drafted, an engine with a drafter takes the steps of one without, at the same cost."""
+
+# pyright: basic
+# It reads private parts of the engine.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.plan import Grant
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.speculation import Speculation
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.runner.cpu.runner import CPURunner
+from speculating import runner_of
+
+DRAFTERS = ("ngram", "suffix", "draft", "eagle")
+
+
+class Resting:
+    """A policy that never drafts; satisfies `core.speculation.Drafting`."""
+
+    max_tokens = 5
+    reason = "never"
+    is_far = True
+
+    def rests(self, num_requests: int) -> bool:
+        """Return True."""
+        return True
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Fail: nothing asks for it."""
+        raise AssertionError("a step that rests asks for no lengths")
+
+    def observe(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def forget(self, request: Request) -> None:
+        """Do nothing."""
+
+
+def num_calls(function: Callable[[], None]) -> int:
+    """Return how many functions are called, of Python and of C."""
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_step_without_drafts_costs_the_host_the_same_for_any_number_of_requests() -> None:
+    """Both functions look at no request, 31 of 32 times."""
+    counts: list[list[int]] = []
+    for num_requests in (2, 200):
+        speculation = Speculation(drafting=Resting(), kv=None)  # type: ignore[arg-type]
+        grants = tuple(Grant(None, 0, 1, 1) for _ in range(num_requests))  # type: ignore[arg-type]
+        result = StepResult(tokens=np.zeros(num_requests, np.int32), counts=np.ones(num_requests, np.int32))
+
+        def step(speculation: Speculation = speculation, grants: tuple[Grant, ...] = grants, result: Any = result):
+            assert speculation.extend(grants) is grants
+            speculation.settle(grants, result, is_drafting=False)
+
+        for _ in range(3):  # the first ones are observed
+            step()
+        counts.append([num_calls(step) for _ in range(28)])
+    assert counts[0] == counts[1]
+    assert max(counts[0]) <= 7  # with the two calls of this test
+
+
+def built(**fields: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:
+    """Return an engine for the embedded model that never drafts."""
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    config = EngineConfig(num_threads=1, max_running=8, max_total_tokens=4096, **fields)
+    engine = build_engine(config, inbox=inbox, outbox=outbox)
+    if engine._speculation is not None:
+        engine._speculation._drafting = Resting()
+    return engine, inbox, outbox
+
+
+def answers(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox) -> tuple[dict[str, list[int]], list[int]]:
+    """Return the answers to four requests, and how many calls each step of their decoding makes."""
+    for number in range(4):
+        tokens = np.array([40 + number, 50, 60, 50, 60], "<i4").tobytes()
+        sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        inbox.put(Submit(request_id=str(number), tokens=tokens, sampling=sampling))
+    found: dict[str, list[int]] = {}
+    calls: list[int] = []
+    pending, num_open = None, 4
+    while num_open or pending is not None:
+
+        def advance() -> None:
+            nonlocal pending
+            pending = engine.advance(pending)
+
+        calls.append(num_calls(advance))
+        for delta in outbox.take():
+            found.setdefault(delta.request_id, []).extend(delta.tokens)
+            num_open -= delta.finish is not None
+    return found, calls
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_an_engine_that_rests_takes_plain_steps(kind: str) -> None:
+    plain, resting = built(), built(speculative=kind)
+    try:
+        expected, plain_calls = answers(*plain)
+        found, calls = answers(*resting)
+        assert found == expected
+        runners: list[CPURunner] = [runner_of(engine) for engine, _, _ in (plain, resting)]
+        assert runners[1]._now is runners[1]._plain
+        programs = [runner._program for runner in runners]
+        assert programs[0].instructions[:, 0].tolist() == programs[1].instructions[:, 0].tolist()
+        assert len(programs[0].scopes) == len(programs[1].scopes) == 1
+        # Of 26 steps in the middle, each makes at most eight calls more.
+        assert sorted(calls)[13] <= sorted(plain_calls)[13] + 8
+        assert resting[0].counters().speculation is not None
+        assert resting[0].counters().speculation.draft_s == 0.0  # type: ignore[union-attr]
+    finally:
+        for engine, _, _ in (plain, resting):
+            engine.close()
