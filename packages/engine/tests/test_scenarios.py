@@ -222,7 +222,7 @@ def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: ran
 def test_scenarios_with_drafts_exercise_what_they_claim(
     make: Callable[[Scenario, random.Random], Scenario], overlap: bool
 ) -> None:
-    randoms = [random.Random(seed) for seed in range(50)]
+    randoms = [random.Random(seed) for seed in range(80)]
     reports = [run_scenario(make(random_scenario(rng, overlap=overlap), rng)) for rng in randoms]
     assert sum(report.num_accepted for report in reports) > 600
     assert sum(report.num_drafted - report.num_accepted for report in reports) > 600

@@ -351,6 +351,10 @@ class Submit:
     carry: bytes = b""
     explain: bool = False
     """Whether its first `Delta` has an `Explanation`."""
+    service_class: str = ""
+    """Its class, for the order "wrr"."""
+    tag: str = ""
+    """What it should run next to, for the order "tag", such as the name of an adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,6 +569,15 @@ class EngineConfig:
     """Requests that may run at the same time; None: 64 on a CPU, 256 on CUDA."""
     page_size: int = 16
     schedule_policy: str = "fcfs"
+    """Which waiting request is next: a name of `pagewood.schedpolicy.ORDERS`."""
+    schedule_weights: tuple[tuple[str, float], ...] = ()
+    """Shares of namespaces for the order "fair", of service classes for "wrr"; 1 for those that are not named."""
+    schedule_ageing_s: float | None = None
+    """Seconds of waiting after which a request can get every fourth admission as the oldest, whatever the order says;
+    None: the order alone decides."""
+    target_step_s: float | None = None
+    """Seconds that a step should take at most where requests decode: prompts get as many tokens as fit beside them by
+    the steps measured so far, but always some. None: always up to `chunked_prefill_size`."""
     schedule_conservativeness: float = 1.0
     """Scales how much memory is kept for the outputs of running requests; a lower value admits and preempts more."""
     chunked_prefill_size: int | None = None
@@ -670,6 +683,13 @@ class EngineConfig:
             raise ValueError(f"schedule_conservativeness must be > 0, got {self.schedule_conservativeness}")
         if self.preemption_threshold is not None and self.preemption_threshold < 0:
             raise ValueError(f"preemption_threshold must be >= 0, got {self.preemption_threshold}")
+        for name, weight in self.schedule_weights:
+            if not 0 < weight < math.inf:
+                raise ValueError(f"schedule_weights must be > 0 and finite, got {weight} for {name!r}")
+        if self.schedule_ageing_s is not None and not 0 <= self.schedule_ageing_s < math.inf:
+            raise ValueError(f"schedule_ageing_s must be >= 0 and finite, got {self.schedule_ageing_s}")
+        if self.target_step_s is not None and not self.target_step_s > 0:  # true of NaN
+            raise ValueError(f"target_step_s must be > 0, got {self.target_step_s}")
         if self.max_queue_s is not None and not self.max_queue_s > 0:  # true of NaN
             raise ValueError(f"max_queue_s must be > 0, got {self.max_queue_s}")
         for name in ("page_size", "max_prefills", "speculative_num_tokens", "speculative_topk", *_OPTIONAL_COUNTS):

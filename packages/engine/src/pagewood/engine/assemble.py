@@ -16,6 +16,7 @@ from pagewood.engine.core.giving_way import GivingWay
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
+from pagewood.engine.core.pacing import Pacing
 from pagewood.engine.core.plan import Planner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.speculation import Drafting, Speculation
@@ -26,10 +27,15 @@ from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
     MATCH_ORDERS,
-    PLAIN_ORDERS,
+    ORDERS,
+    Ageing,
+    DynamicChunk,
     InBatchDeferral,
     NewTokenRatio,
+    Order,
     SkipAhead,
+    StepModel,
+    StepSample,
     choose_victim,
     decode_first,
     deserving,
@@ -41,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 _SCORED_BYTES = 16 << 20
 """Of logits of one prompt in a step, if the log probabilities of its tokens are wanted."""
+_FEWEST_PREFILL_TOKENS = 16
+"""Of a step that has a target, so that prompts make progress."""
 _MAX_MASK_HELPERS = 7
 """Threads that fill masks beside the engine's own."""
 _MAX_COMPARED = 250_000
@@ -84,7 +92,7 @@ def assemble(
     config = config.resolved()
     _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
     page_size = info.page_size
-    order = _order_name(config.schedule_policy)
+    name = _order_name(config.schedule_policy)
     kv = KVSpace(
         make_cache=make_cache
         or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
@@ -93,12 +101,12 @@ def assemble(
         num_rows=config.num_rows,
     )
     waiting = WaitingQueue(
-        order=order_named(order, seed=config.seed, notified=True),
+        order=_order(config, name),
         kv=kv,
         deferral=InBatchDeferral[Request](page_size=page_size, max_compared=_MAX_COMPARED)
         if config.prefix_cache
         else None,
-        is_watching=config.prefix_cache and (order in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
+        is_watching=config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
     )
     state = EngineState(waiting=waiting, rank=deserving)
     planner = Planner(
@@ -145,6 +153,9 @@ def assemble(
         inbox=inbox,
         outbox=outbox,
         clock=clock,
+        pacing=None
+        if config.target_step_s is None
+        else Pacing(_MeasuredChunk(config, config.target_step_s, page_size)),
         num_mask_helpers=_num_mask_helpers(),
     )
 
@@ -162,12 +173,34 @@ def _giving_way(kv: KVSpace, threshold: int) -> GivingWay:
     return GivingWay(kv, choose)
 
 
+def _order(config: EngineConfig, name: str) -> Order[Request]:
+    order: Order[Request] = order_named(name, seed=config.seed, notified=True, weights=dict(config.schedule_weights))
+    return order if config.schedule_ageing_s is None else Ageing(order, after_s=config.schedule_ageing_s)
+
+
 def _order_name(name: str) -> str:
-    """Return the name of an order that reads only attributes that the engine's requests have."""
-    names = (*PLAIN_ORDERS, "dfs-weight", "fair")
-    if name.replace("_", "-") not in names:
-        raise ValueError(f"schedule_policy must be one of {', '.join(names)}, got {name!r}")
+    if name.replace("_", "-") not in ORDERS:
+        raise ValueError(f"schedule_policy must be one of {', '.join(ORDERS)}, got {name!r}")
     return name.replace("_", "-")
+
+
+class _MeasuredChunk(DynamicChunk):
+    """`core.pacing.Chunking` by schedpolicy's model of steps, which knows nothing until it is fitted."""
+
+    def __init__(self, config: EngineConfig, target_s: float, page_size: int) -> None:
+        super().__init__(
+            StepModel(base_s=0.0, prefill_s=target_s / config.max_chunk_tokens, decode_s=0.0, kv_s=0.0),
+            target_s=target_s,
+            max_tokens=max(config.max_chunk_tokens, page_size),
+            min_tokens=min(_FEWEST_PREFILL_TOKENS, config.max_chunk_tokens),
+            page_size=page_size,
+            window=256,
+            refit_every=16,
+        )
+
+    def record(self, *, num_prefill: int, num_decode: int, num_kv: int, seconds: float) -> None:
+        """Note what a step took."""
+        self.observe(StepSample(num_prefill, num_decode, num_kv, seconds))
 
 
 def _num_mask_helpers() -> int:

@@ -1,6 +1,6 @@
 """Orders by name, as given on a command line, with default parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from random import Random
 from typing import Any
@@ -35,7 +35,9 @@ MATCH_ORDERS = ("lpm", "shortest", "hrrn", "adaptive", "dfs-weight")
 "fair" reads it too, but only of requests that it has just yielded."""
 
 
-def order_named(name: str, *, seed: int = 0, notified: bool = False) -> Order[Any]:
+def order_named(
+    name: str, *, seed: int = 0, notified: bool = False, weights: Mapping[str, float] | None = None
+) -> Order[Any]:
     """Return an empty order by name, with default parameters; most orders compare priorities first.
 
     Requests need the attributes that the order reads: `Waiting` for those in `PLAIN_ORDERS`, and in addition
@@ -46,6 +48,7 @@ def order_named(name: str, *, seed: int = 0, notified: bool = False) -> Order[An
         name: One of `ORDERS`; underscores and hyphens are the same.
         seed: Seed of "random".
         notified: Whether the caller calls `update` on every change of `num_matched`; if not, each pass reads them all.
+        weights: Shares of tenants for "fair", of classes for "wrr", > 0; 1 for those that are not named.
 
     Raises:
         ValueError: There is no order of that name.
@@ -80,11 +83,11 @@ def order_named(name: str, *, seed: int = 0, notified: bool = False) -> Order[An
         case "dfs-weight":
             return by_tier(lambda: DepthFirstWeight[Any](notified=notified))
         case "fair":
-            return fair_share()
+            return fair_share(weights=weights)
         case "edf":
             return ranked(by_deadline)
         case "wrr":
-            return weighted_round_robin({})
+            return weighted_round_robin(weights or {})
         case "tag":
             return TagAffinity[Any]()
         case _:

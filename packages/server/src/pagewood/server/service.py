@@ -59,6 +59,8 @@ class Generation:
     param_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The client's names of further fields of the engine, where they differ; for errors."""
     priority: int = 0
+    service_class: str = ""
+    tag: str = ""
     namespace: str | None = None
     """Requests share cached prefixes only within a namespace."""
     stream: bool = False
@@ -153,6 +155,8 @@ class Service:
                     reading=reading,
                     namespace=generation.namespace,
                     priority=generation.priority,
+                    service_class=generation.service_class,
+                    tag=generation.tag,
                     deadline_s=generation.deadline_s,
                     max_length=model.max_length,
                 )

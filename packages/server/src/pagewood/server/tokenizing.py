@@ -295,6 +295,8 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         pooling=message.pooling,
         priority=message.priority,
         deadline_s=message.deadline_s,
+        service_class=message.service_class,
+        tag=message.tag,
         namespace=message.namespace,
         carry=wire.encode(first),
         explain=message.explains,

@@ -111,6 +111,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     priority: int = 0
     deadline_s: float | None = None
     """See `Submit.deadline_s`."""
+    service_class: str = ""
+    """See `Submit.service_class`, and the next."""
+    tag: str = ""
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
     explains: bool = False

@@ -137,6 +137,8 @@ class Intake:
             arrival=self._num_arrivals,
             arrived_s=now_s,
             deadline_s=inf if submit.deadline_s is None else submit.deadline_s,
+            service_class=submit.service_class,
+            tag=submit.tag,
             explains=submit.explain,
             num_prompt=len(prompt),
             max_length=len(tokens),

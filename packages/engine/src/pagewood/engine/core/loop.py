@@ -14,6 +14,7 @@ from pagewood.engine.core.batch import Batch, BatchBuilder
 from pagewood.engine.core.constrain import fill_masks, open_masks
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.pacing import Pacing
 from pagewood.engine.core.plan import Grant, Planner
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
@@ -85,6 +86,8 @@ class Pending:
     handle: StepHandle
     constrained: Sequence[Request] = ()
     """Requests whose draws wait for masks."""  # written by: loop
+    launched_s: float = 0.0
+    """When it was handed to the runner, on the engine's clock; 0 if nobody asks."""
     num_masks: int = 0
     """How many masks they need at most."""
     is_drafting: bool = False
@@ -143,8 +146,8 @@ class Engine:
 
     __slots__ = (
         "_builder", "_clock", "_inbox", "_intake", "_kv", "_mask_work", "_num_preempted", "_num_steps",
-        "_num_tokens", "_num_violations", "_outbox", "_overlap", "_planner", "_runner", "_speculation", "_state",
-        "config", "info",
+        "_num_tokens", "_num_violations", "_outbox", "_overlap", "_pacing", "_planner", "_runner", "_speculation",
+        "_state", "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -162,6 +165,7 @@ class Engine:
         inbox: Inbox,
         outbox: Outbox,
         clock: Callable[[], float],
+        pacing: Pacing | None = None,
         num_mask_helpers: int = 0,
     ) -> None:
         self.config = config
@@ -178,6 +182,7 @@ class Engine:
         self._outbox = outbox
         self._clock = clock
         self._overlap = config.overlap
+        self._pacing = pacing
         self._mask_work = SharedWork(num_mask_helpers)
         self._num_steps = 0  # written by: loop
         self._num_tokens = 0  # written by: loop
@@ -273,7 +278,8 @@ class Engine:
             if state.paused == "retract":
                 self._num_preempted += self._planner.retract(state)
             return None
-        plan = self._planner.plan(state, self._clock())
+        now_s, room = self._clock(), None if self._pacing is None else self._pacing.max_prefill_tokens(state)
+        plan = self._planner.plan(state, now_s, max_prefill_tokens=room)
         self._num_preempted += plan.num_preempted
         if not plan.grants:
             return None
@@ -285,6 +291,7 @@ class Engine:
         try:
             is_constraining = state.num_constrained > 0
             batch = self._builder.build(grants, is_constraining=is_constraining, is_followed=is_followed)
+            launched_s = 0.0 if self._pacing is None else self._clock()
             handle = self._runner.launch(batch)
         except Exception as error:
             _log.exception("a step could not be launched")
@@ -309,6 +316,7 @@ class Engine:
         return Pending(
             grants=grants,
             handle=handle,
+            launched_s=launched_s,
             constrained=[promising[index] for index in waiting],
             num_masks=int(batch.num_promised[batch.constrained].sum()),
             is_drafting=is_drafting,
@@ -344,6 +352,8 @@ class Engine:
                 failure = error
             except BaseException as error:  # the device still uses the requests' pages: wait again, raise later
                 interrupt = error
+        if self._pacing is not None:
+            self._pacing.ended(pending.grants, launched_s=pending.launched_s, now_s=self._clock())
         for grant in pending.grants:
             grant.request.num_in_flight -= 1
             grant.request.num_unseen -= grant.num_promised - grant.request.num_foreseen

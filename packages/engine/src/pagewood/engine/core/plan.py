@@ -90,8 +90,8 @@ class Budget(Protocol):
         """Prompts that one step may compute parts of."""
         ...
 
-    def open(self, num_running: int) -> StepBudget:
-        """Begin a step."""
+    def open(self, num_running: int, *, max_prefill_tokens: int | None = None) -> StepBudget:
+        """Begin a step, with a further limit on its prompt tokens if one is given."""
         ...
 
 
@@ -187,14 +187,20 @@ class Planner:
         self._victim = victim
         self._skip_ahead = skip_ahead
 
-    def plan(self, state: EngineState, now_s: float) -> StepPlan:
-        """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
+    def plan(self, state: EngineState, now_s: float, *, max_prefill_tokens: int | None = None) -> StepPlan:
+        """Decide the next step; moves requests between `waiting` and `running` and gives them pages.
+
+        Args:
+            state: of the engine.
+            now_s: time on its clock.
+            max_prefill_tokens: most prompt tokens of this step, besides what the budget says; None: no further limit.
+        """
         shortage = Shortage(state, self._kv, self._victim)
         num_moved = 0
         if self._giving_way is not None:
             leaving, num_moved = self._giving_way.begin_step(state)
             shortage.excluded += leaving
-        budget = self._budget.open(len(state.running))
+        budget = self._budget.open(len(state.running), max_prefill_tokens=max_prefill_tokens)
         grants: list[Grant] = []
         if self._budget.prefill_first:
             self._plan_prompts(state, budget, grants, shortage)

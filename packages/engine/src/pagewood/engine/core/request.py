@@ -43,6 +43,8 @@ class Request:
     arrived_s: float
     deadline_s: float = inf
     """Time by which it should have ended, on the engine's clock."""
+    service_class: str = ""
+    tag: str = ""
     explains: bool = False
     """Whether its first answer says what was cached of its prompt, and when it was admitted."""
     num_prompt: int

@@ -33,6 +33,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, random_grammar
 from pagewood.engine.testing.faulty import Fault, FaultyRunner
+from pagewood.schedpolicy import ORDERS
 
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
@@ -225,9 +226,10 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
             chunked_prefill_size=rng.choice((48, 64, 128) if is_burst else (1, 3, 16, 64)),
             max_prefills=rng.randint(1, 3),
             prefill_first=rng.random() < 0.2,
-            schedule_policy=rng.choice(
-                ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "adaptive", "dfs-weight", "fair")
-            ),
+            schedule_policy=rng.choice([name for name in ORDERS if not name.startswith("priority")]),
+            schedule_weights=(("tenant", 2.0), ("1", 3.0)) if num_pages % 2 else (),
+            schedule_ageing_s=(None, None, 0.0, 10.0)[max_length % 4],
+            target_step_s=(None, 1.0)[len(arrivals) % 2],
             schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
             overlap=overlap,
             prefix_cache=rng.random() < 0.9,
@@ -477,6 +479,9 @@ class _Run:
                         sampling=arrival.sampling,
                         pooling=arrival.pooling,
                         priority=arrival.priority,
+                        deadline_s=arrival.at_step + 30.0 if index % 2 else None,
+                        service_class=str(arrival.priority),
+                        tag=str(index % 3),
                         namespace=arrival.namespace,
                         carry=str(index).encode(),
                     )

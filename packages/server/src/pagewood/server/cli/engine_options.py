@@ -146,8 +146,31 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="which request runs next, among equal priorities: fcfs (first come, first served; another name is "
         "priority), lpm (longest cached prefix first), dfs-weight (requests that share a cached prefix together), lof "
         "(longest output first), shortest (least work first), hrrn (highest response ratio next), fair (equal tokens "
-        "for each namespace), random, adaptive (lpm while it finds prefixes, else fcfs), priority-low (low priorities "
-        "first) (default: %(default)s)",
+        "for each namespace), edf (earliest deadline first), wrr (turns of service classes), tag (those whose tag runs "
+        "already), random, adaptive (lpm while it finds prefixes, else fcfs), priority-low (low priorities first) "
+        "(default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--schedule-weight",
+        action="append",
+        type=_named_weight,
+        default=[],
+        metavar="NAME=WEIGHT",
+        help="share of a namespace (fair) or of a service class (wrr); repeatable (default: 1 for each)",
+    )
+    scheduling.add_argument(
+        "--schedule-ageing-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="after this time a request can get every fourth admission as the oldest, whatever the order says "
+        "(default: never)",
+    )
+    scheduling.add_argument(
+        "--target-step-ms",
+        type=float,
+        metavar="MS",
+        help="cut prompts so that steps beside decoding requests take about this long, by the steps measured so far "
+        "(default: always up to --chunked-prefill-size)",
     )
     scheduling.add_argument(
         "--preemption-threshold",
@@ -294,6 +317,9 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         page_size=options.page_size,
         schedule_policy=options.schedule_policy,
         schedule_conservativeness=options.schedule_conservativeness,
+        schedule_weights=tuple(options.schedule_weight),
+        schedule_ageing_s=options.schedule_ageing_seconds,
+        target_step_s=None if options.target_step_ms is None else options.target_step_ms / 1000,
         preemption_threshold=options.preemption_threshold,
         low_priority_first=options.low_priority_first,
         max_queue_s=options.max_queue_seconds,
@@ -328,3 +354,11 @@ def _named_place(text: str) -> tuple[str, str]:
     if not sign:
         raise argparse.ArgumentTypeError(f"expected NAME=PACKAGE.MODULE:FUNCTION, got {text!r}")
     return name, place
+
+
+def _named_weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    try:
+        return name, float(weight)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be NAME=WEIGHT, got {text!r}") from None

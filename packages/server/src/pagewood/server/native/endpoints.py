@@ -304,6 +304,8 @@ class NativeEndpoints:
             explains=bool(said.explain),
             deadline_s=None if said.deadline is None else arrived_s + said.deadline,
             priority=said.priority or 0,
+            service_class=said.service_class or "",
+            tag=said.tag or "",
             namespace=said.cache_salt or None,
             stream=bool(said.stream),
         )

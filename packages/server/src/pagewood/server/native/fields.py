@@ -197,6 +197,10 @@ class GenerateRequest(Conversation):
     deadline: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
     """Seconds from the arrival of the request in which it must be complete; it ends with an error otherwise."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
+    service_class: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    """Classes take turns where the server schedules by `wrr`."""
+    tag: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    """Requests run next to others with the same tag where the server schedules by `tag`."""
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
     """Requests share cached prefixes only with requests that have the same one."""
 
