@@ -107,7 +107,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """Run clients, unmodified, against `pagewood serve`: guidellm, lm-eval, and the requests of `vllm bench serve`."""
+    """Run clients, unmodified: guidellm, lm-eval, the requests of `vllm bench serve`, and Codex if there is npm."""
     install_everything(session, *PEERS)
     tools: list[str] = []
     for name, packages in {"guidellm": ["guidellm"], "lm-eval": ["lm-eval[api]", "transformers"]}.items():
@@ -116,6 +116,10 @@ def clients(session: nox.Session) -> None:
         session.run(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", *packages, external=True)
         tools.append(str(folder / "bin"))
     session.run("python", "tools/clients_check.py", *tools)
+    if shutil.which("npm"):
+        folder = Path(session.create_tmp()).resolve() / "codex"
+        session.run("npm", "install", "--silent", "--prefix", str(folder), "@openai/codex", external=True)
+        session.run("python", "tools/codex_check.py", str(folder / "node_modules" / ".bin" / "codex"))
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 python benchmarks/server_cpu.py                         # 48, 256 and 512 streams; about five minutes on two cores
 python benchmarks/server_cpu.py --streams 256 --rounds 1
+python benchmarks/server_cpu.py --streams 256 --against ../other --first 0  # the server of another checkout, in turns
 
 A real `pagewood serve` with the embedded model; the clients are in this process, with plain sockets. The cost is the
 processor time of a process (all its threads, from `/proc`) while the streams run, divided by their tokens. The variants
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -50,15 +52,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=120, help="tokens of each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--first", type=int, default=60, help="requests for one token; 0: none")
+    parser.add_argument("--against", type=Path, help="another checkout, whose server is measured in turn with this one")
     options = parser.parse_args()
-    with Server(max(options.streams)) as server:
-        asyncio.run(streams(server, 4, 20, {}))  # imports and kernels
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server(max(options.streams)))
+        servers = {"": server}
+        if options.against is not None:
+            servers[" (other)"] = stack.enter_context(Server(max(options.streams), checkout=options.against))
+        for one in servers.values():
+            asyncio.run(streams(one, 4, 20, {}))  # imports and kernels
         for num in options.streams:
             found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
             for _ in range(options.rounds):
                 for name, fields in VARIANTS.items():
-                    for process, cost in cost_of(server, num, options.tokens, fields).items():
-                        found[name][process].append(cost)
+                    for which, one in servers.items():
+                        for process, cost in cost_of(one, num, options.tokens, fields).items():
+                            found[name + which][process].append(cost)
             print(f"\n{num} streams, us of processor time per token (median, least to most)\n")
             print("| | " + " | ".join((*PROCESSES, "tokens/s")) + " |\n|---|" + "---:|" * (len(PROCESSES) + 1))
             for name, costs in found.items():
@@ -75,10 +84,13 @@ def main() -> None:
 class Server:
     """A server process with the embedded model."""
 
-    def __init__(self, num_streams: int) -> None:
+    def __init__(self, num_streams: int, *, checkout: Path | None = None) -> None:
+        """Start the server of a checkout; None: of the packages that Python finds."""
+        sources = [] if checkout is None else [str(path.resolve()) for path in checkout.glob("packages/*/src")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)} if sources else None
         command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0", "--log-level", "warning"]
         command += ["--max-running-requests", str(num_streams), "--max-total-tokens", str(num_streams * 384)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         line = next(line for line in self._process.stdout if line.startswith("Pagewood serves"))
         host, _, port = line.split(" at ")[1].split()[0].removeprefix("http://").rpartition(":")

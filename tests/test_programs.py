@@ -16,6 +16,7 @@ import pagewood.engine
 from pagewood.engine import AsyncLLM, Grammar
 from pagewood.engine.program import (
     Backend,
+    DeadlineExceededError,
     LocalBackend,
     RemoteBackend,
     State,
@@ -205,3 +206,18 @@ def test_tools_on_both(local: LocalBackend, remote: RemoteBackend, choice: str) 
     streamed = call_tools(choice).start(on=remote)
     assert "".join(streamed.stream("call")) == on_server[1]
     assert streamed.value == on_server
+
+
+def test_a_deadline_ends_what_the_server_computes(remote: RemoteBackend, url: str) -> None:
+    @program
+    def endless(s: State) -> None:
+        s.add("Once")
+        for number in range(1000):
+            s.gen(f"part {number}", max_tokens=200, regex="[a-z ]{200}")
+
+    with pytest.raises(DeadlineExceededError, match=r"after 0.3 s"):
+        endless.run(on=remote, deadline_s=0.3)
+    end_s = time.monotonic() + 30
+    while any(json.load(urllib.request.urlopen(f"{url}/ready"))["requests"].values()):
+        assert time.monotonic() < end_s, "the server still computes a request of the program"
+        time.sleep(0.02)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import MemoryServer, write_echo_folder
+from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from scripted import Script
 
 
 @pytest.fixture
@@ -23,6 +24,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("echo")
     write_echo_folder(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder whose templates know tools and reasoning."""
+    folder = tmp_path_factory.mktemp("tools")
+    write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
+    return folder
+
+
+@pytest.fixture
+def script() -> Script:
+    """What the model of a scripted server answers."""
+    return Script()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from pagewood.server import wire
 from pagewood.server.anthropic import fields
 from pagewood.server.anthropic.format import MessageFormat
 from pagewood.server.formats import PromptTokensDetails, Usage
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.testing import MemoryServer
 from scripted import Script, interrupted, scripted_server
 
 pytestmark = pytest.mark.anyio
@@ -36,19 +36,6 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
 CALLED = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}
 CACHED = {"type": "ephemeral"}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
-
-
-@pytest.fixture(scope="module")
-def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose templates know tools and reasoning."""
-    folder = tmp_path_factory.mktemp("tools")
-    write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
-    return folder
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.testing import MemoryServer
 from scripted import Script, scripted_server
 
 pytestmark = pytest.mark.anyio
@@ -29,14 +29,8 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-async def server(tmp_path: Path, script: Script) -> AsyncGenerator[MemoryServer]:
-    write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="hermes")
-    async with scripted_server(tmp_path, script) as server:
+async def server(tools_folder: Path, script: Script) -> AsyncGenerator[MemoryServer]:
+    async with scripted_server(tools_folder, script) as server:
         yield server
 
 

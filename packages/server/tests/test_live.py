@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagewood.engine.api import FinishReason, SamplingParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError, unavailable
-from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.live import LiveGroup, LiveRequests, Take
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 
@@ -47,7 +47,7 @@ def heard(group: LiveGroup) -> list[str]:
     words: list[str] = []
     while not group.queue.empty():
         item = group.queue.get_nowait()
-        words.append(str(item) if isinstance(item, ApiError) else f"{item[1].text} {item[1].finish}")
+        words.append(str(item) if isinstance(item, Exception) else f"{item[1].text} {item[1].finish}")
     return words
 
 
@@ -243,3 +243,58 @@ def test_a_group_between_two_steps_fails_with_the_engine_and_can_be_prioritized(
     assert not live.prioritize("x", 7)
     live.fail_all(LOST)
     assert heard(group) == []
+
+
+async def next_of(group: LiveGroup, take: Take) -> wire.Answer:
+    return (await group.next(take))[1]
+
+
+@pytest.mark.anyio
+async def test_answers_are_taken_at_once_while_a_reader_waits_and_in_order() -> None:
+    live = LiveRequests([Recorder()], limit=9)
+    group = live.submit([generate("a")], prompt_param="prompt")
+    taken: list[str] = []
+    keeps_up = True
+
+    def take(index: int, answer: wire.Answer) -> bool:
+        if keeps_up and answer.finish is None:
+            taken.append(answer.text)
+        return keeps_up and answer.finish is None
+
+    live.take(answer("a"))  # before there is a reader
+    assert (await next_of(group, take)).text == "t"
+    live.take(answer("a"))  # the reader is busy
+    assert not taken
+    assert (await next_of(group, take)).text == "t"
+    reader = asyncio.create_task(next_of(group, take))
+    await asyncio.sleep(0)
+    live.take(answer("a"))
+    live.take(answer("a"))
+    assert taken == ["t", "t"]
+    assert not reader.done()
+    keeps_up = False
+    live.take(answer("a"))
+    keeps_up = True
+    live.take(answer("a"))  # behind one that was not taken
+    assert taken == ["t", "t"]
+    await reader
+    assert len(heard(group)) == 1
+    live.close(group)
+
+
+@pytest.mark.anyio
+async def test_a_failure_to_take_an_answer_ends_its_reader_only() -> None:
+    live = LiveRequests([Recorder()], limit=9)
+    groups = [live.submit([generate(name)], prompt_param="prompt") for name in "ab"]
+
+    def take(index: int, answer: wire.Answer) -> bool:
+        if answer.request_id == "a":
+            raise RuntimeError("cannot be shown")
+        return False
+
+    readers = [asyncio.create_task(next_of(group, take)) for group in groups]
+    await asyncio.sleep(0)
+    live.take(wire.Answers(tuple(one.answers[0] for one in (answer("a"), answer("b")))))
+    with pytest.raises(RuntimeError, match="cannot be shown"):
+        await readers[0]
+    assert (await readers[1]).request_id == "b"

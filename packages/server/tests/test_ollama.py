@@ -14,7 +14,7 @@ import pytest
 
 from pagewood.engine.api import SamplingParams
 from pagewood.server.ollama import fields, options
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.testing import MemoryServer
 from scripted import Script, interrupted, scripted_server
 
 pytestmark = pytest.mark.anyio
@@ -32,19 +32,6 @@ USER = {"role": "user", "content": "Hi"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 CLOCK_CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
-
-
-@pytest.fixture(scope="module")
-def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose templates know tools and reasoning."""
-    folder = tmp_path_factory.mktemp("tools")
-    write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
-    return folder
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
 
 
 @pytest.fixture

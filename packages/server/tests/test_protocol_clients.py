@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jsonschema
 import pytest
 
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.testing import MemoryServer
 from scripted import Script, listening, scripted_server
 
 pytestmark = pytest.mark.anyio
@@ -28,19 +28,6 @@ TOOL: Any = {"type": "function", "function": {"name": "weather", "description": 
 USER: Any = {"role": "user", "content": "Is it raining in Oslo?"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THOUGHT = f"<think>\nLet me look.\n</think>\n\nOne moment.\n{CALL}"
-
-
-@pytest.fixture(scope="module")
-def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose templates know tools and reasoning."""
-    folder = tmp_path_factory.mktemp("tools")
-    write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
-    return folder
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from openai.types.responses import ResponseItemList
 
 from leaving_client import Client
-from pagewood.engine.text import Tokenizer
 from pagewood.server.errors import unavailable
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.testing import MemoryServer
 from response_events import assembled, checked, events_of, without_ids
+from scripted import scripted_server
 
 pytestmark = pytest.mark.anyio
 
@@ -48,27 +48,15 @@ class Script:
         return self.answers[min(self.prompts.index(prompt), len(self.answers) - 1)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose templates know tools and reasoning."""
-    folder = tmp_path_factory.mktemp("responses")
-    write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
-    return folder
-
-
 @pytest.fixture
 def script() -> Script:
     return Script()
 
 
 @pytest.fixture
-async def server(folder: Path, script: Script) -> AsyncGenerator[MemoryServer]:
-    tokenizer = Tokenizer.from_folder(folder)
-    server = MemoryServer(folder, tokenizer, limit=64, script=script, grammars=True, max_length=1600)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+async def server(tools_folder: Path, script: Script) -> AsyncGenerator[MemoryServer]:
+    async with scripted_server(tools_folder, script) as server:
+        yield server
 
 
 async def respond(server: MemoryServer, given: Any = "Hi", **fields: Any) -> dict[str, Any]:

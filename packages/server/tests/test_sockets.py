@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -88,9 +89,11 @@ Connect = Callable[[], Any]
 
 
 @asynccontextmanager
-async def listening(server: MemoryServer) -> AsyncGenerator[Connect]:
-    """Serve on a port of this machine; yield a function that connects."""
+async def listening(server: MemoryServer, *, buffer_bytes: int | None = None) -> AsyncGenerator[Connect]:
+    """Serve on a port of this machine; yield a function that connects. Sockets have buffers of a given length."""
     socket = bind("127.0.0.1", 0)
+    if buffer_bytes is not None:
+        socket.setsockopt(SOL_SOCKET, SO_SNDBUF, buffer_bytes)
     port = socket.getsockname()[1]
     http = http_server(server.frontend, stop_grace_s=4)
     serving = asyncio.create_task(http.serve(sockets=[socket]))
@@ -409,6 +412,29 @@ async def test_what_is_not_http_gets_an_error_in_json(patient: MemoryServer, wro
         await client.send(wrong)
         assert await client.error() == (400, "invalid_http")
         assert await client.is_closed()
+
+
+async def test_a_stream_waits_for_a_client_that_reads_slowly(patient: MemoryServer) -> None:
+    body = {**LONG, "stream": True, "n": 3, "logprobs": 5}
+    async with listening(patient, buffer_bytes=4096) as connect:
+        slow, quick = await connect(), await connect()
+        slow.writer.transport.pause_reading()
+        await slow.send(post(body))
+        await patient.until(lambda: patient.service.status.counters["num_tokens"] >= 3 * 300)
+        (transport,) = [one for one in patient.frontend.connections._open if one.get_write_buffer_size()]  # pyright: ignore[reportPrivateUsage]
+        assert transport.get_write_buffer_size() < 100_000  # uvloop's limit is 64 KiB
+        slow.writer.transport.resume_reading()
+        texts: list[str] = []
+        for client in (slow, quick):
+            if client is quick:
+                await client.send(post(body))
+            events = (await client.answer())[2].decode().split("\n\n")
+            assert events[-2].endswith("data: [DONE]")
+            chunks = [json.loads(event.rpartition("data: ")[2]) for event in events[:-2]]
+            choices = [choice for chunk in chunks for choice in chunk["choices"]]
+            texts.append("".join(choice["text"] for choice in choices if choice["index"] == 2))
+            assert len(choices) >= 3 * 300
+    assert texts[0] == texts[1]
 
 
 async def test_pipelined_requests_are_answered_in_order(patient: MemoryServer) -> None:

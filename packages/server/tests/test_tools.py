@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from pagewood.engine.text import Tokenizer
 from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from scripted import Script, scripted_server
 
 pytestmark = pytest.mark.anyio
 
@@ -37,40 +38,10 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2
 SECOND = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose templates know tools and reasoning."""
-    folder = tmp_path_factory.mktemp("tools")
-    write_echo_folder(folder, chat_template=TOOLS_TEMPLATE, template="hermes")
-    return folder
-
-
-class Script:
-    """The answers of the model, and the prompts that it saw."""
-
-    def __init__(self) -> None:
-        self.answer = ""
-        self.prompts: list[str] = []
-
-    def __call__(self, prompt: str) -> str:
-        if not self.prompts or self.prompts[-1] != prompt:
-            self.prompts.append(prompt)
-        return self.answer
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
 @pytest.fixture
 async def server(tools_folder: Path, script: Script) -> AsyncGenerator[MemoryServer]:
-    tokenizer = Tokenizer.from_folder(tools_folder)
-    server = MemoryServer(tools_folder, tokenizer, limit=64, script=script, grammars=True, max_length=1600)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with scripted_server(tools_folder, script) as server:
+        yield server
 
 
 async def chat(server: MemoryServer, **fields: Any) -> dict[str, Any]:
@@ -270,8 +241,38 @@ async def test_marks_that_are_special_tokens(tmp_path: Path) -> None:
         assert await streamed(server) == found
         completion = await server.post("/v1/completions", {"prompt": "x", "max_tokens": 99})
         assert completion.json()["choices"][0]["text"] == "thinks\nHm.says\nYes."
+        script.answer = "Yes<|start|> or no<|start|>."
+        found = whole(await chat(server))
+        assert found == [{"content": "Yes or no.", "reasoning": "", "calls": [], "finish": "stop"}]
+        assert await streamed(server) == found
     finally:
         await server.stop()
+
+
+async def test_strict_functions_are_bound_where_marks_are_special_tokens(tmp_path: Path) -> None:
+    mark = {"open": "<|start|>call\n", "close": "<|start|>done\n", "repeats": True, "content": "json"}
+    fields = {
+        "reasoning_content": {"open": "<|start|>thinks\n", "close": "<|start|>says\n"},
+        "tool_calls": {**mark, "transform": {"type": "function", "function": "{content}"}},
+        "content": {},
+    }
+    write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template={"version": 1, "fields": fields})
+    script = Script()
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    async with scripted_server(tmp_path, script) as server:
+        for arguments, says in (('{"city": "Oslo", "days": 2}', "I look."), ('{"city": 5, "mood": "good"}', "")):
+            call = f'<|start|>call\n{{"name": "weather", "arguments": {arguments}}}<|start|>done\n'
+            script.answer = f"<|start|>thinks\nHm.<|start|>says\n{says}{call}"
+            (bound,) = whole(await chat(server, tools=[strict], max_tokens=400))
+            assert bound["reasoning"].startswith("Hm.")  # where it may not write the call, it goes on as it likes
+            assert bound["content"].startswith(says)
+            found = bound["calls"][0]
+            assert found["name"] == "weather"
+            if says:
+                assert found["arguments"] == arguments
+            elif bound["finish"] == "tool_calls":
+                jsonschema.validate(json.loads(found["arguments"]), SCHEMA)
+            assert '"city": 5' not in found["arguments"]
 
 
 async def test_calls_are_an_alternative_to_a_grammar(server: MemoryServer, script: Script) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import jsonschema
 import pytest
@@ -211,6 +212,48 @@ def test_free_text_with_typed_calls(backend: Backend, vocabulary: Vocabulary, na
         assert not accepts(matcher, vocabulary, wrong), wrong
 
 
+BOUNDS: dict[str, tuple[dict, list[str], list[str]]] = {
+    "pattern": ({"pattern": "^a/[0-9]+$|^none$|<x>"}, ["a/12", "none", "is <x>."], ["a/", "a/1b", "nones", "x"]),
+    "part": ({"pattern": r"b[|)]\d"}, ["b|2", "ab)22"], ["b2", "ab|"]),
+    "length": ({"minLength": 2, "maxLength": 4}, ["ab", "ab d", "é<é>"], ["a", "abcde", ""]),
+    "both": ({"minLength": 3, "pattern": "^[ab ]*$"}, ["a b", "aaaa"], ["ab", "abc"]),
+}
+"""Schemas of strings, and strings that they allow and do not."""
+BOUND_FORMS = {
+    "llama4": '[say(text="{}")]',
+    "qwen3_coder": "<tool_call>\n<function=say>\n<parameter=text>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "glm_4": "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="say">\n<parameter name="text">{}</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "deepseek_v3_2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="say">\n'
+    '<｜DSML｜parameter name="text" string="true">{}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "gemma_4": '<|tool_call>call:say{{text:<|"|>{}<|"|>}}<tool_call|>',
+}
+
+
+@pytest.mark.parametrize("name", BOUND_FORMS)
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_strings_that_are_written_as_they_are_have_bounds(name: str, bound: str) -> None:
+    vocabulary = embedded()
+    keywords, allowed_texts, others = BOUNDS[bound]
+    schema = {"type": "object", "properties": {"text": {"type": "string", **keywords}}, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
+    template = ResponseTemplate.named(name)
+    grammar = tool_grammar(template, tools, "required", parallel=False)
+    assert grammar is not None
+    matcher = llguidance_for(vocabulary).compile(grammar).matcher(frozenset(vocabulary.eos_token_ids))
+    for text in (*allowed_texts, *others):
+        jsonschema_says = jsonschema.Draft202012Validator(schema).is_valid({"text": text})
+        assert jsonschema_says == (text in allowed_texts), text
+        said = BOUND_FORMS[name].format(text)
+        assert accepts(matcher, vocabulary, said) == jsonschema_says, said
+        parser = ResponseParser(template, tools=tools)
+        assert calls_of([*parser.feed(said), *parser.finish()]) == [("say", {"text": text})]
+    end = BOUND_FORMS[name].partition("{}")[2].strip()[:12]
+    if name != "llama4":
+        assert not accepts(matcher, vocabulary, BOUND_FORMS[name].format(f"aa{end}")), "the mark is no text"
+
+
 def test_special_tokens_are_tokens(vocabulary: Vocabulary) -> None:
     tokens = {"<|tool_call>": 7, "<tool_call|>": 8}
     template = ResponseTemplate.named("gemma_4")
@@ -218,7 +261,46 @@ def test_special_tokens_are_tokens(vocabulary: Vocabulary) -> None:
     assert grammar is not None
     assert '<[7]> "call:" "now"' in grammar.text
     assert "<[8]>" in grammar.text
-    assert tool_grammar(template, TOOLS, "auto", special_tokens=tokens) is None  # free text cannot have them
+
+
+SPECIAL = {
+    "kimi_k2": ("<think>Hm.</think>", "<|im_end|>"),
+    "harmony": ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|return|>"),
+    "gemma_4": ("<|channel>thought\nHm.<channel|>", "<turn|>"),
+    "deepseek_v3": ("<think>Hm.</think>", "<｜end▁of▁sentence｜>"),
+    "mistral": ("[THINK]Hm.[/THINK]", "</s>"),
+}
+"""Reasoning, and the end, of families whose marks are special tokens."""
+_MARKS = r"<[^<>\s]+>|\[/?[A-Z_]+\]"
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_free_text_with_marks_that_are_special_tokens(name: str) -> None:
+    reasoning, end = SPECIAL[name]
+    template, call = ResponseTemplate.named(name), TEXTS[name]
+    tokenizer = embedded().tokenizer
+    marks = sorted({*re.findall(_MARKS, reasoning + call + end), "<|unused|>"})
+    tokenizer.add_special_tokens(marks)
+    ids = {mark: int(tokenizer.token_to_id(mark) or 0) for mark in marks}
+    vocabulary = Vocabulary(tokenizer.to_str(), tokenizer.get_vocab_size(), (ids[end],))
+    grammar = tool_grammar(template, TOOLS, "auto", special_tokens=ids)
+    assert grammar is not None
+    matcher = llguidance_for(vocabulary).compile(grammar).matcher(frozenset(vocabulary.eos_token_ids))
+    says = {
+        "harmony": ["", f"{reasoning}<|channel|>final<|message|>Hi.", f"{reasoning}{call}", call,
+                    f"<|channel|>commentary<|message|>I add.<|end|><|start|>assistant{call}"],
+    }.get(name, ["", "Hi <b>", call, f"I add.\n{call}", f"{reasoning}Hi.", f"{reasoning}\n\n{call}", f"{call}Done."])  # fmt: skip
+    for text in says:
+        assert accepts(matcher, vocabulary, text), text
+        parser = ResponseParser(template, tools=TOOLS)
+        parts = [*parser.feed(text), *parser.finish()]
+        assert [name for name, _ in calls_of(parts)] == ["add-2"] * (call in text)
+        assert ("reasoning" in {part.kind for part in parts}) == (reasoning in text)
+    wrongs = [call.replace("3", '"x"'), call.replace("add-2", "sub"), call[: len(call) // 2], "<|unused|>", f"{reasoning}<|unused|>"]  # fmt: skip
+    wrongs += ['to=functions.now<|channel|>commentary json<|message|>{"x"}'] * (name == "harmony")
+    for wrong in wrongs:
+        assert not accepts(matcher, vocabulary, wrong), wrong
+        assert not accepts(matcher, vocabulary, f"{reasoning}{wrong}"), wrong
 
 
 def test_special_tokens_are_drawn() -> None:

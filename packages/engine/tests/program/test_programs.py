@@ -19,6 +19,7 @@ import pytest
 from pagewood.engine import LLM, AsyncLLM, Grammar, SamplingParams
 from pagewood.engine.program import (
     Answer,
+    DeadlineExceededError,
     LocalBackend,
     ProgramCancelledError,
     Prompt,
@@ -59,26 +60,24 @@ class Watched:
     def __init__(self, inner: LocalBackend, *, gate: int = 0) -> None:
         self.inner = inner
         self.prompts: list[str] = []
-        self.urgencies: list[Any] = []
+        self.priorities: list[int] = []
         self._gate = gate
         self._held: list[Callable[[], None]] = []
-
-    has_deadlines = True
 
     def render(self, prompt: Prompt) -> str:
         return self.inner.render(prompt)
 
-    def complete(self, prompt: Prompt, sampling: Any, urgency: Any, *, on_text: Any = None) -> Future[Answer]:
-        self._note(prompt, urgency)
-        return self._pass(lambda: self.inner.complete(prompt, sampling, urgency, on_text=on_text))
+    def complete(self, prompt: Prompt, sampling: Any, priority: int, *, on_text: Any = None) -> Future[Answer]:
+        self._note(prompt, priority)
+        return self._pass(lambda: self.inner.complete(prompt, sampling, priority, on_text=on_text))
 
-    def score(self, prompt: Prompt, choices: Sequence[str], urgency: Any) -> Future[Answer]:
-        self._note(prompt, urgency)
-        return self._pass(lambda: self.inner.score(prompt, choices, urgency))
+    def score(self, prompt: Prompt, choices: Sequence[str], priority: int) -> Future[Answer]:
+        self._note(prompt, priority)
+        return self._pass(lambda: self.inner.score(prompt, choices, priority))
 
-    def _note(self, prompt: Prompt, urgency: Any) -> None:
+    def _note(self, prompt: Prompt, priority: int) -> None:
         self.prompts.append(self.inner.render(prompt))
-        self.urgencies.append(urgency)
+        self.priorities.append(priority)
 
     def _pass(self, ask: Callable[[], Future[Answer]]) -> Future[Answer]:
         if not self._gate:
@@ -382,8 +381,8 @@ def test_programs_check_themselves_and_their_arguments(backend: LocalBackend) ->
         program(essay).run(on=backend)
     with pytest.raises(TypeError, match="priority must be an int, got 'high'"):
         program(essay).run("x", on=backend, priority="high")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="deadline_s must be None: LocalBackend has no deadlines, got 2"):
-        program(essay).run("x", on=backend, deadline_s=2)
+    with pytest.raises(ValueError, match=r"deadline_s must be > 0 and at most [0-9]+, got 0"):
+        program(essay).run("x", on=backend, deadline_s=0)
     with pytest.raises(ValueError, match="max_running must be >= 1, got 0"):
         run_many([], on=backend, max_running=0)
     with pytest.raises(TypeError, match=r"calls\[0\] must be a program with its arguments, got 'x'"):
@@ -392,7 +391,7 @@ def test_programs_check_themselves_and_their_arguments(backend: LocalBackend) ->
         LocalBackend("x")  # type: ignore[arg-type]
 
 
-def test_urgency_reaches_the_backend(backend: LocalBackend) -> None:
+def test_priorities_reach_the_backend(backend: LocalBackend) -> None:
     @program
     def both(s: State) -> None:
         s.add("x")
@@ -400,10 +399,38 @@ def test_urgency_reaches_the_backend(backend: LocalBackend) -> None:
         s.fork(1)[0].select("b", ["x", "y"])
 
     watched = Watched(backend)
-    both.run(on=watched, priority=3, deadline_s=9.5)
-    assert [(one.priority, one.deadline_s) for one in watched.urgencies] == [(3, 9.5)] * 2
-    with pytest.raises(ValueError, match="deadline_s must be > 0, got 0"):
-        both.run(on=watched, deadline_s=0)
+    both.run(on=watched, priority=3, deadline_s=60)  # which is not reached
+    assert watched.priorities == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["backend", "llm_backend"])
+def test_a_program_ends_at_its_deadline(request: pytest.FixtureRequest, name: str) -> None:
+    backend: LocalBackend = request.getfixturevalue(name)
+
+    @program
+    def endless(s: State, goes_on: bool) -> None:
+        s.add("Once")
+        number = 0
+        while True:
+            s.gen(f"part {number}", max_tokens=100)
+            number += 1
+            try:
+                s[f"part {number - 1}"]
+            except VariableError:
+                if not goes_on:
+                    raise
+
+    @program
+    def short(s: State) -> None:
+        s.add("Once")
+        s.gen("x", max_tokens=3)
+
+    start_s = time.monotonic()
+    for goes_on in (False, True):  # whether the program handles the error of its variable
+        with pytest.raises(DeadlineExceededError, match=r"not complete at its deadline, after 0.2 s"):
+            endless.run(goes_on, on=backend, deadline_s=0.2)
+    assert time.monotonic() - start_s < 20
+    assert short.run(on=backend, deadline_s=60)["x"]  # the engine goes on
 
 
 @pytest.mark.parametrize("make", [AsyncLLM, LLM])

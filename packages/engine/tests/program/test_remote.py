@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.program import RemoteBackend, RemoteError, State, Usage, VariableError, program
+from pagewood.engine.program import (
+    DeadlineExceededError,
+    RemoteBackend,
+    RemoteError,
+    State,
+    Usage,
+    VariableError,
+    program,
+)
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -190,5 +198,11 @@ def test_wrong_arguments_are_named() -> None:
         RemoteBackend("http://x", model="m", timeout_s=0)
     with pytest.raises(ValueError, match="max_connections must be >= 1, got 0"):
         RemoteBackend("http://x", model="m", max_connections=0)
-    with RemoteBackend("http://x", model="m") as backend, pytest.raises(ValueError, match="has no deadlines"):
-        one.run(on=backend, deadline_s=1)
+
+
+def test_a_deadline_ends_the_request_at_the_server(url: str) -> None:
+    Answering.reply, Answering.held = (200, b"{"), threading.Event()
+    with RemoteBackend(url, model="m") as backend:
+        with pytest.raises(DeadlineExceededError, match=r"not complete at its deadline, after 0.3 s"):
+            one.run(on=backend, deadline_s=0.3)
+        Answering.held.set()  # so that it sees that the connection is closed

@@ -53,8 +53,6 @@ def backend() -> Iterator[LocalBackend]:
 class Saying:
     """A backend whose model says what a test has chosen; the rest is the real one's."""
 
-    has_deadlines = False
-
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         self.tokenizer = tokenizer
         self.text = text
@@ -63,14 +61,14 @@ class Saying:
     def render(self, prompt: Prompt) -> str:
         return prompt.render(self.tokenizer)
 
-    def complete(self, prompt: Prompt, sampling: Any, urgency: Any, *, on_text: Any = None) -> Future[Answer]:
+    def complete(self, prompt: Prompt, sampling: Any, priority: int, *, on_text: Any = None) -> Future[Answer]:
         self.prompts.append(prompt.render(self.tokenizer))
         answer = Answer(text=self.text, finish="stop", usage=Usage())
         found: Future[Answer] = Future()
         found.set_result(answer if sampling.offer is None else sampling.offer.read(answer, self.tokenizer, prompt))
         return found
 
-    def score(self, prompt: Prompt, choices: Any, urgency: Any) -> Future[Answer]:
+    def score(self, prompt: Prompt, choices: Any, priority: int) -> Future[Answer]:
         raise NotImplementedError
 
 

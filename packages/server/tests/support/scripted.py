@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ class Script:
 
 
 @asynccontextmanager
-async def scripted_server(folder: Path, script: Script | None, **options: Any) -> AsyncGenerator[MemoryServer]:
+async def scripted_server(
+    folder: Path, script: Callable[[str], str] | None, **options: Any
+) -> AsyncGenerator[MemoryServer]:
     """Run a server with the model in `folder`; in the end it must be idle. Without a script, answers are hashes."""
     options = {"limit": 64, "grammars": True, "max_length": 1600, **options}
     server = MemoryServer(folder, Tokenizer.from_folder(folder), script=script, **options)

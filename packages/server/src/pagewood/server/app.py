@@ -112,7 +112,7 @@ class Frontend:
 
     async def health(self, request: Request) -> Response:
         """Liveness: this process answers."""
-        return json_response(msgspec.json.encode(Health()))
+        return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
         """Readiness and progress: whether the engine serves, and the counts of its last pulse."""
@@ -130,7 +130,7 @@ class Frontend:
         )
         is_ready = status.state is EngineState.READY
         headers = None if is_ready else {"Retry-After": "2"}
-        return json_response(msgspec.json.encode(body), status=200 if is_ready else 503, headers=headers)
+        return json_response(body, status=200 if is_ready else 503, headers=headers)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
 from pagewood.engine.api import Delta, FinishReason, Refusal
-from pagewood.engine.text import Part, ResponseParser, ResponseTemplate, TextStream, Tokenizer
+from pagewood.engine.text import ResponseParser, ResponseTemplate, TextStream, Tokenizer
 from pagewood.server import wire
 from pagewood.server.links import Receiver, Sender
 from pagewood.server.token_entries import TokenEntries
 from pagewood.server.token_ids import bytes_of, ids_of
 
 LOST = Refusal(message="The detokenizer process was restarted while it worked on this request.")
+
+_ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
+"""A text that has not ended in another way may still end in an error, or at a stop string."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,24 +50,59 @@ class _Open:
     """Whether the ids of its prompt are the whole answer."""
     reports_tokens: bool
     """Whether its client gets the ids of its tokens."""
+    prefix: str
+    """Shown before its first text."""
+    prompt: tuple[wire.TokenEntry, ...] | None
+    """Entries of all tokens of its prompt, if they are shown."""
+    prompt_tokens: bytes
+    """Ids of its prompt for the client, int32, little-endian."""
+    stray_marks: re.Pattern[str] | None
+    """Finds special tokens that are marks, of which a text shows none."""
 
-
-class _News(NamedTuple):
-    """What one step adds to an answer."""
-
-    text: str = ""
-    num_unused: int = 0
-    """New tokens that are not shown, and do not count."""
-    logprobs: wire.Logprobs | None = None
-    parts: tuple[wire.Part, ...] | None = None
-    """What `text` says, if the answer is read by a response template."""
-    stopped_by: str | None = None
-    """The stop string, or the match of an expression, that ended the text in this step."""
-    tokens: bytes = b""
-    """Ids of the new tokens that are shown, int32, little-endian, if they were asked for."""
-
-
-_NO_NEWS = _News()
+    def read(self, delta: Delta) -> wire.Answer:
+        """Return what `delta` adds to its answer."""
+        prefix, prompt, prompt_tokens = ("", None, b"")
+        if delta.first:
+            prefix, prompt, prompt_tokens = self.prefix, self.prompt, self.prompt_tokens
+        finish, refusal = delta.finish, delta.refusal
+        if self.is_scoring:
+            # It ends after no tokens; that the token which is not shown ended the text says nothing.
+            finish = FinishReason.LENGTH if finish is FinishReason.STOP else finish
+            logprobs = None if prompt is None else wire.Logprobs((), prompt)
+            return _answer_to(
+                delta, finish, refusal, text=prefix, num_unused=delta.num_output_tokens, logprobs=logprobs
+            )
+        stream, parser = self.stream, self.parser
+        text, num_shown, num_unused = _push(stream, delta)
+        if finish is not None:
+            text += stream.finish()
+        stopped_by = stream.stopped_by
+        logprobs = None
+        if delta.logprobs or prompt is not None or prompt_tokens:
+            logprobs = wire.Logprobs(self.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
+        parts = None
+        if parser is not None:
+            found = parser.feed(text) if text else []
+            if finish is not None or stopped_by is not None:
+                found += parser.finish()
+            if self.stray_marks is not None:
+                found = [_without(self.stray_marks, part) for part in found]
+            text, parts = "", tuple(found)
+        if stopped_by is not None and finish in _ENDS_OF_TEXT:
+            finish = FinishReason.STOP
+        elif self.is_encoding:
+            finish, refusal = FinishReason.STOP, None
+        return _answer_to(
+            delta,
+            finish,
+            refusal,
+            text=prefix + text,
+            num_unused=num_unused,
+            logprobs=logprobs,
+            parts=parts,
+            stopped_by=stopped_by,
+            tokens=bytes_of(delta.tokens[:num_shown]) if self.reports_tokens else b"",
+        )
 
 
 class TextStreams:
@@ -81,7 +119,8 @@ class TextStreams:
     __slots__ = (
         "_engine",
         "_incarnation",
-        "_shows_special_tokens",
+        "_marks",
+        "_stray_marks",
         "_streams",
         "_template",
         "_template_without_calls",
@@ -92,8 +131,11 @@ class TextStreams:
         self._tokenizer = tokenizer
         self._template = tokenizer.response_template
         self._template_without_calls = None if self._template is None else _without_calls(self._template)
-        self._shows_special_tokens = self._template is not None and self._template.marks_with(tokenizer.special_tokens)
-        """Whether the parser must see special tokens, because they are its marks."""
+        self._marks = (
+            frozenset[str]() if self._template is None else self._template.marks_with(tokenizer.special_tokens)
+        )
+        """Special tokens that the parser must see, because they are its marks."""
+        self._stray_marks = re.compile("|".join(map(re.escape, self._marks))) if self._marks else None
         self._incarnation = incarnation
         self._streams: dict[str, _Open | None] = {}  # written by: _is_late, _answer. None: has ended in an error
         self._engine = -1  # written by: _is_late. Newest incarnation of the engine; -1 before its first message
@@ -125,81 +167,61 @@ class TextStreams:
 
     def _answer(self, delta: Delta) -> wire.Answer | None:
         """Return the answer to send for `delta`; None if there is nothing new for its client."""
-        error: Refusal | None = None
-        news = _NO_NEWS
-        is_known = delta.first or delta.request_id in self._streams
-        open_ = self._streams.get(delta.request_id)
-        is_over = is_known and not delta.first and (open_ is None or open_.stream.stopped_by is not None)
-        if not is_known:
-            error = LOST
-        elif not is_over:
+        streams, request_id, finish = self._streams, delta.request_id, delta.finish
+        error = LOST
+        if delta.first or request_id in streams:
+            open_ = None if delta.first else streams[request_id]
+            if not delta.first and (open_ is None or open_.stream.stopped_by is not None):
+                if finish is None:  # its client has already received the end
+                    return None
+                del streams[request_id]
+                return _answer_to(delta, finish, delta.refusal)
             try:
-                open_, news = self._read(delta)
+                if open_ is None:
+                    streams[request_id] = open_ = self._open(delta)
+                answer = open_.read(delta)
             except Exception as exception:  # a tokenizer comes with its model: any error is this request's alone
-                logger.exception("request %s: its tokens cannot be decoded", delta.request_id)
+                logger.exception("request %s: its tokens cannot be decoded", request_id)
                 error = Refusal(message=f"The tokens of the answer cannot be decoded: {exception}")
-        ended = delta.finish is not None
-        if ended:
-            self._streams.pop(delta.request_id, None)
+            else:
+                if finish is not None:
+                    del streams[request_id]
+                return answer
+        if finish is None:
+            streams[request_id] = None
         else:
-            self._streams[delta.request_id] = None if error is not None else open_
-        if is_over:  # its client has already received the end
-            return _answer_to(delta, _NO_NEWS, finish=delta.finish, ended=True) if ended else None
-        ends_text = delta.finish in (None, FinishReason.STOP, FinishReason.LENGTH)
-        if error is not None and ends_text:
-            return _answer_to(delta, _NO_NEWS, finish=FinishReason.ERROR, ended=ended, refusal=error)
-        finish = delta.finish
-        if ends_text and open_ is not None and open_.stream.stopped_by is not None:
-            finish = FinishReason.STOP
-        elif open_ is not None and open_.is_scoring and finish is FinishReason.STOP:
-            finish = FinishReason.LENGTH  # of no tokens; that the token which is not shown ended the text says nothing
-        elif open_ is not None and open_.is_encoding:
-            delta, finish = delta._replace(refusal=None), FinishReason.STOP
-        return _answer_to(delta, news, finish=finish, ended=ended)
+            streams.pop(request_id, None)
+        if finish in _ENDS_OF_TEXT:
+            return _answer_to(delta, FinishReason.ERROR, error)
+        return _answer_to(delta, finish, delta.refusal)
 
-    def _read(self, delta: Delta) -> tuple[_Open, _News]:
-        """Return the state of a request, and what `delta` adds to its answer."""
-        prefix, prompt, prompt_tokens = "", None, b""
-        open_ = self._streams.get(delta.request_id)
-        if delta.first or open_ is None:
-            options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
-            parser = self._parser(options.reading)
-            stream = TextStream(
+    def _open(self, delta: Delta) -> _Open:
+        """Return the state of a request at its first `delta`."""
+        options = wire.text_options.decode(delta.carry) if delta.carry else wire.TextOptions()
+        parser = self._parser(options.reading)
+        entries = TokenEntries(self._tokenizer, start=len(options.prefix))
+        prompt = None
+        if options.first_token is not None:
+            prompt = self._prompt(options.first_token, delta)
+        elif options.shows_pieces:
+            prompt = tuple([entries.first_of_prompt(token) for token in ids_of(options.prompt_tokens)])
+        return _Open(
+            stream=TextStream(
                 self._tokenizer,
                 stop=options.stop,
                 stop_regex=options.stop_regex,
-                skip_special_tokens=parser is None or not self._shows_special_tokens,
-            )
-            prefix, prompt_tokens = options.prefix, options.prompt_tokens
-            entries = TokenEntries(self._tokenizer, start=len(prefix))
-            open_ = _Open(
-                stream=stream,
-                entries=entries,
-                parser=parser,
-                is_scoring=options.is_scoring,
-                is_encoding=options.is_encoding,
-                reports_tokens=options.reports_tokens,
-            )
-            if options.first_token is not None:
-                prompt = self._prompt(options.first_token, delta)
-            elif options.shows_pieces:
-                prompt = tuple([entries.first_of_prompt(token) for token in ids_of(prompt_tokens)])
-        if open_.is_scoring:
-            return open_, _News(prefix, delta.num_output_tokens, None if prompt is None else wire.Logprobs((), prompt))
-        text, num_shown, num_unused = _push(open_.stream, delta)
-        if delta.finish is not None:
-            text += open_.stream.finish()
-        logprobs = None
-        if delta.logprobs or prompt is not None or prompt_tokens:
-            logprobs = wire.Logprobs(open_.entries.of(delta.logprobs[:num_shown]), prompt, prompt_tokens)
-        tokens = bytes_of(delta.tokens[:num_shown]) if open_.reports_tokens else b""
-        if open_.parser is None:
-            return open_, _News(prefix + text, num_unused, logprobs, None, open_.stream.stopped_by, tokens)
-        parts = open_.parser.feed(text) if text else []
-        if delta.finish is not None or open_.stream.stopped_by is not None:
-            parts += open_.parser.finish()
-        shown = tuple([_part(part) for part in parts])
-        return open_, _News("", num_unused, logprobs, shown, open_.stream.stopped_by, tokens)
+                keep=self._marks if parser is not None else frozenset(),
+            ),
+            entries=entries,
+            parser=parser,
+            is_scoring=options.is_scoring,
+            is_encoding=options.is_encoding,
+            reports_tokens=options.reports_tokens,
+            prefix=options.prefix if parser is None else "",
+            prompt=prompt,
+            prompt_tokens=options.prompt_tokens,
+            stray_marks=self._stray_marks,
+        )
 
     def _parser(self, reading: wire.Reading | None) -> ResponseParser | None:
         """Return what reads an answer. Where no function was offered, calls are text."""
@@ -220,8 +242,9 @@ def _without_calls(template: ResponseTemplate) -> ResponseTemplate | None:
     return dataclasses.replace(template, fields=fields) if any(field.kind != "content" for field in fields) else None
 
 
-def _part(part: Part) -> wire.Part:
-    return wire.Part(part.kind, part.text, part.index, part.id)
+def _without(marks: re.Pattern[str], part: wire.Part) -> wire.Part:
+    """Return a part without the marks that begin or end no section."""
+    return part if part.kind in ("tool_call", "arguments") else part._replace(text=marks.sub("", part.text))
 
 
 def _push(stream: TextStream, delta: Delta) -> tuple[str, int, int]:
@@ -247,23 +270,33 @@ def _push(stream: TextStream, delta: Delta) -> tuple[str, int, int]:
 
 
 def _answer_to(
-    delta: Delta, news: _News, *, finish: FinishReason | None, ended: bool, refusal: Refusal | None = None
+    delta: Delta,
+    finish: FinishReason | None,
+    refusal: Refusal | None = None,
+    *,
+    text: str = "",
+    num_unused: int = 0,
+    logprobs: wire.Logprobs | None = None,
+    parts: tuple[wire.Part, ...] | None = None,
+    stopped_by: str | None = None,
+    tokens: bytes = b"",
 ) -> wire.Answer:
+    """Return the answer; `num_unused` of the new tokens are not shown, and do not count."""
     return wire.Answer(
-        request_id=delta.request_id,
-        text=news.text,
-        finish=finish,
-        ended=ended,
-        refusal=refusal or delta.refusal,
-        num_prompt_tokens=delta.num_prompt_tokens,
-        num_cached_tokens=delta.num_cached_tokens,
-        num_output_tokens=delta.num_output_tokens - news.num_unused,
-        num_drafted_tokens=delta.num_drafted_tokens,
-        num_accepted_tokens=delta.num_accepted_tokens,
-        logprobs=news.logprobs,
-        parts=news.parts,
-        stopped_by=news.stopped_by,
-        vector=delta.vector,
-        tokens=news.tokens,
-        explanation=delta.explanation,
+        delta.request_id,
+        text,
+        finish,
+        delta.finish is not None,
+        refusal,
+        delta.num_prompt_tokens,
+        delta.num_cached_tokens,
+        delta.num_output_tokens - num_unused,
+        delta.num_drafted_tokens,
+        delta.num_accepted_tokens,
+        logprobs,
+        parts,
+        stopped_by,
+        delta.vector,
+        tokens,
+        delta.explanation,
     )

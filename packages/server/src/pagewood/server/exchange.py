@@ -50,8 +50,6 @@ class Exchange:
     """When it began, on the clock of `FrontDoor`."""
     error_form: ErrorForm = openai_error  # written by: FrontDoor, anthropic.models
     """Writes errors as the protocol of the path does."""
-    send: Send | None = None
-    """Sends a piece of a body past the middlewares, which have nothing to do for it but take time for every token."""
     status: int = CLIENT_LEFT  # written by: FrontDoor
     media_type: str = ""  # written by: FrontDoor
     """Content type of the answer, once it has begun."""
@@ -136,7 +134,6 @@ class FrontDoor:
             client=":".join(map(str, scope.get("client") or ("-",))),
             started_s=self.clock(),
             error_form=self._error_form(scope["path"]),
-            send=send,
         )
         scope[_SCOPE_KEY] = exchange
         origin = headers.get("origin", "")

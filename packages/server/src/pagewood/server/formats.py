@@ -71,9 +71,12 @@ class Tally:
 
     def add(self, answer: wire.Answer) -> None:
         """Note the counts of the latest answer; they only grow."""
-        self.num_prompt_tokens = max(self.num_prompt_tokens, answer.num_prompt_tokens)
-        self.num_cached_tokens = max(self.num_cached_tokens, answer.num_cached_tokens)
-        self.num_output_tokens = max(self.num_output_tokens, answer.num_output_tokens)
+        if answer.num_output_tokens > self.num_output_tokens:
+            self.num_output_tokens = answer.num_output_tokens
+        if answer.num_prompt_tokens > self.num_prompt_tokens:
+            self.num_prompt_tokens = answer.num_prompt_tokens
+        if answer.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = answer.num_cached_tokens
         if answer.num_drafted_tokens:
             self.num_drafted_tokens = answer.num_drafted_tokens
             self.num_accepted_tokens = answer.num_accepted_tokens

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewood.server import wire
+from pagewood.server.connections import BodyWriter, body_writer_of
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
-from pagewood.server.formats import Choice, Format, Tally, Usage, usage
-from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.formats import Choice, EventStream, Format, Tally, Usage, usage
+from pagewood.server.live import LiveGroup, LiveRequests, Take
 from pagewood.server.prompt_sharing import PromptSharing
 
 _STREAM_HEADERS = [
@@ -23,8 +26,11 @@ _STREAM_HEADERS = [
 ]
 
 
-def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a response with a JSON body that is already encoded."""
+def json_response(
+    answer: bytes | msgspec.Struct, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Return a response with a JSON body, which may be encoded already."""
+    body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
@@ -79,16 +85,17 @@ class GroupResponse:
 
     async def _stream(self, scope: Scope, send: Send, tallies: list[Tally]) -> None:
         stream = self.format.stream(lambda: self._usage(tallies))
-        send_piece = exchange_of(scope).send or send
+        writer = body_writer_of(scope)
+        take = None if writer is None or self.shares_prompt else partial(_write, writer, stream, tallies)
         started = False
         try:
-            async for index, answer in self._answers(tallies):
+            async for index, answer in self._answers(tallies, take):
                 if not started:  # not before the first answer: until then, an error can still be a status
                     started = True
                     headers = [(b"content-type", self.format.media_type.encode()), *_STREAM_HEADERS]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 if data := stream.take(index, answer):
-                    await send_piece({"type": "http.response.body", "body": data, "more_body": True})
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             response = error_response(scope, error)
             if started:
@@ -111,15 +118,26 @@ class GroupResponse:
     def _usage(self, tallies: list[Tally]) -> Usage:
         return usage(tallies, num_answers=self.num_answers, is_speculating=self.is_speculating, is_read=self.is_read)
 
-    async def _answers(self, tallies: list[Tally]) -> AsyncIterator[tuple[int, wire.Answer]]:
+    async def _answers(self, tallies: list[Tally], take: Take | None = None) -> AsyncIterator[tuple[int, wire.Answer]]:
+        """Yield the answers that `take` does not take."""
         sharing = PromptSharing(self.num_answers) if self.shares_prompt else None
         num_open = len(tallies)
         while num_open:
-            index, answer = await self.group.next()
+            index, answer = await self.group.next(take)
             tallies[index].add(answer)
             num_open -= answer.finish is not None
             for item in [(index, answer)] if sharing is None else sharing.take(index, answer):
                 yield item
+
+
+def _write(writer: BodyWriter, stream: EventStream, tallies: list[Tally], index: int, answer: wire.Answer) -> bool:
+    """Write what an answer adds to a body, and return True; False if it ends its request, or its client is slow."""
+    if answer.finish is not None or not writer.is_open:
+        return False
+    tallies[index].add(answer)
+    if data := stream.take(index, answer):
+        writer.write(data)
+    return True
 
 
 async def _send(send: Send, body: bytes) -> None:

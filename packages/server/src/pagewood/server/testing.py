@@ -177,6 +177,7 @@ class MemoryServer:
         num_pages: int = NUM_PAGES,
         recipe: VectorRecipe | None = None,
         makes_vectors: bool = True,
+        host: str = "memory",
     ) -> None:
         self.tokenizer = tokenizer
         self._script = script
@@ -205,10 +206,10 @@ class MemoryServer:
             service=self.service,
             limits=limits,
             connections=Connections(limits),
-            access=AccessRules(hosts=frozenset({"memory"}), origins=origins),
+            access=AccessRules(hosts=frozenset({host}), origins=origins),
         )
         self.app = self.frontend.app()
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory")
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=f"http://{host}")
 
     async def start(self) -> None:
         """Start all stages and wait until the engine is ready."""

@@ -13,11 +13,6 @@ _NO_LOGPROB = 0.0
 """Of the first token of a prompt; its rank says that it has none."""
 
 
-def scored_token(tokenizer: Tokenizer, token: int, logprob: float) -> wire.ScoredToken:
-    """Return a token with its bytes."""
-    return wire.ScoredToken(token, tokenizer.token_bytes(token), logprob)
-
-
 class TokenEntries:
     """Makes the entries of consecutive tokens.
 
@@ -29,13 +24,16 @@ class TokenEntries:
         start: characters before the first token.
     """
 
-    __slots__ = ("_has_begun", "_offset", "_tokenizer", "_utf8")
+    __slots__ = ("_bytes_of", "_has_begun", "_is_within", "_offset", "_shown_of", "_tokenizer", "_utf8")
 
     def __init__(self, tokenizer: Tokenizer, *, start: int) -> None:
         self._tokenizer = tokenizer
+        self._bytes_of = tokenizer.bytes_of_tokens()
+        self._shown_of = tokenizer.bytes_of_tokens(skip_special_tokens=True)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = start  # written by: _place
         self._has_begun = False  # written by: _place
+        self._is_within = False  # written by: _place. Whether the bytes so far end within a character
 
     def of(self, logprobs: Iterable[TokenLogprob]) -> tuple[wire.TokenEntry, ...]:
         """Return the entries of the next tokens."""
@@ -43,16 +41,25 @@ class TokenEntries:
 
     def first_of_prompt(self, token: int) -> wire.TokenEntry:
         """Return the entry of the first token of a prompt, which has no log probability."""
-        return wire.TokenEntry(scored_token(self._tokenizer, token, _NO_LOGPROB), 0, self._place(token), ())
+        return wire.TokenEntry(wire.ScoredToken(token, self._bytes_of(token), _NO_LOGPROB), 0, self._place(token), ())
 
     def _of(self, one: TokenLogprob) -> wire.TokenEntry:
-        chosen = scored_token(self._tokenizer, one.token, one.logprob)
-        top = [scored_token(self._tokenizer, token, logprob) for token, logprob in one.top]
-        return wire.TokenEntry(chosen, one.rank, self._place(one.token), tuple(top))
+        chosen, logprob, rank, top = one
+        scored, bytes_of = wire.ScoredToken, self._bytes_of
+        return wire.TokenEntry(
+            scored(chosen, bytes_of(chosen), logprob),
+            rank,
+            self._place(chosen),
+            tuple([scored(token, bytes_of(token), logprob) for token, logprob in top]),
+        )
 
     def _place(self, token: int) -> int:
         """Return where a token is in the text, and go on behind it."""
-        data = self._tokenizer.token_bytes(token, skip_special_tokens=True)
+        data = self._shown_of(token)
+        if self._has_begun and not self._is_within and data.isascii():
+            offset = self._offset
+            self._offset += len(data)
+            return offset
         pending = self._utf8.getstate()[0]
         offset = self._offset + (bool(pending) and not _continues(pending, data))
         if not data:
@@ -64,6 +71,7 @@ class TokenEntries:
                 self._offset += len(first)
                 return offset
         self._offset += len(self._utf8.decode(data))
+        self._is_within = bool(self._utf8.getstate()[0])
         return offset
 
 

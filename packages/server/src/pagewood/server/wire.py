@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from pagewood.engine.api import (
 from pagewood.engine.api import Flush as EngineFlush
 from pagewood.engine.api import Pause as EnginePause
 from pagewood.engine.api import Resume as EngineResume
+from pagewood.engine.text import Part
+from pagewood.engine.text import PartKind as PartKind
 
 T = TypeVar("T")
 
@@ -385,24 +387,6 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     """Of all tokens of the prompt, once for a request; None: not in this message."""
     prompt_tokens: bytes = b""
     """Ids of the prompt, int32, little-endian, once for a request that asks for them; empty: not in this message."""
-
-
-PartKind = Literal["content", "reasoning", "tool_call", "arguments"]
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of an answer that was read by the response template of its model.
-
-    "content" and "reasoning" carry further text of the one or the other; "tool_call" begins call number `index`, and
-    its text is the name of the function; "arguments" carries a further fragment of the JSON text of that call's
-    arguments.
-    """
-
-    kind: PartKind
-    text: str
-    index: int = 0
-    id: str = ""
-    """Of the call, if the model has given it one."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

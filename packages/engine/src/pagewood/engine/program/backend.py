@@ -120,27 +120,12 @@ class Sampling:
     """Functions that may be called; the prompt has them, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Urgency:
-    """When the requests of a program are computed, compared with others."""
-
-    priority: int = 0
-    """Higher goes first, as in the engine."""
-    deadline_s: float | None = None
-    """Seconds from the start of the program in which it should be complete; None: no deadline."""
-
-
 class Backend(Protocol):
     """Answers the requests of programs. Its methods are called in any thread and do not wait for the answer.
 
-    Cancelling a future ends its requests. Everything that fails later, such as a refusal, is an exception of the
-    future.
+    Of two requests, the one with the higher `priority` goes first. Cancelling a future ends its requests. Everything
+    that fails later, such as a refusal, is an exception of the future.
     """
-
-    @property
-    def has_deadlines(self) -> bool:
-        """Whether `Urgency.deadline_s` has an effect; a program with a deadline is refused otherwise."""
-        ...
 
     def render(self, prompt: Prompt) -> str:
         """Return the whole text of a prompt, by the model's chat template if it has messages.
@@ -151,12 +136,12 @@ class Backend(Protocol):
         ...
 
     def complete(
-        self, prompt: Prompt, sampling: Sampling, urgency: Urgency, *, on_text: OnText | None = None
+        self, prompt: Prompt, sampling: Sampling, priority: int, *, on_text: OnText | None = None
     ) -> Future[Answer]:
         """Continue a text; `on_text` gets the new text as it is computed, None: no pieces are wanted."""
         ...
 
-    def score(self, prompt: Prompt, choices: Sequence[str], urgency: Urgency) -> Future[Answer]:
+    def score(self, prompt: Prompt, choices: Sequence[str], priority: int) -> Future[Answer]:
         """Score each choice as the continuation of a text, and answer with the best.
 
         The score of a choice is the mean of the natural logarithms of the probabilities of its tokens. Its tokens are

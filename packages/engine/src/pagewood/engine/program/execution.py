@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from pagewood.engine.program.backend import Answer, Backend, OnText, Urgency, Usage
+from pagewood.engine.program.backend import Answer, Backend, OnText, Usage
 from pagewood.engine.program.variable import ProgramCancelledError, Variable
 
 Ask = Callable[[OnText | None], "Future[Answer]"]
@@ -19,21 +19,22 @@ class Execution:
 
     Args:
         backend: answers.
-        urgency: of all requests.
+        priority: of all requests; higher goes first.
         is_streaming: whether texts are wanted in pieces.
     """
 
-    __slots__ = ("_changed", "_futures", "_is_cancelled", "_is_streaming", "_lock", "_variables", "backend", "urgency")
+    __slots__ = ("_changed", "_futures", "_is_streaming", "_lock", "_variables", "backend", "ended_by", "priority")
 
-    def __init__(self, backend: Backend, urgency: Urgency, *, is_streaming: bool) -> None:
+    def __init__(self, backend: Backend, priority: int, *, is_streaming: bool) -> None:
         self.backend = backend
-        self.urgency = urgency
+        self.priority = priority
         self._is_streaming = is_streaming
         self._lock = threading.Lock()
         """Held while the two below are used, which every thread may do."""
         self._futures: set[Future[Answer]] = set()
         """Answers that are being computed."""  # contents written by: _launch, _settle
-        self._is_cancelled = False  # written by: cancel
+        self.ended_by: ProgramCancelledError | None = None
+        """Why no more requests are made."""  # written by: cancel
         self._variables: list[Variable] = []  # contents written by: compute, in the program's thread
         self._changed = threading.Condition()
         """Notified after each new variable, and by `notify`."""
@@ -44,19 +45,13 @@ class Execution:
         answers = [variable.settled for variable in self._variables]
         return sum((answer.usage for answer in answers if answer is not None), Usage())
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether no more requests are made."""
-        return self._is_cancelled
-
     def compute(self, variable: Variable, previous: Variable | None, ask: Ask) -> None:
         """Compute a variable as soon as the one before it in its text is known.
 
         Raises:
             ProgramCancelledError: the run was cancelled.
         """
-        if self._is_cancelled:
-            raise ProgramCancelledError("the program was cancelled")
+        self.check()
         self._variables.append(variable)
         self.notify()
         launch = partial(self._launch, variable, ask)
@@ -87,10 +82,15 @@ class Execution:
             if variable.has_unread_error:
                 variable.answer()
 
-    def cancel(self) -> None:
-        """End all requests; variables without an answer get a `ProgramCancelledError`."""
+    def check(self) -> None:
+        """Raise the error of a run that was cancelled."""
+        if self.ended_by is not None:
+            raise self.ended_by
+
+    def cancel(self, error: ProgramCancelledError | None = None) -> None:
+        """End all requests; variables without an answer get the error of the first call."""
         with self._lock:
-            self._is_cancelled = True
+            self.ended_by = self.ended_by or error or ProgramCancelledError("the program was cancelled")
             futures = list(self._futures)
         for future in futures:
             future.cancel()
@@ -103,7 +103,7 @@ class Execution:
             return
         with self._lock:
             self._futures.add(future)
-            is_cancelled = self._is_cancelled
+            is_cancelled = self.ended_by is not None
         future.add_done_callback(partial(self._settle, variable))
         if is_cancelled:
             future.cancel()
@@ -112,7 +112,7 @@ class Execution:
         with self._lock:
             self._futures.discard(future)
         if future.cancelled():
-            variable.fail(ProgramCancelledError("the program was cancelled"))
+            variable.fail(self.ended_by or ProgramCancelledError("the request was cancelled"))
         elif (error := future.exception()) is not None:
             variable.fail(error)
         else:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from pagewood.engine.program.backend import Backend, Urgency
+from pagewood.engine.program.backend import Backend
 from pagewood.engine.program.result import Result
 from pagewood.engine.program.state import State
 
@@ -90,11 +90,13 @@ class Call(Generic[T]):
         Args:
             on: computes its texts.
             priority: of all its requests; higher goes first.
-            deadline_s: seconds from now in which it should be complete; None: no deadline.
+            deadline_s: seconds from now after which its requests are ended, and it may make no new ones; None: no
+                deadline.
 
         Raises:
             RuntimeError: an event loop is running in this thread; use `run_async`.
-            ValueError: a deadline is given, and the backend has none.
+            ValueError: the deadline is not above 0.
+            DeadlineExceededError: the program was not complete at its deadline.
             VariableError: a variable has no value, and the program did not handle that.
             Exception: what the program raises.
         """
@@ -108,7 +110,7 @@ class Call(Generic[T]):
         """Run the program in a thread of its own, and return at once: its texts can be read in pieces.
 
         Raises:
-            ValueError: a deadline is given, and the backend has none.
+            ValueError: the deadline is not above 0.
         """
         return self._start(self.prepare(on=on, priority=priority, deadline_s=deadline_s, is_streaming=True))
 
@@ -125,17 +127,13 @@ class Call(Generic[T]):
 
         Raises:
             TypeError: the priority is not an integer.
-            ValueError: a deadline is given, and the backend has none or it is not above 0.
+            ValueError: the deadline is not above 0.
         """
         if type(priority) is not int:
             raise TypeError(f"priority must be an int, got {priority!r}")
-        if deadline_s is not None:
-            if not on.has_deadlines:
-                raise ValueError(f"deadline_s must be None: {type(on).__name__} has no deadlines, got {deadline_s}")
-            if not deadline_s > 0:
-                raise ValueError(f"deadline_s must be > 0, got {deadline_s}")
-        urgency = Urgency(priority=priority, deadline_s=deadline_s)
-        return Result(self._function, backend=on, urgency=urgency, is_streaming=is_streaming)
+        if deadline_s is not None and not 0 < deadline_s <= threading.TIMEOUT_MAX:
+            raise ValueError(f"deadline_s must be > 0 and at most {threading.TIMEOUT_MAX:.0f}, got {deadline_s}")
+        return Result(self._function, backend=on, priority=priority, deadline_s=deadline_s, is_streaming=is_streaming)
 
     @staticmethod
     def _start(result: Result[T]) -> Result[T]:
@@ -158,19 +156,11 @@ def run_many(
 
     Raises:
         RuntimeError: an event loop is running in this thread; use `run_many_async`.
-        ValueError: `max_running` is below 1, or a deadline is given and the backend has none.
+        ValueError: `max_running` is below 1, or the deadline is not above 0.
     """
     _check_no_loop()
-    results = _prepare_all(calls, on, priority, deadline_s, max_running)
-    with ThreadPoolExecutor(max_running, "pagewood-program") as pool:
-        try:
-            for done in [pool.submit(result.execute) for result in results]:
-                done.result()
-        except BaseException:
-            for result in results:
-                result.cancel()
-            raise
-    return results
+    work = run_many_async(calls, on=on, priority=priority, deadline_s=deadline_s, max_running=max_running)
+    return asyncio.run(work)
 
 
 async def run_many_async(
@@ -182,7 +172,13 @@ async def run_many_async(
     max_running: int = 16,
 ) -> list[Result[T]]:
     """Run programs like `run_many`, in a coroutine; cancelling cancels all."""
-    results = _prepare_all(calls, on, priority, deadline_s, max_running)
+    if max_running < 1:
+        raise ValueError(f"max_running must be >= 1, got {max_running}")
+    given = list(calls)
+    for index, call in enumerate(given):
+        if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"calls[{index}] must be a program with its arguments, got {call!r:.100}")
+    results = [call.prepare(on=on, priority=priority, deadline_s=deadline_s) for call in given]
     pool = ThreadPoolExecutor(max_running, "pagewood-program")
     try:
         loop = asyncio.get_running_loop()
@@ -194,18 +190,6 @@ async def run_many_async(
     finally:
         pool.shutdown(wait=False)
     return results
-
-
-def _prepare_all(
-    calls: Iterable[Call[T]], on: Backend, priority: int, deadline_s: float | None, max_running: int
-) -> list[Result[T]]:
-    if max_running < 1:
-        raise ValueError(f"max_running must be >= 1, got {max_running}")
-    given = list(calls)
-    for index, call in enumerate(given):
-        if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"calls[{index}] must be a program with its arguments, got {call!r:.100}")
-    return [call.prepare(on=on, priority=priority, deadline_s=deadline_s) for call in given]
 
 
 def _check_no_loop() -> None:

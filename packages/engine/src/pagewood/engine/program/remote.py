@@ -14,16 +14,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from pagewood.engine.api import Grammar
-from pagewood.engine.program.backend import (
-    Answer,
-    OnText,
-    Prompt,
-    Sampling,
-    Urgency,
-    Usage,
-    best_choice,
-    num_shared,
-)
+from pagewood.engine.program.backend import Answer, OnText, Prompt, Sampling, Usage, best_choice, num_shared
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 
 _MAX_ERROR_CHARACTERS = 500
@@ -87,11 +78,6 @@ class RemoteBackend:
         self._timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(max_connections, "pagewood-remote")
 
-    @property
-    def has_deadlines(self) -> bool:
-        """False: the API has none."""
-        return False
-
     def render(self, prompt: Prompt) -> str:
         """Return the whole text of a prompt.
 
@@ -101,7 +87,7 @@ class RemoteBackend:
         return prompt.render(self._known_tokenizer()) if prompt.is_conversation else prompt.text
 
     def complete(
-        self, prompt: Prompt, sampling: Sampling, urgency: Urgency, *, on_text: OnText | None = None
+        self, prompt: Prompt, sampling: Sampling, priority: int, *, on_text: OnText | None = None
     ) -> Future[Answer]:
         """Continue a text."""
 
@@ -127,9 +113,9 @@ class RemoteBackend:
             answer = _read_whole(response) if on_text is None else _read_stream(response, on_text)
             return answer if offer is None else offer.read(answer, self._known_tokenizer(), prompt)
 
-        return self._request(body, read, urgency)
+        return self._request(body, read, priority)
 
-    def score(self, prompt: Prompt, choices: Sequence[str], urgency: Urgency) -> Future[Answer]:
+    def score(self, prompt: Prompt, choices: Sequence[str], priority: int) -> Future[Answer]:
         """Score choices, all in one request."""
         prompts: list[list[int] | str] = []
 
@@ -137,7 +123,7 @@ class RemoteBackend:
             prompts.extend(self._encode(prompt, more) for more in ("", *choices))
             return {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
 
-        return self._request(body, lambda found: _read_scores(found, prompts, choices), urgency)
+        return self._request(body, lambda found: _read_scores(found, prompts, choices), priority)
 
     def close(self) -> None:
         """Wait for the requests that run, and drop those that have not begun. May be called twice."""
@@ -163,14 +149,14 @@ class RemoteBackend:
             return self.render(prompt) + more
         return prompt.encode(self._tokenizer, more=more)
 
-    def _request(self, body: Callable[[], dict[str, Any]], read: _Read, urgency: Urgency) -> Future[Answer]:
+    def _request(self, body: Callable[[], dict[str, Any]], read: _Read, priority: int) -> Future[Answer]:
         answer = Future[Answer]()
 
         def exchange() -> None:
             try:
                 fields = body() | {"model": self._model}
-                if urgency.priority:
-                    fields["priority"] = urgency.priority
+                if priority:
+                    fields["priority"] = priority
                 found = self._exchange(fields, read, answer)
             except Exception as error:  # the variable gets every error
                 with contextlib.suppress(InvalidStateError):  # it was cancelled

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from pagewood.engine.program.backend import Answer, Backend, Urgency, Usage
+from pagewood.engine.program.backend import Answer, Backend, Usage
 from pagewood.engine.program.execution import Execution
 from pagewood.engine.program.state import State
-from pagewood.engine.program.variable import ProgramCancelledError
+from pagewood.engine.program.variable import DeadlineExceededError
 
 T = TypeVar("T")
 
@@ -24,17 +25,29 @@ class Result(Generic[T]):
     Args:
         function: the program, with its arguments.
         backend: answers.
-        urgency: of all its requests.
+        priority: of all its requests; higher goes first.
+        deadline_s: seconds from now in which it should be complete; None: no deadline.
         is_streaming: whether texts are read in pieces.
     """
 
-    __slots__ = ("_error", "_execution", "_function", "_is_done", "_listeners", "_lock", "_state", "_value")
+    __slots__ = (
+        *("_deadline_s", "_error", "_execution", "_function", "_is_done", "_listeners", "_lock", "_made_s", "_state"),
+        "_value",
+    )
 
     def __init__(
-        self, function: Callable[[State], T], *, backend: Backend, urgency: Urgency, is_streaming: bool
+        self,
+        function: Callable[[State], T],
+        *,
+        backend: Backend,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        is_streaming: bool = False,
     ) -> None:
         self._function = function
-        self._execution = Execution(backend, urgency, is_streaming=is_streaming)
+        self._made_s = time.monotonic()
+        self._deadline_s = deadline_s
+        self._execution = Execution(backend, priority, is_streaming=is_streaming)
         self._state = State(self._execution)
         self._value: list[T] = []
         """What the program has returned, if it has."""  # contents written by: execute
@@ -111,18 +124,22 @@ class Result(Generic[T]):
 
     def execute(self) -> None:
         """Run the program in this thread, to its end; errors are kept. A KeyboardInterrupt cancels it and is raised."""
+        timer = self._timer()
         try:
-            if self._execution.is_cancelled:
-                raise ProgramCancelledError("the program was cancelled")
+            self._execution.check()
             value = self._function(self._state)
             self._execution.finish()
             self._value.append(value)
         except BaseException as error:
             self._error = error
+            if isinstance(error, Exception) and isinstance(self._execution.ended_by, DeadlineExceededError):
+                self._error = self._execution.ended_by
             self._execution.cancel()
             if not isinstance(error, Exception):
                 raise
         finally:
+            if timer is not None:
+                timer.cancel()
             with self._lock:
                 self._is_done = True
             self._execution.notify()
@@ -147,6 +164,17 @@ class Result(Generic[T]):
             self.cancel()
             raise
         self.wait()
+
+    def _timer(self) -> threading.Timer | None:
+        """Start what ends the program at its deadline: its requests, wherever they are computed, and new ones."""
+        if self._deadline_s is None:
+            return None
+        error = DeadlineExceededError(f"the program was not complete at its deadline, after {self._deadline_s} s")
+        left_s = self._made_s + self._deadline_s - time.monotonic()
+        timer = threading.Timer(left_s, self._execution.cancel, (error,))
+        timer.daemon = True  # not ours
+        timer.start()
+        return timer
 
     def _await_variable(self, name: str) -> None:
         self._execution.wait_for(lambda: self._is_done or name in self._state)

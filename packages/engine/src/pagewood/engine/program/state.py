@@ -149,7 +149,7 @@ class State:
         self._compute(
             name,
             lambda on_text: execution.backend.complete(
-                before.prompt(tools=offered), chosen, execution.urgency, on_text=on_text
+                before.prompt(tools=offered), chosen, execution.priority, on_text=on_text
             ),
         )
 
@@ -170,7 +170,7 @@ class State:
         """
         checked = check_choices(choices)
         execution, before = self._execution, self._text.snapshot(is_continued=True)
-        self._compute(name, lambda _: execution.backend.score(before.prompt(), checked, execution.urgency))
+        self._compute(name, lambda _: execution.backend.score(before.prompt(), checked, execution.priority))
 
     def fork(self, count: int) -> list[State]:
         """Return branches: states that begin with this text and its variables, and go on by themselves.

@@ -22,6 +22,10 @@ class ProgramCancelledError(RuntimeError):
     """The program was cancelled before this was computed."""
 
 
+class DeadlineExceededError(ProgramCancelledError):
+    """The program was not complete at its deadline."""
+
+
 class Variable:
     """A text that a backend computes. Invariant: it is settled once, with an answer or with an error.
 

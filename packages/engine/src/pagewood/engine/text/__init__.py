@@ -8,6 +8,7 @@ from pagewood.engine.text.panics import TokenizerPanic
 from pagewood.engine.text.reasoning import end_of_reasoning
 from pagewood.engine.text.response import (
     Part,
+    PartKind,
     ResponseParser,
     ResponseTemplate,
     calls_or,
@@ -24,6 +25,7 @@ __all__ = [
     "ChatTemplate",
     "ChatTemplateError",
     "Part",
+    "PartKind",
     "ResponseParser",
     "ResponseTemplate",
     "StopExpressions",

@@ -31,7 +31,7 @@ class StopStrings:
         ValueError: a stop string is empty.
     """
 
-    __slots__ = ("_failures", "_held", "_lengths", "_matched", "_stops")
+    __slots__ = ("_failures", "_held", "_lengths", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
@@ -41,25 +41,21 @@ class StopStrings:
         self._failures = [_failures(stop) for stop in self._stops]
         self._lengths = [0] * len(self._stops)  # written by: _advance. How much of each stop string the text ends with
         self._held = ""  # written by: push, flush
-        self._matched: str | None = None  # written by: push
-
-    @property
-    def matched(self) -> str | None:
+        self.matched: str | None = None  # written by: push
         """The stop string that was found; None before that."""
-        return self._matched
 
     def push(self, text: str) -> str:
         """Append `text` and return the text that may be shown now; empty after a match."""
-        if self._matched is not None:
+        if self.matched is not None:
             return ""
         if not self._stops:
             return text
         for position, character in enumerate(text):
-            self._matched = self._advance(character)
-            if self._matched is not None:
+            self.matched = self._advance(character)
+            if self.matched is not None:
                 shown = self._held + text[: position + 1]
                 self._held = ""
-                return shown[: len(shown) - len(self._matched)]
+                return shown[: len(shown) - len(self.matched)]
         shown = self._held + text
         num_shown = len(shown) - max(self._lengths)
         self._held = shown[num_shown:]

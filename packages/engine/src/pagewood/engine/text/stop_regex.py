@@ -41,7 +41,7 @@ class StopExpressions:
             are too large. A string is empty.
     """
 
-    __slots__ = ("_before", "_held", "_looks_around", "_matched", "_num_held", "_pattern")
+    __slots__ = ("_before", "_held", "_looks_around", "_num_held", "_pattern", "matched")
 
     def __init__(self, expressions: Sequence[str], *, strings: Sequence[str] = ()) -> None:
         """Search for `expressions`, in the syntax of RE2, and for `strings`."""
@@ -57,16 +57,12 @@ class StopExpressions:
         self._num_held = longest if self._looks_around else longest - 1
         self._before = ""  # written by: push. Last character that was shown
         self._held = ""  # written by: push, flush
-        self._matched: str | None = None  # written by: push, flush
-
-    @property
-    def matched(self) -> str | None:
+        self.matched: str | None = None  # written by: _end
         """The text of the match; None before there is one."""
-        return self._matched
 
     def push(self, text: str) -> str:
         """Append `text` and return the text that may be shown now; empty after a match."""
-        if self._matched is not None or not text:
+        if self.matched is not None or not text:
             return ""
         window = self._before + self._held + text
         start, known = len(self._before), len(window) - self._looks_around
@@ -87,7 +83,7 @@ class StopExpressions:
     def flush(self) -> str:
         """Return the text that was held back, up to a match; the text has ended."""
         window, start = self._before + self._held, len(self._before)
-        match = None if self._matched is not None else self._match(window, len(window))
+        match = None if self.matched is not None else self._match(window, len(window))
         if match is not None:
             return self._end(window, match)
         self._held = ""
@@ -110,7 +106,7 @@ class StopExpressions:
 
     def _end(self, window: str, match: tuple[int, int]) -> str:
         """End the text before a match; return what is left to show."""
-        self._matched = window[match[0] : match[1]]
+        self.matched = window[match[0] : match[1]]
         self._held = ""
         return window[len(self._before) : match[0]]
 

@@ -28,8 +28,10 @@ class TextStream:
         stop: Sequence[str] = (),
         stop_regex: Sequence[str] = (),
         skip_special_tokens: bool = True,
+        keep: frozenset[str] = frozenset(),
     ) -> None:
-        self._decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens)
+        """Begin a text; special tokens in `keep` are shown in any case."""
+        self._decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens, keep=keep)
         self._stops = StopExpressions(stop_regex, strings=stop) if stop_regex else StopStrings(stop)
 
     @property

@@ -53,10 +53,9 @@ class Tokenizer:
         self._tool_template = tool_template
         self.response_template = response_template
         """How the model's answers are read; None: they are plain text."""
-        self._decoders: dict[bool, Callable[[], IncrementalDecoder]] = {
-            skip: incremental_decoder(tokenizer, skip_special_tokens=skip) for skip in (False, True)
-        }
-        self._token_bytes: dict[bool, TokenBytes] = {}  # written by: token_bytes
+        self._decoders: dict[tuple[bool, frozenset[str]], Callable[[], IncrementalDecoder]] = {}
+        # written by: incremental_decoder. By whether special tokens are skipped, and which are shown all the same
+        self._token_bytes: dict[bool, TokenBytes] = {}  # written by: bytes_of_tokens
 
     @staticmethod
     def from_folder(path: str | Path) -> Tokenizer:
@@ -145,11 +144,15 @@ class Tokenizer:
         Raises:
             TokenizerPanic: the tokenizers library failed on this token.
         """
+        return self.bytes_of_tokens(skip_special_tokens=skip_special_tokens)(token)
+
+    def bytes_of_tokens(self, *, skip_special_tokens: bool = False) -> Callable[[int], bytes]:
+        """Return `token_bytes` with that option, for many tokens."""
         known = self._token_bytes.get(skip_special_tokens)
         if known is None:
             known = TokenBytes(self._tokenizer, skip_special_tokens=skip_special_tokens)
             self._token_bytes[skip_special_tokens] = known
-        return known.of(token)
+        return known.of
 
     def render_chat(
         self,
@@ -205,9 +208,16 @@ class Tokenizer:
         )
         return self.encode(text, add_special_tokens=False)
 
-    def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """Return a decoder for one new sequence."""
-        return self._decoders[skip_special_tokens]()
+    def incremental_decoder(
+        self, *, skip_special_tokens: bool = True, keep: frozenset[str] = frozenset()
+    ) -> IncrementalDecoder:
+        """Return a decoder for one new sequence, with the special tokens in `keep` in any case."""
+        options = (skip_special_tokens, keep)
+        if options not in self._decoders:
+            self._decoders[options] = incremental_decoder(
+                self._tokenizer, skip_special_tokens=skip_special_tokens, keep=keep
+            )
+        return self._decoders[options]()
 
 
 def check_unicode(text: str) -> None:

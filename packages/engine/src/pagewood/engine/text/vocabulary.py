@@ -16,12 +16,15 @@ class Vocabulary:
 
     __slots__ = ("_pieces", "_special", "_tokenizer")
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, *, skip_special_tokens: bool, keep: frozenset[str] = frozenset()
+    ) -> None:
+        """Take the library's tokenizer; special tokens in `keep` are not skipped."""
         self._tokenizer = tokenizer
         self._special: frozenset[str] = frozenset(
             token.content
             for token in tokenizer.get_added_tokens_decoder().values()
-            if token.special and skip_special_tokens
+            if token.special and skip_special_tokens and token.content not in keep
         )
         self._pieces: dict[int, str | None] = {}  # written by: piece
 

@@ -108,4 +108,4 @@ class AnthropicEndpoints:
         said = fields.parse_count(await self.service.body(request))
         self.service.model(said.model)
         tokens = await self.service.encode(chat_prompt(said, fields.tools_of(said)), prompt_param="messages")
-        return json_response(msgspec.json.encode(TokenCount(len(tokens))))
+        return json_response(TokenCount(len(tokens)))

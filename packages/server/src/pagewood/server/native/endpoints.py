@@ -161,7 +161,7 @@ class NativeEndpoints:
         tokens = _tokens(answer)
         entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
         pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
-        return _json(
+        return json_response(
             answers.Tokenized(
                 tokens=tokens,
                 count=len(tokens),
@@ -180,7 +180,7 @@ class NativeEndpoints:
             skip_special_tokens=said.skip_special_tokens is not False,
             shows_text=True,
         )
-        return _json(answers.Detokenized((await self.service.ask(message, prompt_param="tokens")).text))
+        return json_response(answers.Detokenized((await self.service.ask(message, prompt_param="tokens")).text))
 
     async def apply_template(self, request: Request) -> Response:
         """Return the text that the model's chat template makes of a conversation."""
@@ -191,7 +191,7 @@ class NativeEndpoints:
         assert chat is not None
         message = wire.Encode(request_id=new_request_id("req"), prompt=chat, shows_text=True)
         answer = await self.service.ask(message, prompt_param="messages")
-        return _json(answers.Templated(text=answer.text, count=len(_tokens(answer))))
+        return json_response(answers.Templated(text=answer.text, count=len(_tokens(answer))))
 
     async def abort(self, request: Request) -> Response:
         """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
@@ -199,33 +199,33 @@ class NativeEndpoints:
         num_aborted = self.service.live.abort(said.rid)
         if not num_aborted:
             raise ApiError(f"No request '{said.rid}' is queued or running.", status=404, code="request_not_found")
-        return _json(answers.Aborted(num_aborted))
+        return json_response(answers.Aborted(num_aborted))
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
         parse(fields.FlushRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
         self._model(None)
         answer = await self.service.ask(wire.Flush(request_id=new_request_id("req")))
-        return _json(answers.Flushed(answer.num_cached_tokens))
+        return json_response(answers.Flushed(answer.num_cached_tokens))
 
     async def pause(self, request: Request) -> Response:
         """Compute nothing until `/resume`. No request ends; new ones are queued, and running ones go on afterwards."""
         said = parse(fields.PauseRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
         self._model(None)
         await self.service.ask(wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract"))
-        return _json(answers.Paused(True))
+        return json_response(answers.Paused(True))
 
     async def resume(self, request: Request) -> Response:
         """Compute again after `/pause`."""
         parse(fields.ResumeRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
         self._model(None)
         await self.service.ask(wire.Resume(request_id=new_request_id("req")))
-        return _json(answers.Paused(False))
+        return json_response(answers.Paused(False))
 
     async def server_info(self, request: Request) -> Response:
         """Describe the server: versions, configuration, memory and counters."""
         model, status = self._model(None), self.service.status
-        return _json(
+        return json_response(
             answers.ServerInfo(
                 model=self.service.model_name,
                 started=self.service.started,
@@ -310,10 +310,6 @@ class NativeEndpoints:
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return json_response(msgspec.json.encode(answer))
 
 
 def _tokens(answer: wire.Answer) -> list[int]:

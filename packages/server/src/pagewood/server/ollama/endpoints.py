@@ -155,7 +155,7 @@ class OllamaEndpoints:
 
     async def tags(self, request: Request) -> Response:
         """List the one model."""
-        return _json(models.ListedModels((self._listed(),)))
+        return json_response(models.ListedModels((self._listed(),)))
 
     async def show(self, request: Request) -> Response:
         """Describe the one model."""
@@ -166,7 +166,7 @@ class OllamaEndpoints:
         info: dict[str, Any] = {"general.architecture": "pagewood", "general.basename": self.service.model_name}
         if model is not None:
             info["pagewood.context_length"] = model.max_length
-        return _json(
+        return json_response(
             models.ShownModel(
                 model_info=info,
                 capabilities=["completion", *(word for kind, word in read.items() if kind in kinds)],
@@ -178,13 +178,13 @@ class OllamaEndpoints:
         """List the one model if it is loaded."""
         model = self.service.status.model
         if model is None or self.service.status.state is not EngineState.READY:
-            return _json(models.LoadedModels(()))
+            return json_response(models.LoadedModels(()))
         listed = msgspec.structs.asdict(self._listed())
-        return _json(models.LoadedModels((models.LoadedModel(**listed, context_length=model.max_length),)))
+        return json_response(models.LoadedModels((models.LoadedModel(**listed, context_length=model.max_length),)))
 
     async def version(self, request: Request) -> Response:
         """Return the version of the API."""
-        return _json(models.ApiVersion(OLLAMA_VERSION))
+        return json_response(models.ApiVersion(OLLAMA_VERSION))
 
     async def _body(self, request: Request) -> bytes:
         """Return the body of a request. Some clients, and `curl` in Ollama's documentation, do not declare its type."""
@@ -251,7 +251,3 @@ class OllamaEndpoints:
     @property
     def _started_at(self) -> str:
         return datetime.fromtimestamp(self.service.started, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return json_response(msgspec.json.encode(answer))

@@ -180,21 +180,21 @@ class OpenAIEndpoints:
         priority = parse_priority(await self.service.body(request))
         if not self.service.live.prioritize(name, priority):
             raise ApiError(f"No request '{name}' is queued or running.", status=404, code="request_not_found")
-        return json_response(msgspec.json.encode(ChangedRequest(name, priority)))
+        return json_response(ChangedRequest(name, priority))
 
     async def models(self, request: Request) -> Response:
         """List the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
         if is_anthropic(request):
-            return json_response(msgspec.json.encode(page(self.service, request)))
-        return json_response(msgspec.json.encode(ModelList(data=(self._model_object(),))))
+            return json_response(page(self.service, request))
+        return json_response(ModelList(data=(self._model_object(),)))
 
     async def model(self, request: Request) -> Response:
         """Describe the one model; in Anthropic's form, if the request has the header `anthropic-version`."""
         is_theirs = is_anthropic(request)
         self.service.check_name(request.path_params["name"])
         if is_theirs:
-            return json_response(msgspec.json.encode(described(self.service)))
-        return json_response(msgspec.json.encode(self._model_object()))
+            return json_response(described(self.service))
+        return json_response(self._model_object())
 
     def _respond(
         self,

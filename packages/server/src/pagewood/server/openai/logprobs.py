@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -57,17 +58,7 @@ PromptLogprobs = list[dict[int, PromptToken] | None]
 
 def chat_logprobs(tokens: Sequence[wire.TokenEntry]) -> ChatLogprobs:
     """Return the log probabilities of the tokens of a message."""
-    return ChatLogprobs(
-        [
-            TokenWithTop(
-                _text(entry.chosen),
-                _number(entry.chosen),
-                list(entry.chosen.data),
-                [_Token(_text(one), _number(one), list(one.data)) for one in entry.top],
-            )
-            for entry in tokens
-        ]
-    )
+    return ChatLogprobs([_with_top(entry) for entry in tokens])
 
 
 def completion_logprobs(entries: Sequence[wire.TokenEntry], *, num_top: int) -> CompletionLogprobs:
@@ -89,6 +80,15 @@ def prompt_logprobs(entries: Sequence[wire.TokenEntry], *, num_top: int) -> Prom
     return [_by_id(entry, num_top) if entry.rank else None for entry in entries]
 
 
+def _with_top(entry: wire.TokenEntry) -> TokenWithTop:
+    text, data = _spelled(entry.chosen.data)
+    top: list[_Token] = []
+    for one in entry.top:
+        top_text, top_data = _spelled(one.data)
+        top.append(_Token(top_text, _number(one), top_data))
+    return TokenWithTop(text, _number(entry.chosen), data, top)
+
+
 def _by_text(entry: wire.TokenEntry, num_top: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in (*entry.top[:num_top], entry.chosen):
@@ -108,8 +108,15 @@ def _by_id(entry: wire.TokenEntry, num_top: int) -> dict[int, PromptToken]:
 
 
 def _text(one: wire.ScoredToken) -> str:
-    return one.data.decode(errors="replace")
+    return _spelled(one.data)[0]
+
+
+@lru_cache(maxsize=4096)
+def _spelled(data: bytes) -> tuple[str, list[int]]:
+    """Return the text of a token, and its bytes as JSON shows them; the caller does not change the list."""
+    return data.decode(errors="replace"), list(data)
 
 
 def _number(one: wire.ScoredToken) -> float:
-    return max(one.logprob, LOWEST)
+    logprob = one.logprob
+    return logprob if logprob > LOWEST else LOWEST

@@ -43,8 +43,14 @@ class Chunks(Protocol):
         ...
 
 
+_HOLE = "\0text\0"
+_encode = msgspec.json.Encoder().encode
+
+
 class ChunkStream:
     """The server-sent events of one HTTP request.
+
+    Nearly all chunks of a choice differ in their text only, so the rest of them is encoded once.
 
     Args:
         chunks: writes them.
@@ -52,22 +58,29 @@ class ChunkStream:
         usage: returns the tokens of the request so far.
     """
 
-    __slots__ = ("_begun", "_calling", "_chunks", "_options", "_usage")
+    __slots__ = ("_calling", "_chunks", "_frames", "_options", "_usage")
 
     def __init__(self, chunks: Chunks, options: StreamOptions, usage: Callable[[], Usage]) -> None:
         self._chunks = chunks
         self._options = options
         self._usage = usage
-        self._begun: set[int] = set()  # written by: take
+        self._frames: dict[int, tuple[bytes, bytes] | None] = {}
+        """Choices that have begun -> what comes before and behind the text in their events; None: it varies."""
+        # written by: take
         self._calling: set[int] = set()
         """Choices that have called functions."""  # written by: _parts
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the events of one message."""
+        frame = self._frames.get(index)
+        if frame is not None and answer.finish is None and answer.logprobs is None:
+            text = answer.text if answer.parts is None else _only_text(answer.parts)
+            if text is not None:
+                return b"%b%b%b" % (frame[0], _encode(text), frame[1])
         usage = self._chunk_usage()
         found: list[bytes | None] = []
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self._frames:
+            self._frames[index] = self._frame(index, usage)
             found.append(self._chunks.begin(index, usage))
         if answer.parts is not None:
             found += self._parts(index, answer.parts, answer.logprobs, usage)
@@ -106,8 +119,19 @@ class ChunkStream:
             found.append(self._chunks.text(index, "", logprobs, usage))
         return found
 
+    def _frame(self, index: int, usage: ChunkUsage) -> tuple[bytes, bytes] | None:
+        if self._options.continuous_usage_stats:
+            return None
+        before, after = event(self._chunks.text(index, _HOLE, None, usage)).split(_encode(_HOLE))
+        return before, after
+
     def _chunk_usage(self) -> ChunkUsage:
         """Return the `usage` of the next chunk: counts so far, null if only the last chunk has counts, or nothing."""
         if self._options.continuous_usage_stats:
             return self._usage()
         return None if self._options.include_usage else msgspec.UNSET
+
+
+def _only_text(parts: tuple[wire.Part, ...]) -> str | None:
+    """Return the text of a message that consists of one piece of content; None: it does not."""
+    return parts[0].text if len(parts) == 1 and parts[0].kind == "content" else None

@@ -163,7 +163,7 @@ class ResponsesEndpoints:
         self._kept(request)
         id: str = request.path_params["id"]
         self.store.delete(id)
-        return json_response(msgspec.json.encode(objects.DeletedResponse(id=id)))
+        return json_response(objects.DeletedResponse(id=id))
 
     async def cancel(self, request: Request) -> HttpResponse:
         """Refuse to cancel a response: those that are kept have ended."""
@@ -191,7 +191,7 @@ class ResponsesEndpoints:
             last_id=shown[-1].id if shown else "",
             has_more=len(items) > limit,
         )
-        return json_response(msgspec.json.encode(page))
+        return json_response(page)
 
     def _kept(self, request: Request) -> StoredResponse:
         id: str = request.path_params["id"]

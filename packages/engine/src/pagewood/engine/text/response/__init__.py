@@ -1,8 +1,8 @@
 """The parts of an answer: content, reasoning and calls, by a template that says how the model writes them."""
 
 from pagewood.engine.text.response.parser import ResponseParser
-from pagewood.engine.text.response.part import Part
+from pagewood.engine.text.response.part import Part, PartKind
 from pagewood.engine.text.response.template import ResponseTemplate
 from pagewood.engine.text.response.tool_grammar import calls_or, reasoning_end, tool_grammar
 
-__all__ = ["Part", "ResponseParser", "ResponseTemplate", "calls_or", "reasoning_end", "tool_grammar"]
+__all__ = ["Part", "PartKind", "ResponseParser", "ResponseTemplate", "calls_or", "reasoning_end", "tool_grammar"]

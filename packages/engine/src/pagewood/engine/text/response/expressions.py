@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import re2
@@ -225,6 +226,28 @@ def shortest(node: Node, groups: Mapping[str, str]) -> str:
             return "".join(shortest(item, groups) for item in node.items)
 
 
+def spellings(node: Node, groups: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Return texts that a node matches: one for each choice in it, with the least of what is repeated.
+
+    What is optional and more than a character is there in some and not in others. Groups have the given texts.
+    """
+    match node.kind:
+        case "choice":
+            found = [text for item in node.items for text in spellings(item, groups)]
+        case "repeat" if (node.low, node.high) == (0, 1) and width_of(node) > 1:
+            found = ["", *spellings(node.items[0], groups)]
+        case "group" if node.text in groups:
+            found = [groups[node.text]]
+        case "sequence" | "group":
+            found = [""]
+            for item in node.items:
+                found = [text + more for text in found for more in spellings(item, groups)][:_MAX_SPELLINGS]
+        case _:
+            found = [shortest(node, groups)]
+    return found[:_MAX_SPELLINGS]
+
+
+_MAX_SPELLINGS = 64
 _SAMPLES = "0a \n_-.:/<>"
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from pagewood.engine.text.response import expressions
-from pagewood.engine.text.response.expressions import Expression, Node, shortest
+from pagewood.engine.text.response.expressions import Expression, Node, spellings
 from pagewood.engine.text.response.values import Dialect
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -249,19 +249,27 @@ class ResponseTemplate:
         """Whether answers may call functions."""
         return any(field.kind == "calls" for field in self.fields)
 
-    def marks_with(self, tokens: Iterable[str]) -> bool:
-        """Return whether a section begins, or reasoning or calls end, with one of these texts.
+    def marks_with(self, tokens: Iterable[str]) -> frozenset[str]:
+        """Return which of these texts marks have; none, if no section begins, and no reasoning or call ends, with one.
 
-        If one of them is a special token, answers must be decoded with their special tokens, to be read.
+        If they are special tokens, answers must be decoded with these special tokens, to be read.
         """
-        marks = [one for field in self.fields for one in (field.open, None if field.kind == "content" else field.close)]
-        texts = [shortest(one.node, {}) for one in marks if one is not None]
-        return any(token in text for token in tokens for text in texts)
+        needed = [
+            one for field in self.fields for one in (field.open, None if field.kind == "content" else field.close)
+        ]
+        if not _in_marks(needed, tokens):
+            return frozenset()
+        return _in_marks([one for field in self.fields for one in (field.open, field.close)], tokens)
 
     @property
     def outside(self) -> Field | None:
         """The field of the text outside of all sections; None: it is content all the same."""
         return next((field for field in self.fields if field.open is None and not field.is_bare), None)
+
+
+def _in_marks(marks: Iterable[Expression | None], tokens: Iterable[str]) -> frozenset[str]:
+    texts = [text for mark in marks if mark is not None for text in spellings(mark.node)]
+    return frozenset(token for token in tokens if any(token in text for text in texts))
 
 
 @cache

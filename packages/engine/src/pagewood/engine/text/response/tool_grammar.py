@@ -10,8 +10,9 @@ from typing import Any, TypeAlias, cast
 
 from pagewood.engine.api import Grammar
 from pagewood.engine.text.response.conversion import Schema, function_of, resolved, types_of
-from pagewood.engine.text.response.expressions import shortest
+from pagewood.engine.text.response.expressions import Expression, shortest, spellings
 from pagewood.engine.text.response.template import Capture, Field, ResponseTemplate, Writing
+from pagewood.engine.text.response.text_bounds import TEXT, text_bounds
 
 Function: TypeAlias = tuple[str, Schema]
 
@@ -19,6 +20,8 @@ _JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 _PLACEHOLDERS = re.compile(r"(\{name\}|\{index\})")
 _MARKER = re.compile(r"[<\[][^<>\[\]]+[>\]]")
 _MAX_DEPTH = 16
+_TRIMMED = r"/(\S((?s:.*)\S)?)?/"
+"""A text without white space at its ends, which readers of parameters do not take for a part of it."""
 
 
 def reasoning_end(template: ResponseTemplate) -> str | None:
@@ -36,8 +39,9 @@ def tool_grammar(
 ) -> Grammar | None:
     """Return a grammar of answers in which calls have the form of the model, and arguments that their schemas allow.
 
-    Where a format writes parameters as text, a string has only the bounds of `enum` and `const`. An object has no
-    parameters that its schema does not name, unless it says `additionalProperties`.
+    Where a format writes strings without quotes, a string has the bounds of `enum`, `const`, `pattern`, `minLength` and
+    `maxLength`, if it cannot be anything else than a string; of other keywords (`format`) it has none. There an object
+    has no parameters that its schema does not name, unless it says `additionalProperties`.
 
     Args:
         template: how the model writes calls.
@@ -48,9 +52,8 @@ def tool_grammar(
         special_tokens: text -> id of the tokens that a grammar cannot spell, because they are no text for the model.
 
     Returns:
-        The grammar. None if there is none: for "auto", if calls have no mark of their own, or if the marks of the
-        template are special tokens, which free text could not have; otherwise, if the template has no field of calls,
-        or one whose marks cannot be written from their expressions.
+        The grammar. None if there is none: for "auto", if calls have no mark of their own; otherwise, if the template
+        has no field of calls, or one whose marks cannot be written from their expressions.
 
     Raises:
         ValueError: there are no tools, `choice` is none of them, or a tool has no name.
@@ -112,21 +115,41 @@ def _free(
     template: ResponseTemplate, field: Field, writing: Writing, functions: Sequence[Function], lark: _Lark,
     *, parallel: bool,
 ) -> Grammar | None:  # fmt: skip
-    """Return a grammar of text in which the mark of a call begins one."""
+    """Return a grammar of text in which the mark of a call begins one.
+
+    Text has no special tokens, but sections of the template may begin and end with some.
+    """
     whole = writing.begin or writing.call
-    mark = _MARKER.match(whole)
-    marks = [one for other in template.fields for one in (other.open, other.close) if one is not None]
-    if mark is None or any(token in shortest(one.node, {}) for one in marks for token in lark.special_tokens):
+    special = lark.leading_special(whole)
+    marker = _MARKER.match(whole)
+    mark = special or (marker and marker[0])
+    if mark is None or (special is None and lark.has_special(mark)):
         return None
     if writing.begin:
-        begin = lark.literal(writing.begin[mark.end() :])
+        begin = lark.literal(writing.begin[len(mark) :])
         call = f"{begin} {_calls(field, writing, functions, lark, parallel=parallel)} {lark.literal(writing.end)}"
     else:
-        shortened = replace(writing, call=writing.call[mark.end() :])
+        shortened = replace(writing, call=writing.call[len(mark) :])
         call = _calls(field, shortened, functions, lark, parallel=False)
-    text = lark.rule(rf"/(?s:.*)/ {lark.literal(mark[0])}", lazy=True)
-    many = parallel and writing.between is not None
-    return lark.grammar(f"({text} {call}){'*' if many else '?'} /(?s:.*)/")
+    lead = f"({lark.literal(writing.lead)})? " if lark.has_special(writing.lead) else ""
+    outside = TEXT if special is None else _outside(template, field, lark)
+    call = lark.rule(f"{lark.text_before(mark, outside, lead)} {call}")
+    others = [one for one in template.fields if one.kind != "calls"]
+    opened = lark.special_mark([one.open for one in others])
+    closed = lark.special_mark([one.close for one in others])
+    last = f"({outside} | {outside} {opened} {TEXT})" if opened else outside
+    other = lark.rule(f"{last} {closed}") if closed else ""
+    if parallel and writing.between is not None:
+        return lark.grammar(f"({call}{f' | {other}' if other else ''})* {last}")
+    many = f"{other}* " if other else ""
+    return lark.grammar(f"{many}({call} {many})? {last}")
+
+
+def _outside(template: ResponseTemplate, field: Field, lark: _Lark) -> str:
+    """Return text outside of sections. It does not begin a call in another form, which would not be bound."""
+    forms = [one.open.node for one in template.fields if one.kind == "calls" and one is not field and one.open]
+    begins = {lark.beginning(text) for form in forms for text in spellings(form, {"name": "\0", "id": "\0"})} - {""}
+    return lark.text_without(sorted(begins)) if begins else TEXT
 
 
 def _calls(
@@ -191,7 +214,12 @@ def _text_value(schema: object, root: Schema, end: str, lark: _Lark) -> str:
     if texts and types == ["string"]:
         return f"({' | '.join(map(lark.literal, texts))}) {lark.literal(end)}"
     mark = end.strip()
-    return f"{lark.text_before(mark)} {lark.literal(end[end.index(mark) + len(mark) :])}"
+    rest = lark.literal(end[end.index(mark) + len(mark) :])
+    bounds = text_bounds(resolved(schema, root)) if types == ["string"] else []
+    if not bounds:
+        return f"{lark.text_before(mark)} {rest}"
+    text = lark.bounded([*bounds, _TRIMMED], without=mark)
+    return f"{lark.text_before(end[: end.index(mark)] + mark, text)} {rest}"
 
 
 def _texts(schema: Schema) -> list[str]:
@@ -242,6 +270,25 @@ class _Lark:
             if piece
         )
 
+    def has_special(self, text: str) -> bool:
+        """Return whether there is a special token in a text."""
+        return self._special is not None and self._special.search(text) is not None
+
+    def leading_special(self, text: str) -> str | None:
+        """Return the special token with which a text begins; None: with none."""
+        found = None if self._special is None else self._special.match(text)
+        return found and found[0]
+
+    def special_mark(self, marks: Iterable[Expression | None]) -> str:
+        """Return a rule for those spellings of marks that have special tokens; nothing if none has any."""
+        texts = dict.fromkeys(text for mark in marks if mark is not None for text in spellings(mark.node))
+        bodies = [self.literal(text) for text in texts if self.has_special(text)]
+        return self.rule(" | ".join(bodies)) if bodies else ""
+
+    def beginning(self, text: str) -> str:
+        """Return what comes before the first special token or null character in a text."""
+        return text.partition("\0")[0] if self._special is None else self._special.split(text.partition("\0")[0])[0]
+
     def rule(self, body: str, *, lazy: bool = False) -> str:
         name = f"r_{len(self._rules)}"
         self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
@@ -261,10 +308,25 @@ class _Lark:
         node["x-guidance"] = _JSON_FORM
         return self.rule(f"%json {json.dumps(node, ensure_ascii=False)}")
 
-    def text_before(self, mark: str) -> str:
-        """Return a rule for text up to a mark, which is part of it."""
-        literal = self.literal(mark)
-        return self.rule(f"/(?s:.*)/ {literal}", lazy="<[" not in literal)
+    def text_before(self, mark: str, text: str = TEXT, lead: str = "") -> str:
+        """Return a rule for text up to a mark, which is part of it; `lead` may stand before the mark."""
+        return self.rule(f"{text} {lead}{self.literal(mark)}", lazy=not self.has_special(mark))
+
+    def text_without(self, texts: Sequence[str]) -> str:
+        """Return a terminal for text in which none of some texts is."""
+        hidden = "|".join(re.sub(r"[\\.+*?()|\[\]{}^$#&~/-]", r"\\\g<0>", text) for text in texts)
+        return self._terminal(f"{TEXT} & ~/(?s:.*)({hidden})(?s:.*)/")
+
+    def bounded(self, bounds: Sequence[str], *, without: str) -> str:
+        """Return a terminal for text that matches all bounds, and in which a mark is not."""
+        if self.has_special(without):
+            return self._terminal(" & ".join(bounds))
+        return self._terminal(" & ".join([*bounds, self.text_without([without])]))
+
+    def _terminal(self, body: str) -> str:
+        name = f"TEXT_{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
 
     def separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
         """Return a body for members in order, each with whether it is required, and the separator between them."""
@@ -327,7 +389,9 @@ class _Marked:
     def _typed(self, name: str, node: Schema, depth: int) -> str:
         match name:
             case "string":
-                return f"{self._lark.literal(self._opening)} {self._lark.text_before(self._closing)}"
+                bounds = text_bounds(node)
+                text = self._lark.bounded(bounds, without=self._closing) if bounds else TEXT
+                return f"{self._lark.literal(self._opening)} {self._lark.text_before(self._closing, text)}"
             case "object":
                 return self.object(node, depth)
             case "array":
