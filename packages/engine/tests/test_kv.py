@@ -1,6 +1,6 @@
 import pytest
 
-from pagewood.engine.core.kv import KVSpace, NoPrefixCache
+from pagewood.engine.core.kv import KVSpace, NoPrefixCache, private_pages
 from pagewood.engine.core.request import Request
 from pagewood.engine.testing import make_request, make_space
 from pagewood.kvpool import PageAllocator
@@ -67,7 +67,7 @@ def test_duplicates_stay_private_until_release() -> None:
     kv.publish(first)
     kv.publish(second)
     assert second.pages[:2].tolist() == pages.tolist()
-    assert second.private[:2].all()
+    assert private_pages(second).tolist() == [*pages, *second.pages[2 : second.num_pages]]
     assert kv.violation([first, second]) is None
     kv.release(second)
     kv.release(first)

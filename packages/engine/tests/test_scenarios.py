@@ -14,6 +14,8 @@ The faults in `FAULTS` are seeded one at a time; `run_scenario` finds each of th
     page rounded down          a request grows one page too late
     pages not announced        the runner does not get a new page
     aliased batch              a batch in flight shares an array with the next one
+    rows of other requests     a step that only decodes takes its rows from a step of other requests
+    new page not announced     the runner does not get a new page of a step that only decodes
     answer after the end       a request that has ended accepts tokens of a step in flight
     forgotten lease            a released request leaves its path locked
 
@@ -338,7 +340,7 @@ FAULTS: dict[str, list[Edit]] = {
     "missing lock": [
         (kv.KVSpace, "admit", "self.cache.lock(match.node)", "match.node"),
         (kv.KVSpace, "admit", "self.cache.unlock(lease)", "pass"),
-        (kv.KVSpace, "publish", "lease = self.cache.lock(insertion.node)", "lease = insertion.node"),
+        (kv.KVSpace, "publish", "self.cache.lock(self._offer(request))", "self._offer(request)"),
         (kv.KVSpace, "publish", "self.cache.unlock(request.lease)", "pass"),
         (kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass"),
     ],
@@ -357,18 +359,17 @@ FAULTS: dict[str, list[Edit]] = {
     "freed duplicates": [
         (
             kv.KVSpace,
-            "publish",
-            "request.private[first + insertion.num_existing : end] = False",
-            "request.private[first:end] = False; "
+            "_offer",
+            "request.duplicates += ((first, first + insertion.num_existing),)",
             "self._allocator.free(request.pages[first : first + insertion.num_existing])",
         )
     ],
     "leaked duplicates": [
         (
             kv.KVSpace,
-            "publish",
-            "request.private[first + insertion.num_existing : end] = False",
-            "request.private[first:end] = False",
+            "_offer",
+            "request.duplicates += ((first, first + insertion.num_existing),)",
+            "pass",
         )
     ],
     "whole prompt from cache": [
@@ -383,6 +384,17 @@ FAULTS: dict[str, list[Edit]] = {
             "rows = np.array([grant.request.row for grant in grants], np.int32)",
             "rows = self._table.seeds.view(np.int32)[: len(grants)]; rows[:] = [grant.request.row for grant in grants]",
         )
+    ],
+    "rows of other requests": [
+        (
+            batch.BatchBuilder,
+            "_build_decode",
+            "if requests != self._decoded:",
+            "if len(requests) != len(self._decoded):",
+        )
+    ],
+    "new page not announced": [
+        (batch.BatchBuilder, "_build_decode", "starts % page_size == 0", "starts % page_size == page_size - 1")
     ],
     "answer after the end": [(loop, "retire", "if request.finish is not None:", "if False:")],
     "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],
@@ -401,7 +413,7 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
     "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
     "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
-    "foreseen token forgotten": [(Engine, "_finish", "- grant.request.num_foreseen", "")],
+    "foreseen token forgotten": [(Engine, "_finish", "- request.num_foreseen", "")],
     "forced tokens taken for computed": [
         (
             retire,
@@ -455,7 +467,8 @@ DEGENERATIONS: dict[str, list[Edit]] = {
     ],
     "unseen token forgotten": [
         (loop.Engine, "_launch", "request.num_unseen += grant.num_promised", "pass"),
-        (loop.Engine, "_finish", "grant.request.num_unseen -= grant.num_promised - grant.request.num_foreseen", "pass"),
+        (loop.Engine, "_launch", "request.num_unseen += 1", "pass"),
+        (loop.Engine, "_finish", "request.num_unseen -= grant.num_promised - request.num_foreseen", "pass"),
     ],
 }
 

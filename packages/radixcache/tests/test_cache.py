@@ -290,3 +290,22 @@ def test_a_handle_of_a_trimmed_prefix_stays_stale_when_the_rest_grows() -> None:
     assert cache.peek(ids(1, 2, 8, 9)).num_tokens == 4
     with pytest.raises(ValueError, match="node must be cached"):
         cache.lock(whole)
+
+
+@pytest.mark.parametrize("step", [1, 2])  # tokens that lie together, and those that do not
+def test_long_sequences_are_searched_like_short_ones(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    long, short = RadixCache(2), RadixCache(2)  # `long` searches without a copy, as if all sequences were long
+    for _ in range(300):
+        tokens = rng.integers(0, 2, 2 * rng.integers(0, 24), dtype=np.int32)[::step]
+        lengths: list[int] = []
+        for cache, most in ((long, 0), (short, 8192)):
+            monkeypatch.setattr("pagewood.radixcache.arrays._MAX_COPIED", most)
+            found = cache.match(tokens)
+            fresh = np.arange(cache.num_pages, cache.num_pages + len(tokens) // 2 - len(found.pages), dtype=np.int32)
+            insertion = cache.insert(tokens, np.concatenate((found.pages, fresh)))
+            assert insertion.num_existing == len(found.pages)
+            lengths.append(found.num_tokens)
+        assert lengths[0] == lengths[1]
+    assert long.dump() == short.dump()
+    long.check()

@@ -6,7 +6,7 @@ import pytest
 from pagewood.radixcache.pages import PageSet
 
 
-@pytest.mark.parametrize("most", [4, 64, 65, 400])  # below and above the number at which the method changes
+@pytest.mark.parametrize("most", [4, 32, 33, 64, 400])  # below and above the number at which the method changes
 def test_a_set_of_pages_is_a_set(most: int) -> None:
     rng, pages = Random(most), PageSet()
     held: set[int] = set()
@@ -28,3 +28,19 @@ def test_a_set_of_pages_is_a_set(most: int) -> None:
         assert len(pages) == len(held)
         assert all(page in pages for page in held)
         assert not any(page in pages for page in dropped)
+
+
+def test_many_consecutive_pages() -> None:
+    pages, consecutive = PageSet(), np.arange(100, 400, dtype=np.int32)
+    pages.adopt(np.random.default_rng(0).permutation(consecutive).astype(np.int32))
+    assert (len(pages), 99 in pages, 100 in pages, 399 in pages, 400 in pages) == (300, False, True, True, False)
+    with pytest.raises(ValueError, match="already, got page 399"):
+        pages.adopt(np.arange(399, 700, dtype=np.int32))
+    with pytest.raises(ValueError, match="already, got page 100"):
+        pages.adopt(np.arange(0, 101, dtype=np.int32))
+    with pytest.raises(ValueError, match="got page -1"):
+        pages.adopt(np.arange(-1, 99, dtype=np.int32))
+    assert len(pages) == 300
+    pages.drop(consecutive[1:-1])
+    pages.adopt(consecutive[1:-1])
+    assert len(pages) == 300

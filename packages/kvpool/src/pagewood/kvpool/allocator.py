@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Up to this many pages, a loop over Python ints is faster than calls of numpy.
-_FEW = 32
+_FEW = 24
+_INT32 = np.dtype(np.int32)
 # Page ids are int32.
 _MAX_PAGES = 2**31 - 1
 
@@ -134,17 +135,19 @@ class PageAllocator:
             OutOfPages: Fewer than `n` pages are free, evicted ones included. No page is allocated.
             ValueError: `n` is negative, or `out` is not `[n] int32`. No page is allocated.
         """
-        if n > self.num_free and evict is not None:
-            self.free(evict(n - self.num_free))
-        end = self._first + n
-        if n > self.num_free:
-            raise OutOfPages(requested=n, available=self.num_free)
+        last = self._num_pages - self._num_reserved
+        if self._first + n > last and evict is not None:
+            self.free(evict(self._first + n - last))
+        first = self._first
+        end = first + n
+        if end > last:
+            raise OutOfPages(requested=n, available=last - first)
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
-        pages = self._stack[self._first : end]
+        pages = self._stack[first:end]
         if out is None:
             out = pages.copy()
-        elif out.dtype == np.int32 and out.shape == (n,):
+        elif out.dtype == _INT32 and out.shape == (n,):
             out[:] = pages
         else:
             raise ValueError(f"out must be int32 of shape ({n},), got {out.dtype} of shape {out.shape}")
@@ -160,7 +163,7 @@ class PageAllocator:
         Raises:
             ValueError: `pages` is not such an array. The message names the lowest wrong page id. No page is freed.
         """
-        if pages.size <= _FEW and pages.dtype == np.int32 and pages.ndim == 1 and self._free_few(pages.tolist()):
+        if pages.size <= _FEW and pages.dtype == _INT32 and pages.ndim == 1 and self._free_few(pages.tolist()):
             return
         index = _index(pages)
         if len(index) > self._first - self._num_parked or not self._all_held(pages, index):
@@ -345,7 +348,8 @@ class PageAllocator:
         is_live = position >= self._first
         if self._num_parked:
             is_live |= position < self._num_parked
-        return not np.count_nonzero(is_live & (self._stack[position] == pages))
+        # `take` is twice as fast as an index of int32.
+        return not np.count_nonzero(is_live & (self._stack.take(position) == pages))
 
     def _push(self, pages: NDArray[np.int32], index: NDArray[np.intp]) -> bool:
         """Put held pages on the stack, or among the parked pages in an open batch.

@@ -15,6 +15,8 @@ ITEM_BYTES = 4
 """Size of one token id or page id in bytes."""
 
 _INT32 = np.dtype(np.int32)
+_MAX_COPIED = 8192
+"""Up to this many tokens, a copy costs less than what bytes save: they can be compared and cut without views."""
 
 
 def require_int32(name: str, array: Int32) -> None:
@@ -37,10 +39,8 @@ def from_bytes(parts: list[bytes]) -> Int32:
 
 
 def as_key(tokens: Int32, num_tokens: int) -> Key:
-    """Return the first `num_tokens` tokens as bytes, without a copy if the array is contiguous."""
-    if not num_tokens:
-        return b""  # numpy cannot make a byte view of an empty array
-    if not tokens.flags.c_contiguous:
+    """Return the first `num_tokens` tokens as bytes, without a copy if they are many and the array is contiguous."""
+    if num_tokens <= _MAX_COPIED or not tokens.flags.c_contiguous:
         return tokens[:num_tokens].tobytes()
     return tokens.data.cast("B")[: num_tokens * ITEM_BYTES]
 

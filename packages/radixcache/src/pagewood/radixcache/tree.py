@@ -105,13 +105,17 @@ class Tree:
             child = edge.children.get(bytes(key[offset : offset + page_bytes]))
             if child is None:
                 break
-            edge = child
-            end = offset + len(edge.key)
-            if end <= size and edge.key.startswith(key[offset:end]):
+            edge, here = child, child.key
+            end = offset + len(here)
+            if (
+                key.startswith(here, offset)
+                if isinstance(key, bytes)
+                else end <= size and here.startswith(key[offset:end])
+            ):
                 parts.append(edge.values)
                 offset = end
             else:
-                num_pages = num_common_items(edge.key, key, offset) // self.page_size
+                num_pages = num_common_items(here, key, offset) // self.page_size
                 parts.append(edge.values[: num_pages * ITEM_BYTES])
                 offset += num_pages * page_bytes
                 break
@@ -187,8 +191,8 @@ class Tree:
     def unlock(self, edge: Edge) -> None:
         """Drop a lease; edges that no lease locks any more count as used now, and may be joined."""
         edge.num_leases -= 1
-        space, now = edge.space, self.tick()
-        unlocked: list[Edge] = []
+        space, lowest, now = edge.space, edge, self.tick()
+        num_edges = 0
         while True:
             edge.num_pins -= 1
             if edge.num_pins:
@@ -200,10 +204,10 @@ class Tree:
             self.num_locked -= num_pages
             space.num_locked -= num_pages
             space.order.unlock(edge, now)
-            unlocked.append(edge)
+            num_edges += 1
             edge = edge.parent
-        if unlocked:
-            self._join_chains(unlocked)
+        if num_edges and (num_edges > 1 or len(lowest.children) == 1):
+            self._join_chains(lowest, num_edges)
 
     def trim(self, edge: Edge, end: int) -> bytes:
         """Remove the pages of an unlocked leaf from `end` on, but not the whole leaf, and return their ids."""
@@ -246,15 +250,16 @@ class Tree:
         if not space.root.children and not space.root.num_pins and not space.is_limited:
             del self.spaces[space.name]
 
-    def _join_chains(self, edges: list[Edge]) -> None:
+    def _join_chains(self, edge: Edge, num_edges: int) -> None:
         """Join unlocked edges where this does not change the eviction order, so that a long path has few edges.
 
         Args:
-            edges: each one is a child of the next.
+            edge: the lowest of them.
+            num_edges: how many they are: `edge`, its parent, and so on.
         """
-        chain = list(edges[0].children.values()) if len(edges[0].children) == 1 else []
-        num_bytes = sum(len(edge.key) + len(edge.values) for edge in chain)
-        for edge in edges:
+        chain = list(edge.children.values()) if len(edge.children) == 1 else []
+        num_bytes = len(chain[0].key) + len(chain[0].values) if chain else 0
+        for _ in range(num_edges):
             more = len(edge.key) + len(edge.values)
             if (
                 chain
@@ -270,14 +275,20 @@ class Tree:
                 if len(chain) > 1:
                     self._join(chain)
                 chain, num_bytes = [edge], more
+            assert edge.parent is not None  # a root is not among them
+            edge = edge.parent
         if len(chain) > 1:
             self._join(chain)
 
     def _join(self, chain: list[Edge]) -> None:
         """Merge all edges of a chain into the last one; each edge is the only child of the next."""
         lowest, upper = chain[0], chain[-1]
-        upper.key = b"".join(edge.key for edge in reversed(chain))
-        upper.values = b"".join(edge.values for edge in reversed(chain))
+        if len(chain) == 2:
+            upper.key += lowest.key
+            upper.values += lowest.values
+        else:
+            upper.key = b"".join([edge.key for edge in reversed(chain)])
+            upper.values = b"".join([edge.values for edge in reversed(chain)])
         upper.end = lowest.end
         upper.children = lowest.children
         upper.is_trimmed = lowest.is_trimmed

@@ -124,7 +124,7 @@ class BatchBuilder:
             as it does for a request whose logits are changed.
     """
 
-    __slots__ = ("_is_drafting", "_key", "_page_size", "_table")
+    __slots__ = ("_decoded", "_decoded_rows", "_decoded_sampling", "_is_drafting", "_key", "_page_size", "_table")
 
     def __init__(self, *, num_rows: int, page_size: int, is_drafting: bool = False) -> None:
         self._page_size = page_size
@@ -132,15 +132,30 @@ class BatchBuilder:
         self._key = os.urandom(16)
         """Makes the numbers of namespaces impossible to guess, so that no tenant can choose a name like another's."""
         self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
+        # Of the last step, if it was built by _build_decode: most steps decode the requests of the step before.
+        self._decoded: list[Request] = []  # written by: build, _build_decode
+        self._decoded_rows: Int32 = np.empty(0, np.int32)  # written by: _build_decode
+        self._decoded_sampling = self._table.take(self._decoded_rows)  # written by: _build_decode
 
-    def build(self, grants: Sequence[Grant], *, is_constraining: bool = False, is_followed: bool = True) -> Batch:
+    def build(
+        self,
+        grants: Sequence[Grant],
+        *,
+        is_constraining: bool = False,
+        is_decode: bool = False,
+        is_followed: bool = True,
+    ) -> Batch:
         """Return the arrays of one step.
 
         Args:
             grants: those of one plan, before its launch is counted.
             is_constraining: whether any of their requests may have a grammar.
+            is_decode: see `StepPlan`.
             is_followed: see `Batch.is_followed`.
         """
+        if is_decode and not is_constraining:
+            return self._build_decode(grants, is_followed=is_followed)
+        self._decoded = []  # their rows and parameters may change
         page_size = self._page_size
         page_rows: list[int] = []
         page_columns: list[int] = []
@@ -216,6 +231,42 @@ class BatchBuilder:
             sampled=sampled,
             num_promised=promised[sampled],
             sampling=self._table.take(rows[sampled]),
+        )
+
+    def _build_decode(self, grants: Sequence[Grant], *, is_followed: bool) -> Batch:
+        """Return what `build` would for grants that all decode one token, without looking at each of them closely."""
+        requests = [grant.request for grant in grants]
+        if requests != self._decoded:
+            rows = np.array([request.row for request in requests], np.int32)
+            self._decoded, self._decoded_rows = requests, rows
+            self._decoded_sampling = self._table.take(rows)
+        page_size, num = self._page_size, len(grants)
+        starts = np.array([grant.start for grant in grants], np.int32)
+        rows = self._decoded_rows.copy()
+        if page_size == 1:
+            page_rows, columns = rows.copy(), starts.copy()
+            ids = [grant.request.pages.item(grant.start) for grant in grants]
+        else:
+            fresh = np.flatnonzero(starts % page_size == 0)
+            page_rows, columns = rows[fresh], starts[fresh] // page_size
+            ids = [
+                requests[index].pages.item(column)
+                for index, column in zip(fresh.tolist(), columns.tolist(), strict=True)
+            ]
+        return Batch(
+            page_rows=page_rows,
+            page_columns=columns,
+            page_ids=np.array(ids, np.int32),
+            token_rows=np.empty(0, np.int32),
+            token_positions=np.empty(0, np.int32),
+            token_ids=np.empty(0, np.int32),
+            rows=rows,
+            starts=starts,
+            counts=np.ones(num, np.int32),
+            sampled=np.arange(num, dtype=np.int32),
+            num_promised=np.ones(num, np.int32),
+            sampling=self._decoded_sampling.copy(),
+            is_followed=is_followed,
         )
 
     def _number_of(self, namespace: str | None) -> int:

@@ -343,26 +343,23 @@ class KVSpace:
         count = min(max_tokens, request.num_known - match.num_tokens)
         num_matched_pages = len(match.pages)
         to_complete = -(-request.num_known // self.page_size) - num_matched_pages
-        if self.num_available < to_complete + num_reserved:
+        num_free, num_needed = self._allocator.num_free, to_complete + num_reserved
+        if num_free < num_needed and num_free + self.cache.num_evictable < num_needed:
             self.cache.unlock(lease)
             return 0
         if request.explains and request.num_cached < 0:
             request.cached_prefix = self._explained(request, match.num_tokens)
-        num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
-        self._make_room(num_fresh)
         if request.num_cached < 0:
             request.num_cached = match.num_tokens
         capacity = -(-request.max_length // self.page_size)
         if len(request.pages) != capacity:
             request.pages = np.empty(capacity, np.int32)
-            request.private = np.empty(capacity, np.bool_)
         request.row = self._free_rows.pop()
         request.lease = lease
         request.num_matched = request.num_computed = match.num_tokens
         request.num_published = request.num_pages = num_matched_pages
-        request.num_reused = num_matched_pages
         request.pages[:num_matched_pages] = match.pages
-        self._append(request, num_fresh)
+        self._append(request, -(-(match.num_tokens + count) // self.page_size) - num_matched_pages)
         return count
 
     def grow(self, request: Request, num_tokens: int, *, num_reserved: int = 0) -> bool:
@@ -375,9 +372,9 @@ class KVSpace:
         """
         num_missing = -(-num_tokens // self.page_size) - request.num_pages
         if num_missing > 0:
-            if num_missing + num_reserved > self.num_available:
+            num_free, num_needed = self._allocator.num_free, num_missing + num_reserved
+            if num_free < num_needed and num_free + self.cache.num_evictable < num_needed:
                 return False
-            self._make_room(num_missing)
             self._append(request, num_missing)
         return True
 
@@ -387,39 +384,29 @@ class KVSpace:
             return False
         for request, page in zip(requests, self._allocator.alloc(len(requests)).tolist(), strict=True):
             request.pages[request.num_pages] = page
-            request.private[request.num_pages] = True
             request.num_pages += 1
         return True
 
     def publish(self, request: Request) -> None:
         """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release."""
-        first, end = request.num_published, request.num_computed // self.page_size
-        if end <= first:
-            return
-        insertion = self.cache.insert(
-            request.tokens[first * self.page_size : end * self.page_size],
-            request.pages[first:end],
-            request.namespace,
-            after=request.lease,
-        )
-        request.private[first + insertion.num_existing : end] = False
-        lease = self.cache.lock(insertion.node)
-        self.cache.unlock(request.lease)
-        request.lease = lease
-        request.num_published = end
-        self.epoch += 1
+        if request.num_computed // self.page_size > request.num_published:
+            lease = self.cache.lock(self._offer(request))
+            self.cache.unlock(request.lease)
+            request.lease = lease
 
     def release(self, request: Request) -> None:
         """Publish, then take back row, lease and private pages. No step in flight may use them."""
         assert request.num_in_flight == 0
-        self.publish(request)
-        self._allocator.free(_private_pages(request))
+        if request.num_computed // self.page_size > request.num_published:
+            self._offer(request)
+        self._allocator.free(private_pages(request))
         self.cache.unlock(request.lease)
         self._free_rows.append(request.row)
         request.row = -1
         request.lease = None
         request.num_pages = 0
         request.num_published = 0
+        request.duplicates = ()
 
     def held_pages(self) -> Int32:
         """Return `[num_pages - num_free]` ids of the pages that are not free; reads the whole pool, for audits."""
@@ -433,7 +420,7 @@ class KVSpace:
             is_recalling: whether copies from lower tiers may lock cached pages.
         """
         holders = list(holders)
-        owned = np.concatenate([*map(_private_pages, holders), np.empty(0, np.int32)])
+        owned = np.concatenate([*map(private_pages, holders), np.empty(0, np.int32)])
         total = self.num_free + self.num_cached + len(owned)
         if total != self.num_pages:
             return (
@@ -461,11 +448,31 @@ class KVSpace:
         self.epoch += 1
 
     def _append(self, request: Request, num_fresh: int) -> None:
-        """Allocate free pages directly into the list of a request."""
+        """Allocate pages directly into the list of a request, evicting if there are too few; they must be available."""
+        if num_fresh > self._allocator.num_free:
+            self._make_room(num_fresh)
         end = request.num_pages + num_fresh
         self._allocator.alloc(num_fresh, out=request.pages[request.num_pages : end])
-        request.private[request.num_pages : end] = True
         request.num_pages = end
+
+    def _offer(self, request: Request) -> Any:
+        """Insert the computed whole pages of a request that are not published; return the handle of all that are.
+
+        The lease does not cover the new ones yet.
+        """
+        page_size, first = self.page_size, request.num_published
+        end = request.num_computed // page_size
+        insertion = self.cache.insert(
+            request.tokens[first * page_size : end * page_size],
+            request.pages[first:end],
+            request.namespace,
+            after=request.lease,
+        )
+        if insertion.num_existing:
+            request.duplicates += ((first, first + insertion.num_existing),)
+        request.num_published = end
+        self.epoch += 1
+        return insertion.node
 
     def _explained(self, request: Request, num_matched: int) -> CachedPrefix:
         """Return why no more than `num_matched` tokens of a request are cached, as if there was no other namespace."""
@@ -501,7 +508,9 @@ class KVSpace:
             self.epoch += 1
 
 
-def _private_pages(request: Request) -> Int32:
+def private_pages(request: Request) -> Int32:
     """Return the pages that a request owns: duplicates of published ones, and those not published yet."""
-    start, end = request.num_reused, request.num_pages
-    return request.pages[start:end][request.private[start:end]]
+    rest = request.pages[request.num_published : request.num_pages]
+    if not request.duplicates:
+        return rest
+    return np.concatenate([*(request.pages[start:end] for start, end in request.duplicates), rest])

@@ -288,9 +288,12 @@ class Engine:
             grants = speculation.extend(grants)
             is_followed = speculation.is_followed
         is_drafting = grants is not plan.grants
+        is_decode = plan.is_decode and not is_drafting
         try:
             is_constraining = state.num_constrained > 0
-            batch = self._builder.build(grants, is_constraining=is_constraining, is_followed=is_followed)
+            batch = self._builder.build(
+                grants, is_constraining=is_constraining, is_decode=is_decode, is_followed=is_followed
+            )
             launched_s = 0.0 if self._pacing is None else self._clock()
             handle = self._runner.launch(batch)
         except Exception as error:
@@ -302,13 +305,20 @@ class Engine:
             raise
         self._num_steps += 1
         self._num_tokens += batch.num_tokens
-        for grant in grants:
-            request = grant.request
-            request.num_launched = grant.start + grant.num_advanced
-            request.num_in_flight += 1
-            request.num_unseen += grant.num_promised
+        if is_decode:
+            for grant in grants:
+                request = grant.request
+                request.num_launched = grant.start + 1
+                request.num_in_flight += 1
+                request.num_unseen += 1
+        else:
+            for grant in grants:
+                request = grant.request
+                request.num_launched = grant.start + grant.num_advanced
+                request.num_in_flight += 1
+                request.num_unseen += grant.num_promised
         if not is_constraining:
-            return Pending(grants=grants, handle=handle, is_drafting=is_drafting)
+            return Pending(grants=grants, handle=handle, is_drafting=is_drafting, launched_s=launched_s)
         for grant in grants:
             grant.request.num_untold = 0
         promising = [grant.request for grant in grants if grant.num_promised]
@@ -355,8 +365,9 @@ class Engine:
         if self._pacing is not None:
             self._pacing.ended(pending.grants, launched_s=pending.launched_s, now_s=self._clock())
         for grant in pending.grants:
-            grant.request.num_in_flight -= 1
-            grant.request.num_unseen -= grant.num_promised - grant.request.num_foreseen
+            request = grant.request
+            request.num_in_flight -= 1
+            request.num_unseen -= grant.num_promised - request.num_foreseen
         if result is not None:
             if self._speculation is not None:
                 self._speculation.settle(pending.grants, result, is_drafting=pending.is_drafting)

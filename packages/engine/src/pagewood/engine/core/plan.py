@@ -46,6 +46,8 @@ class StepPlan:
 
     grants: tuple[Grant, ...]
     num_preempted: int = 0
+    is_decode: bool = False
+    """Whether every grant is for one position of a request that was admitted before, and promises one token."""
 
 
 class StepBudget(Protocol):
@@ -205,15 +207,20 @@ class Planner:
         if self._budget.prefill_first:
             self._plan_prompts(state, budget, grants, shortage)
             self._admit(state, now_s, budget, grants, shortage)
+            num_others = len(grants)
             if not grants:
                 self._plan_decodes(state, budget, grants, shortage)
             self._preempt(state, shortage)
         else:
             self._plan_decodes(state, budget, grants, shortage)
+            num_decodes = len(grants)
             self._plan_prompts(state, budget, grants, shortage)
             self._preempt(state, shortage)
             self._admit(state, now_s, budget, grants, shortage)
-        return StepPlan(grants=tuple(grants), num_preempted=len(shortage.preempted) + num_moved)
+            num_others = len(grants) - num_decodes
+        return StepPlan(
+            grants=tuple(grants), num_preempted=len(shortage.preempted) + num_moved, is_decode=not num_others
+        )
 
     def retract(self, state: EngineState) -> int:
         """Move the running requests without a step in flight to the queue; return how many."""
@@ -231,30 +238,29 @@ class Planner:
 
     def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Grant one position to every request whose other positions have all been launched."""
-        page_size = self._kv.page_size
-        decoding: list[Request] = []
+        page_size, excluded = self._kv.page_size, shortage.excluded
+        decoding: list[Grant] = []
         full: list[Request] = []
         for request in state.running:
-            if shortage.excluded and request in shortage.excluded:  # it may have lost its pages to a prompt
+            if excluded and request in excluded:  # it may have lost its pages to a prompt
                 continue
-            length = request.num_known + request.num_unseen
-            if length - request.num_launched == 1 and length < request.max_length:
-                decoding.append(request)
-                if length > request.num_pages * page_size:
+            start = request.num_launched
+            if request.num_known + request.num_unseen - start == 1 and start + 1 < request.max_length:
+                decoding.append(Grant(request, start, 1, 1))
+                if start >= request.num_pages * page_size:
                     full.append(request)
         grown = self._kv.add_page_to_each(full)
-        if grown and not shortage.excluded:
-            num_granted = budget.take_decodes(len(decoding))
-            grants += [Grant(request, request.num_launched, 1, 1) for request in decoding[:num_granted]]
+        if grown and not excluded:
+            grants += decoding[: budget.take_decodes(len(decoding))]
             return
-        for request in decoding:
-            if shortage.excluded and request in shortage.excluded:
+        for grant in decoding:
+            request = grant.request
+            if excluded and request in excluded:
                 continue
             if not budget.take_decode():
                 return
-            start = request.num_launched
-            if grown or start < request.num_pages * page_size or shortage.grow(request, start + 1, grants):
-                grants.append(Grant(request, start, 1, 1))
+            if grown or grant.start < request.num_pages * page_size or shortage.grow(request, grant.start + 1, grants):
+                grants.append(grant)
 
     def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Continue the prompts in progress; part of the step is left for requests that wait to start."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from pagewood.engine.core.constrain import Compiling
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.grammar.matcher import Matcher
 
+_NO_PAGES: Int32 = np.empty(0, np.int32)
 _NO_TOKEN = b"\xff\xff\xff\xff"
 
 
@@ -100,15 +100,14 @@ class Request:
     """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: plan
     row: int = -1
     """Its row in the device tables; -1 if it has none."""  # written by: kv
-    pages: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    pages: Int32 = field(default_factory=lambda: _NO_PAGES)
     """[capacity] page ids, valid up to num_pages; append-only while it runs."""  # written by: kv
     num_pages: int = 0  # written by: kv
     num_published: int = 0
-    """Leading pages that have been offered to the cache."""  # written by: kv
-    private: np.ndarray[Any, np.dtype[np.bool_]] = field(default_factory=lambda: np.empty(0, np.bool_))
-    """[capacity] whether the request owns the page, valid from num_shared on."""  # written by: kv
-    num_reused: int = 0
-    """Leading pages that the cache had when it was admitted, and owns."""  # written by: kv
+    """Leading pages that have been offered to the cache; the request owns those after them."""  # written by: kv
+    duplicates: tuple[tuple[int, int], ...] = ()
+    """Ranges [start, end) of published pages that it owns, because the cache had others for the same tokens."""
+    # written by: kv
     lease: object = None
     """Locked path in the cache that covers its published pages; None without a row."""  # written by: kv
 

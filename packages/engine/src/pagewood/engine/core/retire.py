@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
 from pagewood.engine.core.kv import KVSpace
@@ -39,19 +39,58 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         One answer for each request that got tokens or its vector, or whose logits or states were not numbers.
     """
     deltas: list[Delta] = []
-    yielded = enumerate(result.by_grant())
+    by_grant = result.by_grant()
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
     is_plain = logprobs is None and prompt_logprobs is None
-    first, num_seen, num_scored = 0, 0, 0
+    first, num_seen, num_scored, num_yielded = 0, 0, 0, 0
     vectors = iter(() if result.vectors is None else result.vectors)
-    for grant in grants:
+    if len(by_grant) < len(grants):  # some promise nothing
+        yielded = iter(by_grant)
+        by_grant = [next(yielded) if grant.num_promised else None for grant in grants]
+    make_delta: Callable[[type[Delta], tuple[object, ...]], Delta] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    for grant, tokens in zip(grants, by_grant, strict=True):
         request, start = grant.request, grant.start
-        index, tokens = next(yielded) if grant.num_promised else (-1, None)
-        if tokens and is_plain and start >= request.num_prompt:
-            delta = _decoded(request, tokens)
-            if delta is not None:
-                deltas.append(delta)
-                continue
+        index, num_yielded = num_yielded, num_yielded + (tokens is not None)
+        # A request that just goes on decoding, as nearly all do. There is one for every token, so nothing is called: as
+        # a call of Delta, its answer would take as long as all the rest.
+        if (
+            tokens
+            and is_plain
+            and start >= request.num_prompt
+            and request.finish is None
+            and request.matcher is None
+            and len(tokens) == 1
+            and tokens[0] not in request.stop_ids
+            and (place := request.num_known) + 1 != request.max_length
+            and request.answered
+        ):
+            request.tokens[place] = tokens[0]
+            request.num_known = place + 1
+            request.num_computed = place
+            num_prompt, num_cached = request.num_prompt, request.num_cached
+            deltas.append(
+                make_delta(
+                    Delta,
+                    (
+                        request.request_id,
+                        tokens,
+                        None,  # finish
+                        None,  # refusal
+                        False,  # first
+                        b"",  # carry
+                        num_prompt,
+                        num_cached if num_cached > 0 else 0,
+                        place + 1 - num_prompt,
+                        request.num_drafted,
+                        request.num_accepted,
+                        (),  # logprobs
+                        (),  # prompt_logprobs
+                        b"",  # vector
+                        None,  # explanation
+                    ),
+                )
+            )
+            continue
         if logprobs is not None:
             first = num_seen
             num_seen += len(tokens) if tokens else 0
@@ -137,40 +176,6 @@ def _pool(
     if not pool.is_complete:
         return []
     return [_answer(state, kv, request, (), FinishReason.STOP, None, vector=pool.vector())]
-
-
-def _decoded(request: Request, tokens: tuple[int, ...]) -> Delta | None:
-    """Append the token of a request that just goes on decoding, as nearly all do, and return the answer.
-
-    Returns:
-        None, with nothing changed, if anything else is to be done for the request.
-    """
-    place, num_prompt = request.num_known, request.num_prompt
-    if (
-        request.finish is not None
-        or request.matcher is not None
-        or len(tokens) != 1
-        or tokens[0] in request.stop_ids
-        or place + 1 == request.max_length
-        or not request.answered
-    ):
-        return None
-    request.tokens[place] = tokens[0]
-    request.num_known = place + 1
-    request.num_computed = place
-    return Delta(  # by position: there is one for every token, and names take as long as the rest of this function
-        request.request_id,
-        tokens,
-        None,
-        None,
-        False,
-        b"",
-        num_prompt,
-        request.num_cached if request.num_cached > 0 else 0,
-        place + 1 - num_prompt,
-        request.num_drafted,
-        request.num_accepted,
-    )
 
 
 def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | None, tuple[int, ...]]:

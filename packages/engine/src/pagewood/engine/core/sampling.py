@@ -53,6 +53,10 @@ class SamplingArrays:
         """Return copies of the entries at `indices` `[n] int32`, in that order."""
         return SamplingArrays(**{name: getattr(self, name)[indices] for name in _NAMES})
 
+    def copy(self) -> SamplingArrays:
+        """Return copies of all entries."""
+        return SamplingArrays(**{name: getattr(self, name).copy() for name in _NAMES})
+
     def put(self, indices: Int32, entries: SamplingArrays) -> None:
         """Overwrite the entries at `indices` `[n] int32` in place; for tables that are used for many batches."""
         for name in _NAMES:
