@@ -1,12 +1,15 @@
 """Measures what features of sampling cost: penalties, filters, reports and grammars, against the same steps without.
 
-python benchmarks/sampling.py               # prints the tables; about half an hour on two cores
-python benchmarks/sampling.py --quick       # few steps, only to test the script
+python benchmarks/sampling.py                       # prints the tables; about half an hour on two cores
+python benchmarks/sampling.py --only structured     # one structured request in 32; 3 minutes
+python benchmarks/sampling.py --only 256 compile    # 256 requests, and grammars on the host; 5 minutes
+python benchmarks/sampling.py --quick               # few steps, only to test the script
 
 Engines of one process take turns; each round gives one ratio of the time of their steps. All requests of one engine
-have the feature of the row; the rows of grammars say how many have one. Texts have 256 to 320 tokens. A further table
-says what grammars cost on the host alone: to compile them, and for each row and step. The last table counts the steps
-that forced tokens save: answers of the embedded model to requests with a JSON schema.
+have the feature of the row; the rows of grammars say how many have one. Texts have 256 to 320 tokens, or 64 to 192 in
+the tables of `structured` and `256`. A further table says what grammars cost on the host alone: to compile them, and
+for each row and step. The last table counts the steps that forced tokens save: answers of the embedded model to
+requests with a JSON schema.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -55,6 +58,19 @@ LARGE = (
     "all changes",
 )
 """The features of the 110M model: an engine for each takes memory."""
+MANY = (
+    "none",
+    "none again",
+    "frequency and presence",
+    "repetition",
+    "300 biases",
+    "temperature",
+    "temperature, typical_p",
+    "logprobs, 5 others",
+    "all changes",
+)
+"""The features at 256 requests."""
+PARTS = ("features", "256", "grammars", "structured", "compile", "forced")
 NUM_PROMPT = 256
 NUM_STEPS = 60
 FREE = Grammar(kind="regex", text="[a-z0-9 ]+")
@@ -101,49 +117,80 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5, help="rounds (default 5)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument("--threads", type=int, default=min(2, cores), help="threads of every engine (default 2)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="tables to print (default all)")
     options = parser.parse_args()
     small = replace(QUICK, hidden_size=64, num_layers=1, tied=True)
-    cases: list[tuple[str, ModelShape, tuple[int, ...]]] = [
-        ("110M model", QUICK if options.quick else FULL, (1, 64)),
-        ("one layer, vocabulary 32,000", replace(small, vocab_size=32_000), (1, 64, 256)),
-        ("one layer, vocabulary 128,256", replace(small, vocab_size=128_256), (1, 64, 256)),
+    cases: list[tuple[str, ModelShape]] = [
+        ("110M model", QUICK if options.quick else FULL),
+        ("one layer, vocabulary 32,000", replace(small, vocab_size=32_000)),
+        ("one layer, vocabulary 128,256", replace(small, vocab_size=128_256)),
     ]
-    for name, shape, batches in cases[:1] if options.quick else cases:
+    for name, shape in cases[:1] if options.quick else cases:
+        if not {"features", "grammars", "structured", "256"}.intersection(options.only):
+            break
         print(
             f"\n## {name}\n\n| requests | feature | time of a step | against none |\n|---:|---|---:|---:|", flush=True
         )
         with tempfile.TemporaryDirectory() as folder:
             write_model(shape, Path(folder), seed=0)
             write_tokenizer(Path(folder), shape.vocab_size)
-            features = LARGE if shape is FULL else tuple(FEATURES)
-            for batch in (2,) if options.quick else batches:
-                systems = {
-                    feature: (System(feature, _config(folder, batch, options)), FEATURES[feature], batch)
-                    for feature in features
-                }
-                _compare(systems, batch, options)
-            for num in (2,) if options.quick else (32, 256) if shape is not FULL else (32,):
-                rows: dict[str, tuple[Grammar, int]] = {"no grammars": (FREE, 0), "no grammars again": (FREE, 0)}
-                for name, grammar in (("free", FREE), ("bounded", BOUNDED), ("JSON strings", STRINGS)):
-                    rows |= {f"one with a grammar, {name}": (grammar, 1), f"all with one, {name}": (grammar, num)}
-                systems = {
-                    name: (System(name, _config(folder, num, options)), {"grammar": grammar}, count)
-                    for name, (grammar, count) in rows.items()
-                }
-                _compare(systems, num, options)
-    _measure_grammars(8_000 if options.quick else 128_256, num_rows=2 if options.quick else 32)
-    _count_steps(options)
+            is_large = shape is FULL
+            if "features" in options.only:
+                for batch in (2,) if options.quick else (1, 64):
+                    _compare(_features(folder, LARGE if is_large else tuple(FEATURES), batch, options), batch, options)
+            if "256" in options.only and not is_large and not options.quick:
+                _compare(_features(folder, MANY, 256, options), 256, options, num_prompt=64, num_output=16)
+            if "grammars" in options.only:
+                for num in (2,) if options.quick else (32,) if is_large else (32, 256):
+                    _compare(_grammars(folder, num, num, options), num, options)
+            if "structured" in options.only:
+                num = 2 if options.quick else 32
+                num_output = 24 if is_large else 128
+                _compare(_grammars(folder, num, 0, options), num, options, num_prompt=64, num_output=num_output)
+    if "compile" in options.only:
+        _measure_grammars(8_000 if options.quick else 128_256, num_rows=2 if options.quick else 32)
+    if "forced" in options.only:
+        _count_steps(options)
+
+
+Systems = dict[str, tuple[System, dict[str, Any], int]]
+"""By the name of a row: an engine, the fields of some requests, and how many have them."""
+
+
+def _features(folder: str, names: Sequence[str], batch: int, options: argparse.Namespace) -> Systems:
+    return {name: (System(name, _config(folder, batch, options)), FEATURES[name], batch) for name in names}
+
+
+def _grammars(folder: str, num: int, most: int, options: argparse.Namespace) -> Systems:
+    """Return engines with requests of which one has a grammar, and, if `most` is not 0, with as many that have one."""
+    rows: dict[str, tuple[Grammar, int]] = {"no grammars": (FREE, 0), "no grammars again": (FREE, 0)}
+    for name, grammar in (("free", FREE), ("bounded", BOUNDED), ("JSON strings", STRINGS)):
+        rows[f"one with a grammar, {name}"] = (grammar, 1)
+        if most:
+            rows[f"all with one, {name}"] = (grammar, most)
+    return {
+        name: (System(name, _config(folder, num, options)), {"grammar": grammar}, count)
+        for name, (grammar, count) in rows.items()
+    }
 
 
 def _config(folder: str, batch: int, options: argparse.Namespace) -> EngineConfig:
     return EngineConfig(model=folder, num_threads=options.threads, max_running=batch)
 
 
-def _compare(systems: dict[str, tuple[System, dict[str, Any], int]], batch: int, options: argparse.Namespace) -> None:
+def _compare(
+    systems: Systems,
+    batch: int,
+    options: argparse.Namespace,
+    *,
+    num_prompt: int = NUM_PROMPT,
+    num_output: int = 64,
+) -> None:
     """Print a row for each system; its first requests, as many as the number says, have its fields."""
-    num_output = 4 if options.quick else 64
+    if options.quick:
+        num_output = 4
     first = next(iter(systems))
-    prompts = [[(7 * i + 13 * j) % 900 + 1 for j in range(NUM_PROMPT)] for i in range(batch)]
+    prompts = [[(7 * i + 13 * j) % 900 + 1 for j in range(num_prompt)] for i in range(batch)]
     times: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(1 if options.quick else 1 + options.repeat):
         for name, (system, fields, count) in systems.items():

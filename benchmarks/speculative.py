@@ -1,11 +1,14 @@
 """Measures speculative decoding on this CPU against plain decoding, in one run, the systems in turn.
 
-python benchmarks/speculative.py                      # prints the tables; about fifteen minutes on two cores
-python benchmarks/speculative.py --only tasks         # one part: tasks, copying, edits, cost, control or transformers
-python benchmarks/speculative.py --quick              # few prompts, only to test the script
+python benchmarks/speculative.py                      # prints the tables; about twenty minutes on two cores
+python benchmarks/speculative.py --only tasks         # one part; may be repeated
+python benchmarks/speculative.py --quick              # all parts but edits and control, within six minutes
+python benchmarks/speculative.py --smoke              # few prompts, only to test the script
 
 tasks         the embedded model on its held-out tasks, greedy and sampled, at several numbers of concurrent requests
 copying       the embedded model on tasks whose answers copy
+rest          engines whose drafters never draft, on the embedded model's tasks
+forced        edits of source files that a random model of 110M parameters is made to write
 edits         what the lookup drafters accept when they follow recorded edits of source files
 cost          what a step costs that verifies n drafts, with a random model of 110M parameters
 control       adaptive lengths under bad and good drafts, with the same model and simulated acceptance
@@ -22,17 +25,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from pagewood.engine.api import EngineConfig
 from speculation.engines import Run, System
-from speculation.prompts import task_prompts
+from speculation.prompts import recorded_edits, task_prompts
 
 BATCHES = (1, 4, 16, 64)
 DRAFTERS = ("ngram", "suffix", "draft", "eagle")
 TEMPERATURE = 0.8
 MAX_TOKENS = 128
-PARTS = ("tasks", "copying", "edits", "cost", "control", "transformers")
+PARTS = ("tasks", "rest", "copying", "forced", "edits", "cost", "control", "transformers")
+QUICK_PARTS = ("tasks", "copying", "forced", "cost", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,9 @@ class Options:
     num_threads: int
     num_repeats: int
     quick: bool
+    """Whether rounds are fewer and shorter; the numbers still count."""
+    smoke: bool
+    """Whether the numbers mean nothing."""
 
     def engine(self, **fields: Any) -> EngineConfig:
         """Return the configuration of an engine with room for the largest batch."""
@@ -52,28 +60,40 @@ def main() -> None:
     """Run the parts that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; may be repeated (default: all)")
-    parser.add_argument("--quick", action="store_true", help="few prompts; the numbers mean nothing")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, within six minutes")
+    parser.add_argument("--smoke", action="store_true", help="few prompts; the numbers mean nothing")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument("--threads", type=int, default=min(2, cores), help="threads of every engine (default 2)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds, each with every system (default 5)")
     arguments = parser.parse_args()
-    repeats = 1 if arguments.quick else arguments.repeat
-    options = Options(num_threads=arguments.threads, num_repeats=repeats, quick=arguments.quick)
+    repeats = 1 if arguments.smoke else arguments.repeat
+    options = Options(num_threads=arguments.threads, num_repeats=repeats, quick=arguments.quick, smoke=arguments.smoke)
     parts: dict[str, Callable[[Options], None]] = {
-        "tasks": tasks, "copying": copying, "edits": edits, "cost": cost, "control": control,
-        "transformers": transformers,
+        "tasks": tasks, "rest": rest, "copying": copying, "forced": forced, "edits": edits, "cost": cost,
+        "control": control, "transformers": transformers,
     }  # fmt: skip
-    for name in arguments.only or PARTS:
+    for name in arguments.only or (QUICK_PARTS if arguments.quick else PARTS):
+        start = perf_counter()
         parts[name](options)
+        print(f"\n({name}: {perf_counter() - start:.0f} s)", flush=True)
 
 
 def tasks(options: Options) -> None:
     """Compare drafters on all tasks of the embedded model."""
-    systems = [System("plain", options.engine())]
+    systems = [System(name, options.engine()) for name in ("plain", "plain again")]
     systems += [System(name, options.engine(speculative=name)) for name in DRAFTERS]
     for temperature in (0.0, TEMPERATURE):
         print(f"\n## Tasks of the embedded model, temperature {temperature}\n")
         _compare(systems, options, temperature=temperature)
+    _close(systems)
+
+
+def rest(options: Options) -> None:
+    """Compare engines that have a drafter and never draft with plain ones: what is off should cost nothing."""
+    systems = [System(name, options.engine()) for name in ("plain", "plain again")]
+    systems += [System(name, options.engine(speculative=name), is_resting=True) for name in DRAFTERS]
+    print("\n## Drafters that never draft, tasks of the embedded model, greedy\n")
+    _compare(systems, options, temperature=0.0)
     _close(systems)
 
 
@@ -90,20 +110,61 @@ def copying(options: Options) -> None:
     _close(systems)
 
 
+def forced(options: Options) -> None:
+    """Let a random model write recorded edits, by a logits processor, with and without drafts, one request at a time.
+
+    The text is forced; drafts, their verification and the steps are real. No prompt and no answer comes twice.
+    """
+    from speculation.forced import PROCESSORS, fields_of
+
+    num_edits, num_lines = (1, 8) if options.smoke else (1, 30) if options.quick else (4, 40)
+    num_rounds = 1 if options.smoke else 3 if options.quick else options.num_repeats
+    print("\n## Edits of source files, 110M model, one request; the text is forced by a logits processor\n")
+    with _random_model(options) as folder:
+        shared: dict[str, Any] = {"model": folder, "logits_processors": PROCESSORS, "prefix_cache": False}
+        systems = [System(name, options.engine(**shared)) for name in ("plain", "plain again")]
+        for name, size in (("ngram", 5), ("ngram", 16), ("suffix", 16)):
+            drafting = options.engine(**shared, speculative=name, speculative_num_tokens=size)
+            systems.append(System(f"{name}, {size}", drafting))
+        rounds: list[list[Run]] = []
+        for number in range(num_rounds):
+            some = recorded_edits(num_edits, num_lines=num_lines, first=number * num_edits)
+            runs = [
+                system.run(
+                    [one.prompt for one in some], concurrency=1, max_tokens=[len(one.answer) for one in some],
+                    ignore_eos=True, each=fields_of(some),
+                )
+                for system in systems
+            ]  # fmt: skip
+            if any(run.outputs != tuple(one.answer for one in some) for run in runs):
+                raise RuntimeError("a text is not the recorded one")
+            rounds.append(runs)
+        print("| system | tokens/s | relative to plain | tokens a step | accepted |\n|---|---:|---:|---:|---:|")
+        for index, system in enumerate(systems):
+            speed = median(runs[index].tokens_per_s for runs in rounds)
+            ratios = [runs[index].tokens_per_s / runs[0].tokens_per_s for runs in rounds]
+            length = sum(one[index].num_tokens for one in rounds) / sum(one[index].num_steps for one in rounds)
+            drafted = sum(runs[index].num_drafted for runs in rounds)
+            share = f"{sum(runs[index].num_accepted for runs in rounds) / drafted:.0%}" if drafted else "-"
+            spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"| {system.name} | {speed:.0f} | {spread} | {length:.2f} | {share} |")
+        _close(systems)
+
+
 def edits(options: Options) -> None:
     """Print what lookup drafters accept on recorded edits."""
     from speculation.edits import accepted_lengths
 
     print("\n## Recorded edits: tokens for each step, if every draft is verified\n")
     print("| drafter | drafts | tokens a step | steps with a draft |\n|---|---:|---:|---:|")
-    for name, size, length, share in accepted_lengths(num_edits=3 if options.quick else 20):
+    for name, size, length, share in accepted_lengths(num_edits=3 if options.smoke else 20):
         print(f"| {name} | {size} | {length:.2f} | {share:.0%} |")
 
 
 def cost(options: Options) -> None:
     """Print what a step with drafts costs that are all rejected."""
     print("\n## Time of a step with drafts that are all rejected, relative to a plain step, 110M model\n")
-    sizes = (0, 1, 3, 7, 15)
+    sizes = (0, 7) if options.quick else (0, 1, 3, 7, 15)
     with _random_model(options) as folder:
         systems = [System("plain", options.engine(model=folder))]
         for size in sizes[1:]:
@@ -112,8 +173,10 @@ def cost(options: Options) -> None:
                 speculative_acceptance=0.0,
             )  # fmt: skip
             systems.append(System(f"{size + 1} positions", fixed))
-        print("| requests | " + " | ".join(system.name for system in systems) + " |\n" + "|---:" * 6 + "|")
-        for batch in (1,) if options.quick else (1, 4):
+        print(
+            "| requests | " + " | ".join(system.name for system in systems) + " |\n" + "|---:" * (1 + len(sizes)) + "|"
+        )
+        for batch in (1,) if options.quick or options.smoke else (1, 4):
             prompts = _random_prompts(batch)
             rounds = [
                 [_step_s(system, prompts, batch, options) for system in systems] for _ in range(options.num_repeats)
@@ -135,9 +198,9 @@ def control(options: Options) -> None:
                 "adaptive",
                 options.engine(model=folder, speculative="ngram", speculative_acceptance=acceptance),
             )
-            for batch in (1, 4) if options.quick else BATCHES:
+            for batch in (1, 4) if options.smoke else BATCHES:
                 # Requests come and go: if all began at once, the run would last as long as the one with fewest drafts.
-                prompts = _random_prompts(batch if options.quick else max(8, 3 * batch))
+                prompts = _random_prompts(batch if options.smoke else max(8, 3 * batch))
                 limits = [random.Random(i).randint(1, 2 * _num_output(options)) for i in range(len(prompts))]
                 pairs: list[tuple[Run, Run]] = []
                 for _ in range(options.num_repeats):
@@ -159,7 +222,7 @@ def transformers(options: Options) -> None:
     from speculation.assisted import AssistedGeneration
 
     print("\n## Beside `transformers`, embedded model, greedy, one request at a time\n")
-    prompts = task_prompts(8 if options.quick else 60, seed=1)
+    prompts = task_prompts(8 if options.smoke else 20 if options.quick else 60, seed=1)
     ours = [System("plain", options.engine())]
     ours += [System(name, options.engine(speculative=name)) for name in ("ngram", "draft", "eagle")]
     theirs = [AssistedGeneration(name, num_threads=options.num_threads) for name in ("plain", "ngram", "draft")]
@@ -183,7 +246,7 @@ def _compare(systems: Sequence[System], options: Options, *, temperature: float,
     for batch in BATCHES:
         rounds: list[list[Run]] = []
         for number in range(-1, options.num_repeats):  # the first round is not counted
-            num_prompts = 8 if options.quick else max(60, 2 * batch)
+            num_prompts = 8 if options.smoke else max(60, 2 * batch)
             prompts = task_prompts(num_prompts, seed=1000 * batch + number, copying=copying)
             runs = [
                 system.run(prompts, concurrency=batch, max_tokens=MAX_TOKENS, temperature=temperature)
@@ -192,7 +255,7 @@ def _compare(systems: Sequence[System], options: Options, *, temperature: float,
             for system, run in zip(systems, runs, strict=True):
                 if run.outputs != runs[0].outputs:
                     raise RuntimeError(f"{system.name} has changed the text")
-            rounds += [runs] if number >= 0 or options.quick else []
+            rounds += [runs] if number >= 0 or options.smoke else []
         shown: list[str] = []
         for index in range(1, len(systems)):
             ratios = [runs[index].tokens_per_s / runs[0].tokens_per_s for runs in rounds]
@@ -211,13 +274,13 @@ class _random_model:
     """A folder with random weights, of 110M parameters, for a `with` statement."""
 
     def __init__(self, options: Options) -> None:
-        self._quick = options.quick
+        self._is_small = options.smoke
         self._folder = tempfile.TemporaryDirectory()
 
     def __enter__(self) -> str:
         from end_to_end.model import FULL, QUICK, write_model
 
-        write_model(QUICK if self._quick else FULL, Path(self._folder.name), seed=0)
+        write_model(QUICK if self._is_small else FULL, Path(self._folder.name), seed=0)
         return self._folder.name
 
     def __exit__(self, *_: object) -> None:
@@ -229,7 +292,7 @@ def _random_prompts(num_prompts: int) -> list[list[int]]:
 
 
 def _num_output(options: Options) -> int:
-    return 8 if options.quick else 48
+    return 8 if options.smoke else 24 if options.quick else 48
 
 
 def _step_s(system: System, prompts: Sequence[Sequence[int]], batch: int, options: Options) -> float:

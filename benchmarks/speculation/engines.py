@@ -13,6 +13,7 @@ import numpy as np
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Pending
+from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 
@@ -37,13 +38,46 @@ class Run:
         return self.num_tokens / self.seconds
 
 
+class _Resting:
+    """A policy of draft lengths that never drafts; satisfies `core.speculation.Drafting`."""
+
+    max_tokens = 5
+    reason = "never"
+    is_far = True
+
+    def rests(self, num_requests: int) -> bool:
+        """Return True."""
+        return True
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Return none; it is not called."""
+        return [0] * len(requests)
+
+    def observe(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def forget(self, request: Request) -> None:
+        """Do nothing."""
+
+
 class System:
     """An engine with a name. Its requests share its prefix cache."""
 
-    def __init__(self, name: str, config: EngineConfig) -> None:
+    def __init__(self, name: str, config: EngineConfig, *, is_resting: bool = False) -> None:
+        """Build the engine.
+
+        Args:
+            name: of the system.
+            config: of the engine.
+            is_resting: whether its drafter, which it then must have, never drafts.
+        """
         self.name = name
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+        if is_resting:
+            speculation = self._engine._speculation  # pyright: ignore[reportPrivateUsage]
+            assert speculation is not None
+            speculation._drafting = _Resting()  # pyright: ignore[reportPrivateUsage]
 
     def run(
         self,

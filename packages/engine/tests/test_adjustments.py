@@ -194,6 +194,19 @@ def test_engines_change_logits_as_plain_decoding_does(rng: random.Random, kind: 
     run(replace(scenario, arrivals=arrivals), model=model, drafter=None if kind == "off" else drafter, **options)
 
 
+def test_a_draft_model_drafts_with_the_changes() -> None:
+    """The target drafts for itself: every draft is right, whatever changes the logits, as `run` checks."""
+    model, drafter = make("self", "llama")
+    changes: list[dict[str, Any]] = [
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5}, {"repetition_penalty": 1.8, "min_tokens": 8},
+        {"logit_bias": ((4, 3.0), (5, 3.0)), "bad_words": ((4, 5),)},
+    ]  # fmt: skip
+    each = [(i, one, temperature) for i, one in enumerate(changes) for temperature in (0.0, 1.0)]
+    some = [arrival([i, 2, 3], max_tokens=24, temperature=temperature, **one) for i, one, temperature in each]
+    counts = run(traffic(some, num_pages=120, page_size=4), model=model, drafter=drafter, num_tokens=4).counts
+    assert counts.num_drafted == counts.num_accepted > 80
+
+
 def test_drafts_are_verified_with_the_changes() -> None:
     """Text that repeats is drafted by its earlier occurrence, and a penalty makes these drafts wrong."""
     bias = tuple((token, 100.0) for token in (4, 5))
@@ -205,7 +218,9 @@ def test_drafts_are_verified_with_the_changes() -> None:
 
 FAULTS: dict[str, list[Edit]] = {
     "cached text not sent": [(batch.BatchBuilder, "build", "or request.sampling.changes_logits", "")],
-    "prompt counts as output": [(Adjustments, "of", "[one.num_prompt for one in adjusted]", "[0 for one in adjusted]")],
+    "prompt counts as output": [
+        (Adjustments, "of", "[one.output_start for one in adjusted]", "[0 for one in adjusted]")
+    ],
     "end one late": [(core_adjustments, "_biases", "request.num_prompt + ", "request.num_prompt + 1 + ")],
     "former request's changes": [
         (RowAdjustments, "admit", "self._is_on[batch.rows[batch.admitted]] = False", "pass"),

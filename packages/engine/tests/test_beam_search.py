@@ -332,7 +332,9 @@ FAULTS: dict[str, list[Edit]] = {
     "ends beyond the beam count": [(BeamSearch, "take", "place < width", "True")],
     "a stop token is continued": [(BeamSearch, "take", "token in self._stop_ids or", "")],
     "ends with the first ended sequence": [(BeamSearch, "take", "len(self._ended) == width and", "self._ended and")],
-    "the stop token has no length": [(BeamSearch, "_beam", "len(tokens) + 1", "len(tokens) + 1 - is_stop * 0.5")],
+    "the stop token has no length": [
+        (BeamSearch, "_beam", "(total, length)", "(total, length - (finish is FinishReason.STOP) * 0.5)")
+    ],
     "an open sequence is judged by its longest end": [
         (BeamSearch, "_can_improve", 'early_stopping == "never" and', "length_penalty and")
     ],

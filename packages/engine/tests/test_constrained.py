@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,10 +25,12 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.core import batch, loop, retire
+from pagewood.engine.core.constrain import fill_tree
+from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.runner.cpu import runner as cpu_runner
 from pagewood.engine.runner.cpu.compiled.masks import apply_mask
 from pagewood.engine.runner.cuda.adjust import forbid
-from pagewood.engine.testing.echo_grammar import allowed_tokens, random_grammar, read_mask, write_mask
+from pagewood.engine.testing.echo_grammar import EchoMatcher, allowed_tokens, random_grammar, read_mask, write_mask
 from seeded_faults import Edit, seed_fault
 from speculating import arrival, make, plain_answer, random_drafting, random_traffic, run, traffic
 from tiny_models import model_folder
@@ -112,6 +115,33 @@ def test_a_mask_on_a_cpu_leaves_the_allowed_tokens(size: int) -> None:
         assert np.array_equal(memory, expected)
 
 
+def test_masks_come_before_the_answers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a step is retired, the draws that wait are given their masks before plain requests are looked at."""
+    events: list[str] = []
+
+    def noted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            events.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((batch.BatchBuilder, "build"), (loop, "fill_masks"), (retire, "_decoded")):
+        noted(owner, name)
+    grammar = Grammar(kind="regex", text="3 40 999 0")
+    some = [arrival([i, 4], max_tokens=20, temperature=0.5, grammar=None if i else grammar) for i in range(4)]
+    scenario = traffic(some, num_pages=80, page_size=4)
+    assert scenario.config.overlap
+    run(scenario, model=model_folder("llama"), drafter=None)
+    steps = " ".join(events).split("build")
+    both = [step.split() for step in steps if "fill_masks" in step and step.count("_decoded") >= 3]
+    assert len(both) > 10
+    # The request with a grammar itself is looked at before.
+    assert all(step[: step.index("fill_masks")].count("_decoded") <= 1 for step in both)
+
+
 @cache
 def masked() -> Any:
     @numba.njit
@@ -138,6 +168,62 @@ def test_draws_wait_for_masks_that_come_late(monkeypatch: pytest.MonkeyPatch) ->
         )
 
 
+TREE = DraftTree((5, 6, 7, 8, 9, 10, 11), (0, 0, 1, 1, 3, 2, 6))
+"""  0 - 5 - 7 - 9
+   |   \\- 8
+   \\- 6 - 10 - 11"""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_masks_along_a_tree_are_those_of_its_paths(seed: int) -> None:
+    """Each node has the mask of a matcher that went to it from the start; what a mask forbids is not followed."""
+    grammar = Grammar(kind="regex", text=f"{seed} {1 + seed % 4} 999 0")
+    ends = frozenset({5 + seed % 7})
+    tokens = list(TREE.tokens)
+    for node in range(len(tokens)):  # so that some of the nodes are allowed
+        before = path_to(node + 1, tokens)[:-1]
+        options = allowed_tokens(grammar, before, ends, VOCAB_SIZE)
+        if options and (seed + node) % 3:
+            tokens[node] = options[(seed + node) % len(options)]
+    tree = DraftTree(tuple(tokens), TREE.parents)
+    matcher = EchoMatcher(grammar, ends, VOCAB_SIZE)
+    rows = loop.open_masks(1 + len(tree), VOCAB_SIZE)
+    fill_tree(matcher, tree, rows)
+    num_followed = 0
+    for node in range(1 + len(tree)):
+        path = path_to(node, tokens)
+        is_allowed = all(
+            token in allowed_tokens(grammar, path[:num], ends, VOCAB_SIZE) for num, token in enumerate(path)
+        )
+        if is_allowed and not ends.intersection(path):
+            expected = allowed_tokens(grammar, path, ends, VOCAB_SIZE)
+            assert read_mask(rows[node], VOCAB_SIZE) == expected, (node, path)
+            num_followed += 1
+    assert num_followed >= 1
+    plain = loop.open_masks(1, VOCAB_SIZE)
+    matcher.fill(plain[0])
+    np.testing.assert_array_equal(plain[0], rows[0])  # the state is as before
+
+
+def path_to(node: int, tokens: Sequence[int]) -> list[int]:
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, tokens[node - 1])
+        node = TREE.parents[node - 1]
+    return path
+
+
+def test_requests_with_a_grammar_get_trees() -> None:
+    """Beside requests without one. The grammar begins behind tokens that come late, if they do."""
+    model, drafter = make("perturbed", "llama")
+    grammar = Grammar(kind="regex", text="3 40 999 0", after=(59,))
+    some = [arrival([i, 4], max_tokens=24, temperature=0.0, grammar=grammar if i else None) for i in range(3)]
+    options: dict[str, Any] = {"model": model, "drafter": drafter, "num_tokens": 6, "speculative_topk": 2}
+    counts = run(traffic(some[1:], num_pages=160, page_size=4), **options).counts
+    assert counts.num_accepted > 10
+    run(traffic(some, num_pages=160, page_size=4), **options)
+
+
 FAULTS: dict[str, list[Edit]] = {
     "masks of another row": [(cpu_runner._Constraint, "of", "np.arange(1, num + 1)", "np.arange(num, 0, -1)")],
     "masks not applied": [
@@ -145,7 +231,7 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
-    "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
+    "foreseen token answered twice": [(retire, "_retire", "tokens[num_old:]", "tokens")],
     "forced token lost": [(retire, "_follow", "tokens + forced", "tokens")],
 }
 

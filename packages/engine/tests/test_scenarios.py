@@ -212,6 +212,24 @@ def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool
     run_scenario(scenario_with_grammars(rng, overlap=overlap))
 
 
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
+def test_trees_of_requests_with_a_grammar_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
+    run_scenario(with_grammars(with_trees(random_scenario(rng, overlap=overlap), rng), rng))
+
+
+def test_masks_that_are_not_those_of_a_tree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = (loop, "fill_masks", "fill_tree(matcher, own, rows)", "matcher.fill(rows[0])")
+    seed_fault([fault], monkeypatch)
+    for seed in range(100):
+        rng = random.Random(seed)
+        try:
+            run_scenario(with_grammars(with_trees(random_scenario(rng, overlap=seed % 3 > 0), rng), rng))
+        except Exception:  # any error counts
+            return
+    pytest.fail("the fault was not found")
+
+
 @settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
@@ -396,7 +414,7 @@ FAULTS: dict[str, list[Edit]] = {
     "new page not announced": [
         (batch.BatchBuilder, "_build_decode", "starts % page_size == 0", "starts % page_size == page_size - 1")
     ],
-    "answer after the end": [(loop, "retire", "if request.finish is not None:", "if False:")],
+    "answer after the end": [(retire, "_retire", "if request.finish is not None:", "if False:")],
     "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],
 }
 
@@ -412,7 +430,7 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     "compiled while it waits": [(intake.Intake, "poll", "self._state.compiling.remove(request)", "pass")],
     "mask behind the forced tokens": [(loop, "fill_masks", "if foreseen is not None:", "if False:")],
     "forced tokens not sent": [(batch, "_untold", "grant.request.num_untold and", "False and")],
-    "foreseen token answered twice": [(loop, "retire", "tokens[num_old:]", "tokens")],
+    "foreseen token answered twice": [(retire, "_retire", "tokens[num_old:]", "tokens")],
     "foreseen token forgotten": [(Engine, "_finish", "- request.num_foreseen", "")],
     "forced tokens taken for computed": [
         (
@@ -424,7 +442,7 @@ FAULTS_OF_GRAMMARS: dict[str, list[Edit]] = {
     ],
     "forced tokens without their log probabilities": [(retire, "_follow", "sampling.logprobs is not None or", "")],
     "not ended with its grammar": [(retire, "_append", "or matcher.is_finished", "or False")],
-    "failure of a matcher not seen": [(loop, "retire", "if failure is not None:", "if False:")],
+    "failure of a matcher not seen": [(retire, "_retire", "if failure is not None:", "if False:")],
     "draws not constrained": [(loop, "fill_masks", "matcher.fill(rows[0])", "pass")],
     "masks of drafts not filled": [(loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")],
     "drafts behind forced tokens": [(retire, "_follow", "or request.num_unseen > 1", "")],
@@ -436,20 +454,20 @@ FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
     "reported without being asked": [(EchoRunner, "_update", "self._num_top.pop(row, None)", "pass")],
     "those of an ended request not skipped": [
         (
-            loop,
-            "retire",
+            retire,
+            "_retire",
             "num_seen += len(tokens) if tokens else 0",
             "num_seen += len(tokens or ()) * (request.finish is None)",
         )
     ],
-    "those of another grant": [(loop, "retire", "num_scored += num_new", "num_scored += num_new * (num_new > 3)")],
+    "those of another grant": [(retire, "_retire", "num_scored += num_new", "num_scored += num_new * (num_new > 3)")],
 }
 
 FAULTS_OF_VECTORS: dict[str, list[Edit]] = {
     "states of cached tokens missing": [(Request, "reusable_tokens", "if self.pool is not None:", "if False:")],
     "computed again, added again": [(Pool, "wanted_in", "max(0, self.num_done - start)", "0")],
     "those of an ended request not skipped": [
-        (loop, "retire", "if num_pooled else None", "if num_pooled and request.finish is None else None")
+        (retire, "_retire", "if num_pooled else None", "if num_pooled and request.finish is None else None")
     ],
     "states that are not numbers": [(retire, "_pool", "not pool.add(total, num)", "pool.add(total, num) is None")],
     "a token drawn": [(Request, "num_promised_at", "and self.pool is None", "")],
@@ -491,12 +509,12 @@ FAULTS_OF_FAILURES: dict[str, list[Edit]] = {
         (loop.Engine, "step_overlapped", "self._finish(last)\n        raise", "raise"),
     ],
     "innocent row": [
-        (loop, "retire", "if tokens == ():", "if tokens == () or 0 in result.counts:"),
+        (retire, "_retire", "if tokens == ():", "if tokens == () or 0 in result.counts:"),
     ],
     "broken KV published": [
         (
-            loop,
-            "retire",
+            retire,
+            "_retire",
             "if tokens == ():",
             "if tokens == ():\n            request.num_computed = start + grant.num_tokens",
         ),
@@ -517,8 +535,8 @@ LAST_DRAFT = "if not is_draft:"
 FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
     "rejected page published": [
         (
-            loop,
-            "retire",
+            retire,
+            "_retire",
             "request.num_computed = request.num_known - 1",
             "request.num_computed = request.num_known",
         )

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from pagewood.engine.testing.echo import echo_logprob, oracle_tokens
 from pagewood.server import wire
+from pagewood.server.beams import BeamResponse
 from pagewood.server.errors import ApiError
+from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
+from pagewood.server.openai import beams
 from pagewood.server.openai.chat import parse_chat
-from pagewood.server.openai.completions import parse_completion
+from pagewood.server.openai.completions import CompletionFormat, extent, parse_completion
+from pagewood.server.openai.fields import StreamOptions
 from pagewood.server.testing import EOS_ID, MAX_LENGTH, MemoryServer
 
 CHAT = "/v1/chat/completions"
@@ -24,13 +30,20 @@ PROMPT = "a prompt that is longer than two pages of sixteen tokens, so that it i
 LIMIT = 64
 
 
-def expected(server: MemoryServer, prompt: list[int], params: BeamSearchParams) -> tuple[Beam, ...]:
+def expected(
+    server: MemoryServer,
+    prompt: list[int],
+    params: BeamSearchParams,
+    *,
+    stops: Callable[[tuple[int, ...]], bool] | None = None,
+    num_more: int = 0,
+) -> tuple[Beam, ...]:
     """Return what a search finds that asks the echo model's oracle; all ids that it asks about must exist."""
     vocab_size = server.tokenizer.vocab_size
     stop_ids = params.stop_ids((EOS_ID,))
     longest = params.longest(num_prompt=len(prompt), max_length=MAX_LENGTH)
     assert isinstance(longest, int)
-    search = BeamSearch(params, stop_ids=stop_ids, max_tokens=longest)
+    search = BeamSearch(params, stop_ids=stop_ids, max_tokens=longest, stops=stops)
     while sequences := search.sequences:
         answers: list[tuple[tuple[int, float], ...]] = []
         for sequence in sequences:
@@ -40,7 +53,7 @@ def expected(server: MemoryServer, prompt: list[int], params: BeamSearchParams) 
             (token,) = oracle_tokens(
                 tokens, sampling, vocab_size=vocab_size, stop_ids=frozenset(), max_length=MAX_LENGTH
             )
-            answers.append(echo_logprob(token, len(tokens), params.beam_width + len(stop_ids)).top)
+            answers.append(echo_logprob(token, len(tokens), params.beam_width + len(stop_ids) + num_more).top)
         search.take(answers)
     return search.best
 
@@ -185,11 +198,7 @@ async def test_a_priority_holds_for_later_steps(server: MemoryServer) -> None:
     ("name", "value"),
     [
         ("stream", True), ("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("min_p", 0.1), ("typical_p", 0.5),
-        ("frequency_penalty", 0.5), ("presence_penalty", 0.5), ("repetition_penalty", 1.1), ("logit_bias", {"5": 1}),
-        ("bad_words", ["x"]), ("min_tokens", 1), ("stop", "x"), ("stop_regex", "x"), ("prompt_logprobs", 0),
-        ("logprobs_kind", "processed"),
-        ("response_format", {"type": "json_object"}),
-        ("guided_regex", "a+"),
+        ("prompt_logprobs", 0), ("logprobs_kind", "processed"),
     ],
 )  # fmt: skip
 def test_what_a_search_cannot_follow_is_refused_by_name(name: str, value: Any) -> None:
@@ -199,6 +208,68 @@ def test_what_a_search_cannot_follow_is_refused_by_name(name: str, value: Any) -
     ):
         with pytest.raises(ApiError, match=f"The '{name}' parameter is not available when 'use_beam_search'"):
             parse(json.dumps({"model": "m", "use_beam_search": True, **body, name: value}).encode())
+
+
+def test_why_a_search_is_not_streamed_is_said() -> None:
+    with pytest.raises(ApiError, match="which sequences are the best is known at the end of the search only"):
+        parse_completion(b'{"model": "m", "prompt": "x", "use_beam_search": true, "stream": true}')
+
+
+CHANGES: dict[str, Any] = {
+    "frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.1, "logit_bias": {"5": 1},
+    "min_tokens": 2, "bad_words": ["bad"], "guided_regex": "[a-z]+",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [CHANGES, {"bad_words": ["bad"]}])
+def test_each_step_has_what_changes_logits(fields: dict[str, Any]) -> None:
+    """What the engine makes of it is compared with `transformers` in the engine's tests."""
+    body = {"model": "m", "prompt": [5], "n": 2, "max_tokens": 4, "use_beam_search": True, **fields}
+    said = parse_completion(json.dumps(body).encode())
+    model = wire.Model(max_length=100, vocab_size=256, eos_token_ids=(EOS_ID,))
+    response = BeamResponse(
+        live=LiveRequests([MemoryLink(stopping=lambda: False)], limit=1),
+        params=beams.params(said, extent(said), model),
+        model=model,
+        prompts=[],
+        prompt_param="prompt",
+        grammar_param=None,
+        bad_words=tuple(said.bad_words),
+        names=frozenset(),
+        priority=0,
+        num_choices=2,
+        format=CompletionFormat(id="x", model="m", created=1, options=StreamOptions()),
+        is_speculating=False,
+    )
+    prompt = wire.TokenPrompt(tokens=b"")
+    first, later = (response._step(prompt, tokens) for tokens in ((), (9, 9, 9)))  # pyright: ignore[reportPrivateUsage]
+    assert (first.num_output, later.num_output) == (0, 3)
+    for step, min_tokens in ((first, 1), (later, 0)):
+        sampling = step.sampling
+        assert step.bad_words == ("bad",)
+        assert (sampling.logprobs, sampling.logprobs_kind, sampling.stop_token_ids) == (3, "processed", (EOS_ID,))
+        if len(fields) > 1:
+            assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (
+                0.5, 0.25, 1.1
+            )  # fmt: skip
+            assert (sampling.logit_bias, sampling.min_tokens) == (((5, 1.0),), min_tokens)
+            assert sampling.grammar == Grammar.regex("[a-z]+")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("field", ["stop", "stop_regex"])
+async def test_stop_strings_end_sequences_and_are_not_shown(server: MemoryServer, field: str) -> None:
+    prompt = server.tokenizer.encode(PROMPT).tolist()
+    free = BeamSearchParams(beam_width=4, max_tokens=8, length_penalty=0.0)
+    stop = next(letter for letter in text(server, expected(server, prompt, free)[0])[2:] if letter.isascii())
+    written = re.escape(stop) if field == "stop_regex" else stop
+    best = expected(server, prompt, free, stops=lambda tokens: stop in server.tokenizer.decode(tokens), num_more=4)
+    body = {"prompt": prompt, "n": 4, "max_tokens": 8, "length_penalty": 0, "use_beam_search": True, field: [written]}
+    answer = (await server.post(COMPLETIONS, body)).json()
+    assert [one["text"] for one in answer["choices"]] == [text(server, beam).partition(stop)[0] for beam in best]
+    assert [one["finish_reason"] for one in answer["choices"]] == [beam.finish.value for beam in best]
+    assert any(stop in text(server, beam) for beam in best)
+    assert answer["usage"]["completion_tokens"] == sum(beam.num_output_tokens for beam in best)
 
 
 def test_what_asks_for_nothing_is_accepted_with_a_search() -> None:

@@ -35,7 +35,9 @@ MODEL = wire.Model(max_length=10, vocab_size=5)
 
 
 def generate(prompt: wire.Prompt, *, echo: bool = False) -> wire.Generate:
-    return wire.Generate(request_id="a", prompt=prompt, sampling=SamplingParams(), echo=echo, stop=("x",), priority=3)
+    return wire.Generate(
+        request_id="a", prompt=prompt, sampling=SamplingParams(), echo=echo, stop=("x",), priority=3, deadline_s=9.5
+    )
 
 
 def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
@@ -48,7 +50,7 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     submit = command(tokenizer, generate(wire.TextPrompt(text="héllo"), echo=True))
     assert isinstance(submit, Submit)
     assert np.frombuffer(submit.tokens, "<i4").tolist() == tokenizer.encode("héllo").tolist()
-    assert submit.priority == 3
+    assert (submit.priority, submit.deadline_s) == (3, 9.5)
     assert wire.text_options.decode(submit.carry) == wire.TextOptions(stop=("x",), prefix="héllo")
     assert command(tokenizer, wire.Cancel(request_id="a")) == Abort(request_id="a")
     prioritize = wire.Prioritize(request_id="a", priority=-2)

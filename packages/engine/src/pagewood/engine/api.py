@@ -355,6 +355,10 @@ class Submit:
     """Its class, for the order "wrr"."""
     tag: str = ""
     """What it should run next to, for the order "tag", such as the name of an adapter."""
+    num_output: int | None = None
+    """Of a step of a search: how many of the last `tokens` are output already. Penalties and the grammar begin before
+    them, `min_tokens` behind them. A stop token is then answered as any other token. If the grammar is complete, the
+    answer has no token and ends with STOP; if no token is allowed, with LENGTH. None: an ordinary request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

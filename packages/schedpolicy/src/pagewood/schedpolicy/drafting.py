@@ -35,6 +35,7 @@ _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
 _MIN_SAMPLE_INTERVAL = 4
 _MAX_SAMPLE_INTERVAL = 256
+_SAMPLE_STEPS = 64
 _NUM_STEPS_KEPT = 400
 _SKIP_AFTER = 4
 _MIN_SKIPPED = 7
@@ -46,7 +47,11 @@ _PROBE_SHARE = 0.4
 _WAKE_RATE = 0.5
 _NUM_FOLLOWED = 24
 _MAX_DELAY = 8192
-_MAX_DEBT = 10.0
+_MAX_DEBT = 0.25
+_LEAST_REST = 4
+_LEAST_WAKE = 4.0
+_MOST_WAKE = 64.0
+_WAKE_SHARE = 0.25
 
 
 class Decoding(Protocol):
@@ -77,8 +82,10 @@ class DraftControl(Generic[D]):
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
     that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
-    the account, and the account never holds more than `max_slowdown` of 400 plain steps, or owes more than of 4,000.
-    Drafts that take twice as long as expected, but not after a rest, count as interrupted. Invariant: with a correct
+    the account, and the account never holds more than `max_slowdown` of 400 plain steps, or owes more than of 100.
+    What a drafter takes beyond the expected after a rest is paid apart, from a quarter of `max_slowdown` and from what
+    drafts then gain; until it is paid, no drafts follow another rest. Other drafts that take four times as long as
+    expected count as interrupted. Invariant: with a correct
     table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
     held at the start (`max_slowdown` of 100 plain steps).
 
@@ -87,7 +94,8 @@ class DraftControl(Generic[D]):
     drafters took beyond their usual time in earlier steps after a rest: they read then what they had left out. Between
     probes most steps rest, and drafters need not follow the text until 24 steps before the next one (`is_far`). A step
     of a new size is first taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every
-    256, and more often where it differs from the table, to keep the cost of plain decoding measured.
+    256, and more often where it differs from the table and drafts gain little, to keep the cost of plain decoding
+    measured.
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -100,6 +108,7 @@ class DraftControl(Generic[D]):
         "_draft_cost",
         "_estimates",
         "_everyone",
+        "_gain",
         "_is_far",
         "_is_stopped",
         "_kept_reason",
@@ -111,14 +120,15 @@ class DraftControl(Generic[D]):
         "_num_accepted_lengths",
         "_num_decisions",
         "_num_kept",
+        "_num_rested",
         "_num_skips",
         "_num_speculated",
         "_num_undrafted",
         "_num_zero",
+        "_owed_s",
         "_probe_interval",
         "_sample_interval",
         "_wake_s",
-        "_was_drafted",
         "_weight",
         "_zero_reason",
         "draft_s",
@@ -196,8 +206,11 @@ class DraftControl(Generic[D]):
         """Steps for which the lengths of the latest decision are kept, in large batches."""  # written by: DraftControl
         self._kept_reason: Reason = "gain"
         """Their reason."""  # written by: DraftControl
-        self._was_drafted = False
-        """Whether the step that was observed last had drafts."""  # written by: DraftControl
+        self._num_rested = _LEAST_REST
+        """Steps without drafts before the one that is observed."""  # written by: DraftControl
+        self._owed_s = 0.0
+        """Seconds that drafters took after rests and that are not paid for yet; until then no drafts follow a rest."""
+        # written by: DraftControl
         self._is_far = False
         """See `is_far`."""  # written by: DraftControl
         self._wake_s = 0.0
@@ -217,6 +230,8 @@ class DraftControl(Generic[D]):
         self._num_speculated = 0
         """Steps with drafts since the last plain one."""  # written by: DraftControl
         self._sample_interval = _MIN_INTERVAL  # written by: DraftControl
+        self._gain = 0.0
+        """Speedup that is expected of the latest lengths, minus 1."""  # written by: DraftControl
 
     @property
     def num_accepted(self) -> int:
@@ -333,7 +348,8 @@ class DraftControl(Generic[D]):
         if cost is None or num_tokens < 1:
             return
         num_requests = len(requests) + num_others
-        has_rested, self._was_drafted = not self._was_drafted, num_granted > 0
+        has_rested = self._num_rested >= _LEAST_REST
+        self._num_rested = 0 if num_granted else self._num_rested + num_steps
         if num_requests:
             num_added = self._num_computed(granted if self._computes_padding else drafted)
             self._settle(
@@ -373,17 +389,28 @@ class DraftControl(Generic[D]):
         if num_granted:
             num_prompt = max(0, num_plain - num_requests)
             expected_s = self._draft_cost.seconds(max(granted), self._num_computed(granted), num_prompt)
-            if draft_s and not has_rested and self._draft_cost.is_known:
-                draft_s = min(draft_s, 2 * expected_s)  # more is no work of the drafter, but an interruption
-            if draft_s and has_rested:
-                self._wake_s += _WAKE_RATE * (max(0.0, draft_s - expected_s) - self._wake_s)
+            if draft_s and self._draft_cost.is_known:
+                if has_rested:
+                    extra_s = min(max(0.0, draft_s - expected_s), _MOST_WAKE * plain_s)
+                    # The first long one may have been an interruption: it sets the price, and is paid only in part.
+                    paid_s = min(extra_s, max(2 * self._wake_s, _LEAST_WAKE * plain_s))
+                    self._wake_s += _WAKE_RATE * (extra_s - self._wake_s)
+                    extra_s = paid_s
+                    self._owed_s = min(self._owed_s + extra_s, _MAX_DELAY * _WAKE_SHARE * self._max_slowdown * plain_s)
+                    draft_s = min(draft_s, expected_s)
+                else:
+                    draft_s = min(draft_s, 4 * expected_s)  # more is no work of the drafter, but an interruption
             taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False
+                repaid_s = min(profit_s, self._owed_s)
+                self._owed_s -= repaid_s
+                profit_s -= repaid_s
+        self._owed_s = max(0.0, self._owed_s - num_steps * _WAKE_SHARE * self._max_slowdown * taken_s)
         limit_s = self._limit_s(plain_s)
         account_s = limit_s / 4 if self._account_s is None else self._account_s
-        account_s += num_steps * (0.75 * self._max_slowdown * taken_s + profit_s)
+        account_s += num_steps * ((1 - _WAKE_SHARE) * self._max_slowdown * taken_s + profit_s)
         self._account_s = min(limit_s, max(-_MAX_DEBT * limit_s, account_s))
 
     def _decide(self, requests: Sequence[D], num_other_tokens: int) -> tuple[Reason, list[int]]:
@@ -396,7 +423,9 @@ class DraftControl(Generic[D]):
         if cost is None:
             return "cost unknown", [0] * size
         num_plain = size + num_other_tokens
-        if self._num_speculated >= self._sample_interval or self._is_new_size(cost, num_plain):
+        # Where drafts gain much, a plain step costs much, and no error of its price would change the decision.
+        interval = max(self._sample_interval, int(_SAMPLE_STEPS * self._gain))
+        if self._num_speculated >= interval or self._is_new_size(cost, num_plain):
             self._num_speculated = self._num_kept = 0
             return "sample", [0] * size
         if self._num_kept and (size, num_plain) == (self._last_size, self._last_plain):
@@ -423,7 +452,7 @@ class DraftControl(Generic[D]):
         estimates = self._current(requests)
         lengths: list[int] | None = None
         reason: Reason = "account"
-        if not self._is_stopped:
+        if not self._is_stopped and not (self._owed_s > 0 and self._num_zero >= _LEAST_REST):
             if size == 1 and num_plain == 1:
                 length, reason = self._best_alone(estimates[0], cost, 1, plain_s, plain_s + self._account_s / 2)
                 lengths = [length] if length else None
@@ -558,6 +587,7 @@ class DraftControl(Generic[D]):
             num = rates.index(best) + 1
         extra_s, gained_s = step_s[num - 1] - plain_s, values[num - 1] * token_s - plain_s
         if best * token_s >= MARGIN or (best > 0 and gained_s > max(2 * extra_s, LEAST * plain_s)):
+            self._gain = max(0.0, best * token_s - 1)
             return _lengths(estimates, weights, num, ranked[num - 1]), "gain"
         if reason != "account":
             likeliest = max(estimates, key=lambda estimate: estimate.survival[0])
@@ -612,6 +642,7 @@ class DraftControl(Generic[D]):
                     continue
                 best, num, gain_s, extra_s = rate, length, value_s - plain_s, step_s - plain_s
         if best >= MARGIN or (num and gain_s > max(2 * extra_s, LEAST * plain_s)):
+            self._gain = best - 1
             return num, "gain"
         return 0, reason
 
@@ -624,6 +655,8 @@ class DraftControl(Generic[D]):
         num_each = min(2, self.max_tokens)
         least_s = self._probe_s(cost, num_plain, plain_s, 1, 1)
         needed_s = 2 * least_s + self._wake_s  # two steps
+        if self._owed_s > 0:
+            return None
         if needed_s > share_s * self._num_zero:
             self._probe_interval = min(_MAX_DELAY, int(needed_s / share_s) + 1)
             return None

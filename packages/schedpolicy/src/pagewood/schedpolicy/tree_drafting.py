@@ -67,6 +67,7 @@ class TreeControl(DraftControl[D]):
                     continue
                 best, num, best_gain_s, best_extra_s = rate, count, value_s - plain_s, step_s - plain_s
         if best >= MARGIN or (num and best_gain_s > max(2 * best_extra_s, LEAST * plain_s)):
+            self._gain = max(0.0, best - 1)
             chosen = set(order[:num])
             return [self.max_tokens if index in chosen else 0 for index in range(len(keys))], "gain"
         if reason != "account":
@@ -83,7 +84,10 @@ class TreeControl(DraftControl[D]):
         is_worth = (plain_s + gain_s) / step_s >= MARGIN or gain_s > max(2 * (step_s - plain_s), LEAST * plain_s)
         if not is_worth:
             return 0, "acceptance"
-        return (0, "account") if step_s > risk_s else (self.max_tokens, "gain")
+        if step_s > risk_s:
+            return 0, "account"
+        self._gain = max(0.0, (plain_s + gain_s) / step_s - 1)
+        return self.max_tokens, "gain"
 
     def _probe_s(self, cost: StepCost, num_plain: int, plain_s: float, num_requests: int, length: int) -> float:
         """Return the seconds that a probe costs if nothing is accepted."""

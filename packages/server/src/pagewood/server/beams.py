@@ -6,20 +6,31 @@ of the prompts, and its last ones for the texts of the sequences that it has fou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from pagewood.engine.api import Refusal, SamplingParams
-from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
+from pagewood.engine.api import FinishReason, Refusal, SamplingParams
+from pagewood.engine.beam_search import (
+    NO_SEQUENCE,
+    Alternatives,
+    Beam,
+    BeamSearch,
+    BeamSearchParams,
+    alternatives_of,
+)
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import Choice, Format, Tally, Usage, usage
 from pagewood.server.live import LiveGroup, LiveRequests, new_request_id
 from pagewood.server.respond import error_response, json_response, until_disconnect
+
+if TYPE_CHECKING:
+    from pagewood.engine.text import StopExpressions, StopStrings
 
 _UNUSED_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 """Of a request whose token is not shown."""
@@ -34,10 +45,13 @@ class _Reply:
     prompt: bytes = b""  # written by: _replies
     """Ids of the prompt, if they were asked for."""
 
-    @property
-    def alternatives(self) -> list[tuple[int, float]]:
-        """Tokens that may follow, with their log probabilities."""
-        return [(one.token, one.logprob) for one in self.choice.tokens[0].top]
+    def alternatives(self, pieces: dict[int, bytes]) -> Alternatives:
+        """Return the tokens that may follow, with their log probabilities; enter the bytes of each into `pieces`."""
+        if not self.choice.tokens:
+            return alternatives_of(None, FinishReason(self.choice.finish))
+        top = self.choice.tokens[0].top
+        pieces.update((one.token, one.data) for one in top)
+        return alternatives_of([(one.token, one.logprob) for one in top], FinishReason(self.choice.finish))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +74,10 @@ class BeamResponse:
     prompts: Sequence[wire.Prompt]
     prompt_param: str
     """The client's name of the prompt field."""
+    grammar_param: str | None
+    """The client's name of the field with the grammar; None: it sent none."""
+    bad_words: tuple[str, ...]
+    """Texts that no sequence may hold."""
     names: frozenset[str]
     priority: int
     num_choices: int
@@ -82,6 +100,7 @@ class BeamResponse:
             group = self.live.submit(
                 [self._step(prompt, reports_prompt=True) for prompt in self.prompts],
                 prompt_param=self.prompt_param,
+                grammar_param=self.grammar_param,
                 names=self.names,
                 room=len(self.prompts) * self.params.beam_width,
             )
@@ -98,29 +117,41 @@ class BeamResponse:
     async def _search(self, group: LiveGroup) -> list[_Found]:
         """Return the searches after all prompts, which are over; their requests run together in each step."""
         replies = await _replies(group, len(self.prompts))
-        found = [self._begin(reply) for reply in replies]
+        pieces: dict[int, bytes] = {}
+        text = _Text(self.params, pieces)
+        found = [self._begin(reply, text) for reply in replies]
         while replies:
             answers = iter(replies)
             for one in found:
                 if sequences := one.search.sequences:
-                    one.search.take([next(answers).alternatives for _ in sequences])
-            prompts = [one.prompt + _bytes(tokens) for one in found for tokens in one.search.sequences]
-            self.live.extend(group, [self._step(wire.TokenPrompt(tokens=prompt)) for prompt in prompts])
-            replies = await _replies(group, len(prompts))
+                    one.search.take([next(answers).alternatives(pieces) for _ in sequences])
+                if not one.search.sequences and not one.search.best:
+                    raise ApiError(NO_SEQUENCE.message, code=NO_SEQUENCE.code)
+            asked = [(one.prompt, tokens) for one in found for tokens in one.search.sequences]
+            steps = [self._step(wire.TokenPrompt(tokens=prompt + _bytes(tokens)), tokens) for prompt, tokens in asked]
+            self.live.extend(group, steps)
+            replies = await _replies(group, len(steps))
         return found
 
-    def _step(self, prompt: wire.Prompt, *, reports_prompt: bool = False) -> wire.Generate:
-        """Return the request that asks what may follow a prompt."""
+    def _step(
+        self, prompt: wire.Prompt, sequence: tuple[int, ...] = (), *, reports_prompt: bool = False
+    ) -> wire.Generate:
+        """Return the request that asks what may follow a prompt, which ends with a sequence of the search."""
+        num_output = len(sequence)
         return wire.Generate(
             request_id=new_request_id("req"),
             prompt=prompt,
-            sampling=self.params.step_sampling(self._stop_ids),
+            sampling=self.params.step_sampling(
+                self._stop_ids, num_output=num_output, has_bad_words=bool(self.bad_words)
+            ),
+            num_output=num_output if self.params.changes_logits or self.bad_words else None,
+            bad_words=self.bad_words,
             reports_prompt=reports_prompt,
             priority=self.priority,
             max_length=self.model.max_length,
         )
 
-    def _begin(self, reply: _Reply) -> _Found:
+    def _begin(self, reply: _Reply, text: _Text) -> _Found:
         """Return the search after a prompt, of which the first reply has come.
 
         Raises:
@@ -135,15 +166,23 @@ class BeamResponse:
             prompt=reply.prompt,
             num_prompt_tokens=num_prompt,
             num_cached_tokens=reply.tally.num_cached_tokens,
-            search=BeamSearch(self.params, stop_ids=self._stop_ids, max_tokens=longest),
+            search=BeamSearch(self.params, stop_ids=self._stop_ids, max_tokens=longest, stops=text.stops),
         )
 
     async def _choices(self, group: LiveGroup, found: Sequence[_Found]) -> list[Choice]:
         """Return the answers to send, those to the first prompt first, the best first."""
         shown = [(one, beam) for one in found for beam in one.search.best[: self.num_choices]]
         self.live.extend(group, [self._text(one.prompt, beam) for one, beam in shown])
-        texts = [reply.choice.text for reply in await _replies(group, len(shown))]
+        replies = await _replies(group, len(shown))
+        texts = [self._before_stop(reply.choice.text) for reply in replies]
         return [Choice(text=text, finish=beam.finish.value) for text, (_, beam) in zip(texts, shown, strict=True)]
+
+    def _before_stop(self, text: str) -> str:
+        """Return a text up to the first stop string or match of a stop expression."""
+        if not self.params.stop and not self.params.stop_regex:
+            return text
+        stops = _stops(self.params)
+        return stops.push(text) + stops.flush()
 
     def _text(self, prompt: bytes, beam: Beam) -> wire.Generate:
         """Return the request whose answer is the text of a sequence. The engine finds its prompt in the cache."""
@@ -173,6 +212,33 @@ class BeamResponse:
                 for count in counts
             ]
         return usage(tallies, num_answers=width, is_speculating=self.is_speculating)
+
+
+class _Text:
+    """The text of sequences, from the bytes of their tokens."""
+
+    __slots__ = ("_params", "_pieces")
+
+    def __init__(self, params: BeamSearchParams, pieces: dict[int, bytes]) -> None:
+        self._params = params
+        self._pieces = pieces
+
+    @property
+    def stops(self) -> Callable[[tuple[int, ...]], bool] | None:
+        """What says whether a text has ended; None: no text does."""
+        return self._has_ended if self._params.stop or self._params.stop_regex else None
+
+    def _has_ended(self, tokens: tuple[int, ...]) -> bool:
+        stops = _stops(self._params)
+        stops.push(b"".join([self._pieces[token] for token in tokens]).decode(errors="replace"))
+        return stops.matched is not None
+
+
+def _stops(params: BeamSearchParams) -> StopStrings | StopExpressions:
+    """Return a search for what ends a text."""
+    from pagewood.engine.text import StopExpressions, StopStrings  # imported when it is needed: it takes 0.1 s
+
+    return StopExpressions(params.stop_regex, strings=params.stop) if params.stop_regex else StopStrings(params.stop)
 
 
 async def _replies(group: LiveGroup, num_requests: int) -> list[_Reply]:

@@ -300,6 +300,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         namespace=message.namespace,
         carry=wire.encode(first),
         explain=message.explains,
+        num_output=message.num_output,
     )
     return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
 

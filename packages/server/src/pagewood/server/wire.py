@@ -120,6 +120,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
     explains: bool = False
     """Whether the first Answer says what was cached of the prompt, and when the request was admitted."""
+    num_output: int | None = None
+    """Of a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ class Admitted(Protocol):
         ...
 
     @property
+    def output_start(self) -> int:
+        """Tokens before the first that counts as output; fewer than the prompt has for a step of a search."""
+        ...
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end it."""
         ...
@@ -53,7 +58,7 @@ class Adjustments:
     penalties: NDArray[np.float32]
     """[J, 3] float32, repetition, frequency and presence."""
     num_prompt: Int32
-    """[J], tokens of the prompt, which count for repetition only."""
+    """[J], tokens before the output, which count for repetition only."""
     num_biases: Int32
     """[J], how many of the N each has, in order."""
     ids: Int32
@@ -85,7 +90,7 @@ class Adjustments:
         return cls(
             rows=np.array([one.row for one in adjusted], np.int32),
             penalties=np.array(penalties, np.float32),
-            num_prompt=np.array([one.num_prompt for one in adjusted], np.int32),
+            num_prompt=np.array([one.output_start for one in adjusted], np.int32),
             num_biases=np.array([len(some) for some in biases], np.int32),
             ids=np.array([token for token, _, _ in flat], np.int32),
             values=np.array([value for _, value, _ in flat], np.float32),

@@ -276,6 +276,13 @@ class BatchBuilder:
         return int.from_bytes(digest, "little", signed=True)
 
 
+def num_masks(batch: Batch) -> int:
+    """Return how many masks the constrained grants of a batch need at most: one, or one for each node of its drafts."""
+    promised = batch.num_promised[batch.constrained]
+    counts = batch.counts[batch.sampled[batch.constrained]]
+    return int(np.where(promised > 1, counts, 1).sum())
+
+
 def _constrained(grants: Sequence[Grant]) -> list[int]:
     """Return which of the grants that yield tokens have a grammar."""
     promising = [grant.request for grant in grants if grant.num_promised]

@@ -141,6 +141,7 @@ class Intake:
             tag=submit.tag,
             explains=submit.explain,
             num_prompt=len(prompt),
+            num_before=submit.num_output,
             max_length=len(tokens),
             tokens=tokens,
             num_known=len(prompt),
@@ -170,6 +171,11 @@ class Intake:
             if isinstance(result, Refusal):
                 deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=result))
                 continue
+            if request.num_before:
+                result.advance(request.tokens[request.output_start : request.num_prompt].tolist())
+                if result.is_finished:
+                    deltas.append(end(self._state, self._kv, request, FinishReason.STOP))
+                    continue
             request.matcher = result
             self._state.compiling.remove(request)
             self._state.num_constrained += 1
@@ -224,6 +230,10 @@ class Intake:
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
             bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
             return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
+        if submit.num_output is not None and not 0 <= submit.num_output < len(prompt):
+            return Refusal(
+                message=f"num_output must be in [0, {len(prompt)}), got {submit.num_output}", param="num_output"
+            )
         if submit.pooling is not None:
             return self._pooling_refusal(submit.pooling, len(prompt))
         named = {

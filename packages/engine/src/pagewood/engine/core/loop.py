@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, Inbox, Outbox, Refusal
 from pagewood.engine.core.arrays import Int32
-from pagewood.engine.core.batch import Batch, BatchBuilder
+from pagewood.engine.core.batch import Batch, BatchBuilder, num_masks
 from pagewood.engine.core.constrain import fill_masks, open_masks
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace
@@ -22,6 +23,7 @@ from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.shared_work import SharedWork
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.tree_shape import DraftTree
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class StepHandle(Protocol):
 class ConstrainedHandle(StepHandle, Protocol):
     """A launched step some of whose tokens are drawn later; what a runner returns that can follow grammars."""
 
-    def drafts(self) -> Sequence[Sequence[int]]:
+    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
         """Wait for the drafts of the M grants of `Batch.constrained`, and return them; called before `constrain`."""
         ...
 
@@ -216,7 +218,7 @@ class Engine:
             self._finish(last)
             raise
         try:
-            self._finish(last)
+            self._finish(last, following=pending)
             self._constrain(pending)
         except BaseException:  # the caller does not get the step that was just launched
             self._finish(pending)
@@ -328,7 +330,7 @@ class Engine:
             handle=handle,
             launched_s=launched_s,
             constrained=[promising[index] for index in waiting],
-            num_masks=int(batch.num_promised[batch.constrained].sum()),
+            num_masks=num_masks(batch),
             is_drafting=is_drafting,
         )
 
@@ -346,8 +348,15 @@ class Engine:
         finally:  # otherwise the device would wait for ever
             handle.constrain(masks)
 
-    def _finish(self, pending: Pending | None) -> None:
-        """Wait for a step and retire it."""
+    def _constrain_between(self, pending: Pending, errors: list[BaseException]) -> None:
+        """Give a step its masks while the step before it is retired; an error waits in `errors` until that is done."""
+        try:
+            self._constrain(pending)
+        except BaseException as error:
+            errors.append(error)
+
+    def _finish(self, pending: Pending | None, *, following: Pending | None = None) -> None:
+        """Wait for a step and retire it; the masks of the step that follows come before the answers of others."""
         if pending is None:
             return
         self._constrain(pending)
@@ -371,7 +380,12 @@ class Engine:
         if result is not None:
             if self._speculation is not None:
                 self._speculation.settle(pending.grants, result, is_drafting=pending.is_drafting)
-            self._send(retire(self._state, self._kv, pending.grants, result))
+            errors: list[BaseException] = []
+            between = None
+            if following is not None and 0 < following.num_masks == len(following.constrained):  # it has no drafts
+                between = partial(self._constrain_between, following, errors)
+            self._send(retire(self._state, self._kv, pending.grants, result, between=between))
+            interrupt = errors[0] if errors else interrupt
         elif failure is not None:
             self._send(self._fail(pending.grants, failure))
         if interrupt is not None:

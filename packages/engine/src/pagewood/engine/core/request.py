@@ -48,6 +48,8 @@ class Request:
     explains: bool = False
     """Whether its first answer says what was cached of its prompt, and when it was admitted."""
     num_prompt: int
+    num_before: int | None = None
+    """Tokens of the prompt, the last ones, that are output of the search of which it is a step; None: of no search."""
     max_length: int
     """Tokens of prompt plus output at which it ends."""
 
@@ -125,6 +127,11 @@ class Request:
     def length(self) -> int:
         """Tokens known and promised."""
         return self.num_known + self.num_unseen
+
+    @property
+    def output_start(self) -> int:
+        """Tokens before the first that counts as output."""
+        return self.num_prompt - (self.num_before or 0)
 
     @property
     def num_tokens(self) -> int:

@@ -26,7 +26,14 @@ _NO_VECTOR = Refusal(
 )
 
 
-def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: StepResult) -> list[Delta]:
+def retire(
+    state: EngineState,
+    kv: KVSpace,
+    grants: Sequence[Grant],
+    result: StepResult,
+    *,
+    between: Callable[[], None] | None = None,
+) -> list[Delta]:
     """Apply a finished step to the state.
 
     Args:
@@ -34,10 +41,26 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
         kv: publishes computed prompts, and releases requests that ended.
         grants: of the step.
         result: of the step; its entries belong to the grants with a promise, in order.
+        between: called when the requests with a grammar are up to date; the others then follow. None: all are applied
+            in their order.
 
     Returns:
         One answer for each request that got tokens or its vector, or whose logits or states were not numbers.
     """
+    if between is None:
+        deltas = _retire(state, kv, grants, result, None)
+    else:
+        deltas = _retire(state, kv, grants, result, True)
+        between()
+        deltas += _retire(state, kv, grants, result, False)
+    release_drained(state, kv)
+    return deltas
+
+
+def _retire(
+    state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: StepResult, has_grammar: bool | None
+) -> list[Delta]:
+    """Apply a finished step to the requests with a grammar, to those without, or to all (None)."""
     deltas: list[Delta] = []
     by_grant = result.by_grant()
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
@@ -51,6 +74,12 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
     for grant, tokens in zip(grants, by_grant, strict=True):
         request, start = grant.request, grant.start
         index, num_yielded = num_yielded, num_yielded + (tokens is not None)
+        if has_grammar is not None and (request.matcher is not None) != has_grammar:
+            if logprobs is not None:
+                num_seen += len(tokens) if tokens else 0
+            if prompt_logprobs is not None:
+                num_scored += request.num_scored_in(start, grant.num_tokens)
+            continue
         # A request that just goes on decoding, as nearly all do. There is one for every token, so nothing is called: as
         # a call of Delta, its answer would take as long as all the rest.
         if (
@@ -117,6 +146,8 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
                 deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
             elif request.matcher is not None and request.matcher.is_finished:
                 deltas.append(end(state, kv, request, FinishReason.STOP))
+            elif request.num_before is not None:  # the search goes on with its other sequences
+                deltas.append(end(state, kv, request, FinishReason.LENGTH))
             else:
                 deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_EXCLUDED))
             continue
@@ -137,7 +168,6 @@ def retire(state: EngineState, kv: KVSpace, grants: Sequence[Grant], result: Ste
                 reason, tokens = _follow(request, request.matcher, tokens)
         entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
         deltas.append(_answer(state, kv, request, tokens, reason, None, entries))
-    release_drained(state, kv)
     return deltas
 
 
@@ -193,6 +223,7 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
         request.num_known += 1
         if token in request.stop_ids:
             reason = FinishReason.STOP
+            num_answered += request.num_before is not None  # a search needs what is reported with it
             break
         num_answered += 1
         if matcher is not None and (not matcher.advance((token,)) or matcher.is_finished):

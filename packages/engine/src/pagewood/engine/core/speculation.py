@@ -145,8 +145,8 @@ class Speculation:
         drafting: decides how many tokens are drafted.
         kv: gives pages for them.
         tree: the shape of drafts; None: they are chains.
-        drafts_constrained: whether requests with a grammar get drafts; only chains, and only if the runner can tell its
-            drafts before it verifies them.
+        drafts_constrained: whether requests with a grammar get drafts; only if the runner can tell its drafts before it
+            verifies them.
     """
 
     __slots__ = (
@@ -169,7 +169,7 @@ class Speculation:
         self._settled_s = 0.0
         """When the latest step was retired."""  # written by: speculation
         self._tree = tree
-        self._drafts_constrained = drafts_constrained and tree is None
+        self._drafts_constrained = drafts_constrained
         self._kv = kv
         self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
         self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle

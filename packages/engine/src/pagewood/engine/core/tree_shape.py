@@ -6,6 +6,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTree:
+    """The drafts of one grant as a tree below its last known token, which is node 0; node j is draft j - 1."""
+
+    tokens: tuple[int, ...]
+    """Of nodes 1, 2, ..."""
+    parents: tuple[int, ...]
+    """Of the same nodes; each comes before its children."""
+
+    def __len__(self) -> int:
+        """Return the number of drafts."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class TreeShape:
     """A tree of drafts. Its root, the last known token, is not counted."""
 

@@ -221,7 +221,7 @@ class AsyncLLM:
         while submits := searches.submits():
             call = await self._answered(submits)
             searches.take(call.completions())
-        return searches.results(self.tokenizer)
+        return searches.results()
 
     async def embed(
         self,

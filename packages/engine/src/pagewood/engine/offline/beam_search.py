@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pagewood.engine.api import FinishReason, Refusal, Submit
-from pagewood.engine.beam_search import Beam, BeamSearch, BeamSearchParams
+from pagewood.engine.beam_search import NO_SEQUENCE, Beam, BeamSearch, BeamSearchParams, alternatives_of
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.offline.arguments import Arguments
 from pagewood.engine.offline.calls import Completion
-from pagewood.engine.text import Tokenizer
+from pagewood.engine.text import TextStream, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -22,6 +22,7 @@ class BeamSequence:
 
     text: str
     tokens: tuple[int, ...]
+    """With the token that completed a stop string; `text` ends before the string."""
     finish: FinishReason
     cumulative_logprob: float
     """Sum of the log probabilities of its tokens and of its stop token."""
@@ -67,7 +68,7 @@ class BeamSearches:
         ValueError: an argument has a wrong value.
     """
 
-    __slots__ = ("_arguments", "_first", "_sampling", "_searches")
+    __slots__ = ("_arguments", "_first", "_params", "_searches", "_stop_ids", "_text")
 
     def __init__(
         self, prompts: Sequence[bytes], params: object, priority: object, *, arguments: Arguments, info: EngineInfo
@@ -76,11 +77,14 @@ class BeamSearches:
             raise TypeError(f"params must be BeamSearchParams, got {reprlib.repr(params)}")
         stop_ids = params.stop_ids(info.eos_token_ids)
         self._arguments = arguments
-        self._sampling = params.step_sampling(stop_ids)
-        self._first: list[Submit] | None = arguments.submits(prompts, self._sampling, priority)
+        self._params = params
+        self._stop_ids = stop_ids
+        self._text = _Text(params, arguments.tokenizer)
+        first = arguments.submits(prompts, params.step_sampling(stop_ids), priority)
+        self._first: list[Submit] | None = [self._with_output(submit, 0) for submit in first]
         """The requests of the first step, until they are asked for."""  # written by: submits
         self._searches = [
-            _Search(submit.tokens, submit.priority, params, stop_ids, info.max_length) for submit in self._first
+            _Search(submit.tokens, submit.priority, params, stop_ids, info.max_length, self._text) for submit in first
         ]
 
     def submits(self) -> list[Submit]:
@@ -90,7 +94,9 @@ class BeamSearches:
             return [submit for submit, one in zip(first, self._searches, strict=True) if one.refusal is None]
         asked = [(one, tokens) for one in self._searches for tokens in one.sequences]
         prompts = [one.prompt + np.array(tokens, "<i4").tobytes() for one, tokens in asked]
-        return self._arguments.submits(prompts, self._sampling, [one.priority for one, _ in asked])
+        sampling = [self._params.step_sampling(self._stop_ids, num_output=len(tokens)) for _, tokens in asked]
+        submits = self._arguments.submits(prompts, sampling, [one.priority for one, _ in asked])
+        return [self._with_output(submit, len(tokens)) for submit, (_, tokens) in zip(submits, asked, strict=True)]
 
     def take(self, completions: Sequence[Completion]) -> None:
         """Do a step of every search with the answers to `submits`, which are in the same order."""
@@ -98,27 +104,70 @@ class BeamSearches:
         for one in self._searches:
             one.take([next(answers) for _ in one.sequences])
 
-    def results(self, tokenizer: Tokenizer) -> list[BeamSearchResult]:
+    def results(self) -> list[BeamSearchResult]:
         """Return what was found, in the order of the prompts."""
-        return [one.result(tokenizer) for one in self._searches]
+        return [one.result() for one in self._searches]
+
+    def _with_output(self, submit: Submit, num_output: int) -> Submit:
+        return replace(submit, num_output=num_output) if self._params.changes_logits else submit
+
+
+class _Text:
+    """The text of sequences, up to a stop string or the match of a stop expression.
+
+    Raises:
+        ValueError: a stop string is empty, or a stop expression cannot be found in a text.
+    """
+
+    __slots__ = ("_params", "_tokenizer")
+
+    def __init__(self, params: BeamSearchParams, tokenizer: Tokenizer) -> None:
+        self._params = params
+        self._tokenizer = tokenizer
+        self._stream()
+
+    @property
+    def stops(self) -> Callable[[tuple[int, ...]], bool] | None:
+        """What says whether a text has ended; None: no text does."""
+        return self._has_ended if self._params.stop or self._params.stop_regex else None
+
+    def of(self, tokens: tuple[int, ...]) -> str:
+        """Return the text of a sequence."""
+        stream = self._stream()
+        return stream.push(tokens) + stream.finish()
+
+    def _has_ended(self, tokens: tuple[int, ...]) -> bool:
+        stream = self._stream()
+        stream.push(tokens)
+        return stream.stopped_by is not None
+
+    def _stream(self) -> TextStream:
+        return TextStream(self._tokenizer, stop=self._params.stop, stop_regex=self._params.stop_regex)
 
 
 class _Search:
     """The search after one prompt, as far as the engine accepts its requests."""
 
-    __slots__ = ("_num_cached_tokens", "_search", "priority", "prompt", "refusal")
+    __slots__ = ("_num_cached_tokens", "_search", "_text", "priority", "prompt", "refusal")
 
     def __init__(
-        self, prompt: bytes, priority: int, params: BeamSearchParams, stop_ids: frozenset[int], max_length: int
+        self,
+        prompt: bytes,
+        priority: int,
+        params: BeamSearchParams,
+        stop_ids: frozenset[int],
+        max_length: int,
+        text: _Text,
     ) -> None:
         longest = params.longest(num_prompt=len(prompt) // 4, max_length=max_length)
         self.prompt = prompt
         self.priority = priority
+        self._text = text
         self.refusal: Refusal | None = longest if isinstance(longest, Refusal) else None  # written by: take
         self._search: BeamSearch | None = None
         """None: it cannot begin."""
         if not isinstance(longest, Refusal):
-            self._search = BeamSearch(params, stop_ids=stop_ids, max_tokens=longest)
+            self._search = BeamSearch(params, stop_ids=stop_ids, max_tokens=longest, stops=text.stops)
         self._num_cached_tokens: int | None = None  # written by: take
 
     @property
@@ -134,24 +183,27 @@ class _Search:
             self._num_cached_tokens = answers[0].num_cached_tokens
         self.refusal = next((answer.refusal for answer in answers if answer.refusal is not None), None)
         if self.refusal is None:
-            self._search.take([answer.logprobs[0].top for answer in answers])
+            tops = [answer.logprobs[0].top if answer.logprobs else None for answer in answers]
+            finishes = [answer.finish for answer in answers]
+            self._search.take([alternatives_of(*each) for each in zip(tops, finishes, strict=True)])
+            if not self._search.sequences and not self._search.best:
+                self.refusal = NO_SEQUENCE
 
-    def result(self, tokenizer: Tokenizer) -> BeamSearchResult:
+    def result(self) -> BeamSearchResult:
         """Return what was found."""
         found = () if self._search is None or self.refusal is not None else self._search.best
         return BeamSearchResult(
-            sequences=tuple(_sequence(beam, tokenizer) for beam in found),
+            sequences=tuple(self._sequence(beam) for beam in found),
             num_prompt_tokens=len(self.prompt) // 4,
             num_cached_tokens=self._num_cached_tokens or 0,
             refusal=self.refusal,
         )
 
-
-def _sequence(beam: Beam, tokenizer: Tokenizer) -> BeamSequence:
-    return BeamSequence(
-        text=tokenizer.decode(beam.tokens),
-        tokens=beam.tokens,
-        finish=beam.finish,
-        cumulative_logprob=beam.cumulative_logprob,
-        score=beam.score,
-    )
+    def _sequence(self, beam: Beam) -> BeamSequence:
+        return BeamSequence(
+            text=self._text.of(beam.tokens),
+            tokens=beam.tokens,
+            finish=beam.finish,
+            cumulative_logprob=beam.cumulative_logprob,
+            score=beam.score,
+        )

@@ -257,7 +257,7 @@ class LLM:
             call = Call(submits, tokenizer=self.tokenizer, stop=())
             self._engine.complete(call, lambda _: None)
             searches.take(call.completions())
-        return searches.results(self.tokenizer)
+        return searches.results()
 
     def embed(
         self,

@@ -19,11 +19,15 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.logprobs import Logprobs
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.tree_shape import DraftTree
+from pagewood.engine.grammar.matcher import Matcher
 from pagewood.engine.runner.splitmix import mix
 from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask
 
 _UInt64 = NDArray[np.uint64]
+_FIRST_NODE = 2**24
+"""Stands for the root of a tree, where others have positions."""
 _GARBAGE = np.uint64(0xDEADBEEF)
 STATE_SIZE = 4
 """Elements of a hidden state."""
@@ -139,7 +143,7 @@ class EchoRunner:
         self._num_top: dict[int, int] = {}
         """By row: alternatives of its tokens, if they are reported."""
         self._allowed: dict[tuple[int, int], list[int]] = {}
-        """By sampled grant of the step that is computed and position: the tokens of a mask."""
+        """By sampled grant of the step that is computed and position, or node of a tree: the tokens of a mask."""
         self._pages = np.full((num_rows, -(-max_length // page_size)), -1, np.int32)
         self._kv = np.empty(num_pages * page_size, np.uint64) if memory is None else memory
         self._kv.fill(_GARBAGE)
@@ -211,7 +215,10 @@ class EchoRunner:
                 continue
             if 1 < promised.get(grant, 0) < count:
                 index, depth = indices[grant], promised[grant] - 1
-                found = self._verify_tree(batch, index, row, start, count, total, depth, is_broken=grant in broken)
+                tree = step.trees.get(index)
+                found = self._verify_tree(
+                    batch, index, row, start, count, total, depth, tree, is_broken=grant in broken
+                )
                 yielded.append(found)
                 drafted.append(depth)
                 continue
@@ -303,11 +310,11 @@ class EchoRunner:
         first, limit, stop_ids = self._ends[row]
         return length > first and (length >= limit or not stop_ids.isdisjoint(self._tokens[row, first:length].tolist()))
 
-    def _draw(self, batch: Batch, index: int, total: int, position: int) -> int:
-        """Return the token at a position, after KV that adds up to `total`."""
+    def _draw(self, batch: Batch, index: int, total: int, position: int, *, node: int | None = None) -> int:
+        """Return the token at a position, after KV that adds up to `total`; `node` is the one before it in a tree."""
         sampling = batch.sampling
         temperature, seed = float(sampling.temperatures[index]), int(sampling.seeds[index])
-        allowed = self._allowed.get((index, position))
+        allowed = self._allowed.get((index, position if node is None else _FIRST_NODE + node))
         chosen = self._chosen(int(batch.rows[batch.sampled[index]]), position)
         if chosen is not None and (allowed is None or chosen in allowed):
             return chosen
@@ -348,16 +355,19 @@ class EchoRunner:
             grant = int(batch.sampled[index])
             num = step.guessed.get(index, 1)
             first = starts[grant] + (1 if index in step.guessed else int(batch.counts[grant]))
+            if index in step.trees:
+                num = int(batch.counts[grant])
+                first = _FIRST_NODE
             for offset in range(num):
                 self._allowed[index, first + offset] = read_mask(masks[at + offset], self._vocab_size)
             at += num
         assert at <= len(masks), f"{len(masks)} masks for {at} draws"
 
-    def guess_constrained(self, step: EchoStep) -> list[tuple[int, ...]]:
+    def guess_constrained(self, step: EchoStep) -> list[tuple[int, ...] | DraftTree]:
         """Return the drafts of the constrained grants of a step; all steps before have been computed."""
         assert self._queue[0] is step, "a step before has not been waited for"
         by_row = {request.row: request for request in self._requests()} if self._requests is not None else {}
-        batch, drafts = step.batch, list[tuple[int, ...]]()
+        batch, drafts = step.batch, list[tuple[int, ...] | DraftTree]()
         self._update(step)
         for index in batch.constrained.tolist():
             grant = int(batch.sampled[index])
@@ -368,6 +378,13 @@ class EchoRunner:
             start = min(int(batch.starts[grant]), int(self._lengths[row]) - 1)
             matcher = by_row[row].matcher
             matcher = None if matcher is None or by_row[row].finish is not None else matcher.copy()
+            if count > batch.num_promised[index]:
+                total = _sum(self._kv[self._slots(row, 0, start)])
+                depth = int(batch.num_promised[index]) - 1
+                tokens, paths, _, _ = self._grow_tree(batch, index, row, start, count, total, depth, matcher=matcher)
+                tree = step.trees[index] = DraftTree(tuple(tokens[1:]), tuple(path[-2] for path in paths[1:]))
+                drafts.append(tree)
+                continue
             total = self._drafted_total(row, start)
             count = self._guesses.choice((1, count, count))
             for position in range(start, start + count - 1):
@@ -411,26 +428,79 @@ class EchoRunner:
         self._drafts.note(slot, kv, total + kv)
         return total + kv
 
+    def _grow_tree(
+        self,
+        batch: Batch,
+        index: int,
+        row: int,
+        start: int,
+        count: int,
+        total: int,
+        depth: int,
+        *,
+        tree: DraftTree | None = None,
+        matcher: Matcher | None = None,
+    ) -> tuple[list[int], list[list[int]], list[int], _UInt64]:
+        """Return the tokens of `count` nodes, their paths from the root, the draws after them, and their KV.
+
+        Args:
+            batch: of the step.
+            index: of the sampled grant.
+            row: of its request.
+            start: position of the root, the last known token.
+            count: nodes, the root included.
+            total: of the KV before the root.
+            depth: of the deepest node.
+            tree: the nodes; None: they are guessed.
+            matcher: of the request, at the root; its masks replace those that the step has not been given yet.
+        """
+        paths, tokens = [[0]], [int(self._tokens[row, start])]
+        draws: list[int] = []
+        kv = np.empty(count, np.uint64)
+        states = [matcher]
+        for node in range(count):
+            if node > 0:
+                if tree is not None:
+                    parent = tree.parents[node - 1]
+                    tokens.append(tree.tokens[node - 1])
+                else:
+                    parent = self._guesses.choice([i for i, path in enumerate(paths) if len(path) <= depth])
+                    is_right = self._guesses.random() < self._guess_quality
+                    tokens.append(draws[parent] if is_right else self._guesses.randrange(self._vocab_size))
+                paths.append([*paths[parent], node])
+                before = states[parent]
+                states.append(None if before is None else before.copy())
+            state = states[node]
+            if state is not None:
+                if node > 0:
+                    state.advance((tokens[node],))
+                mask = np.full(-(-self._vocab_size // 32), -1, np.int32)
+                state.fill(mask)
+                self._allowed[index, _FIRST_NODE + node] = read_mask(mask, self._vocab_size)
+            position = start + len(paths[node]) - 1
+            kv[node] = _kv_of(np.array(tokens[node:], np.int32), np.array([position], np.int32))[0]
+            draws.append(self._draw(batch, index, total + _sum(kv[paths[node]]), position + 1, node=node))
+        return tokens, paths, draws, kv
+
     def _verify_tree(
-        self, batch: Batch, index: int, row: int, start: int, count: int, total: int, depth: int, *, is_broken: bool
+        self,
+        batch: Batch,
+        index: int,
+        row: int,
+        start: int,
+        count: int,
+        total: int,
+        depth: int,
+        tree: DraftTree | None,
+        *,
+        is_broken: bool,
     ) -> list[int]:
-        """Compute a random tree of `count` nodes, its root the last known token; return the tokens that it yields.
+        """Compute a tree of `count` nodes, its root the last known token; return the tokens that it yields.
 
         Node i lies in slot `start` + i. The KV of accepted nodes is moved to consecutive slots.
         """
         row_tokens = self._tokens[row]
-        paths, tokens = [[0]], [int(row_tokens[start])]
-        draws: list[int] = []
-        kv = np.empty(count, np.uint64)
-        for node in range(count):
-            if node > 0:
-                parent = self._guesses.choice([i for i, path in enumerate(paths) if len(path) <= depth])
-                is_right = self._guesses.random() < self._guess_quality
-                tokens.append(draws[parent] if is_right else self._guesses.randrange(self._vocab_size))
-                paths.append([*paths[parent], node])
-            position = start + len(paths[node]) - 1
-            kv[node] = _kv_of(np.array(tokens[node:], np.int32), np.array([position], np.int32))[0]
-            draws.append(self._draw(batch, index, total + _sum(kv[paths[node]]), position + 1))
+        tokens, paths, draws, kv = self._grow_tree(batch, index, row, start, count, total, depth, tree=tree)
         slots = self._slots(row, start, start + count)
         if is_broken:
             self._kv[slots] = _GARBAGE
@@ -467,10 +537,12 @@ class EchoStep:
         """None: they are still to come."""  # written by: constrain
         self.is_applied = False  # written by: echo
         self.guessed: dict[int, int] = {}
-        """By constrained grant with drafts: their number plus one."""  # contents written by: echo
+        """By constrained grant with a chain of drafts: their number plus one."""  # contents written by: echo
+        self.trees: dict[int, DraftTree] = {}
+        """By constrained grant with a tree of drafts."""  # contents written by: echo
         self.waited = False
 
-    def drafts(self) -> list[tuple[int, ...]]:
+    def drafts(self) -> list[tuple[int, ...] | DraftTree]:
         """Return the drafts of the constrained grants."""
         return self._runner.guess_constrained(self)
 

@@ -11,6 +11,7 @@ from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import StepHandle
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.testing.echo import EchoRunner, EchoStep
 
 
@@ -110,7 +111,7 @@ class _FaultyStep:
         self._end = end
         self._is_raised = False  # written by: faulty
 
-    def drafts(self) -> Sequence[Sequence[int]]:
+    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
         """Return the drafts of the constrained grants."""
         return self._step.drafts()
 

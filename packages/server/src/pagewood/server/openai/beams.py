@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from pagewood.engine.api import SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
-from pagewood.server.openai.fields import Extent, GenerationFields, check_tokens
+from pagewood.server.openai.fields import Extent, GenerationFields, sampling, stop_expressions
 from pagewood.server.structured import StructuredFields, constraint
 
 _FOLLOWED = frozenset(
     {
         "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "best_of", "ignore_eos",
-        "stop_token_ids", "seed", "priority", "use_beam_search", "length_penalty", "early_stopping",
+        "stop_token_ids", "seed", "priority", "use_beam_search", "length_penalty", "early_stopping", "stop",
+        "stop_regex", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "bad_words",
+        "min_tokens", "logits_processors",
     }
 )  # fmt: skip
 """Fields that may have any value. `seed` is among them because nothing is drawn."""
@@ -24,14 +27,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 0),
     "min_p": (0,),
     "typical_p": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
     "top_logprobs": (0,),
     "logprobs_kind": ("raw",),
 }
 """Other fields -> the values that ask for nothing, besides null, false and an empty array."""
+
+
+_REASONS = {"stream": ": which sequences are the best is known at the end of the search only"}
+"""Why a field is refused, where that is not plain."""
 
 
 def check_beams(fields: GenerationFields) -> None:
@@ -45,9 +48,6 @@ def check_beams(fields: GenerationFields) -> None:
             value = getattr(fields, name)
             if not (value is None or value is False or value == [] or value in _NEUTRAL.get(name, ())):
                 raise _not_available(name)
-        structured = constraint(fields)
-        if structured is not None:
-            raise _not_available(structured.param)
         return
     for name, neutral in (("length_penalty", (None, 1)), ("early_stopping", (None, False))):
         if getattr(fields, name) not in neutral:
@@ -59,7 +59,8 @@ def check_beams(fields: GenerationFields) -> None:
 
 
 def _not_available(name: str) -> ApiError:
-    message = f"The '{name}' parameter is not available when 'use_beam_search' is enabled."
+    why = _REASONS.get(name, "")
+    message = f"The '{name}' parameter is not available when 'use_beam_search' is enabled{why}."
     return ApiError(message, param=name, code="invalid_value")
 
 
@@ -67,18 +68,34 @@ def params(fields: GenerationFields, extent: Extent, model: wire.Model) -> BeamS
     """Return how to search for the answers to a request. The width of the beam is the number of answers computed.
 
     Raises:
-        ApiError: a stop token is not in the vocabulary, or the beam is too wide.
+        ApiError: a token is not in the vocabulary, the beam is too wide, or the grammar or a stop expression is wrong.
     """
-    stop_token_ids = tuple(fields.stop_token_ids or ())
-    check_tokens(stop_token_ids, param="stop_token_ids", vocab_size=model.vocab_size)
+    structured = constraint(fields)
+    asked = sampling(
+        fields,
+        SamplingParams(),
+        max_tokens=extent.max_tokens,
+        vocab_size=model.vocab_size,
+        grammar=None if structured is None else structured.grammar,
+    )
+    stop_regex = stop_expressions(fields)
     try:
         found = BeamSearchParams(
             beam_width=extent.num_answers,
             max_tokens=extent.max_tokens,
             length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
             early_stopping=fields.early_stopping or False,
-            ignore_eos=bool(fields.ignore_eos),
-            stop_token_ids=stop_token_ids,
+            ignore_eos=asked.ignore_eos,
+            stop_token_ids=asked.stop_token_ids,
+            stop=tuple(fields.stop),
+            stop_regex=stop_regex,
+            repetition_penalty=asked.repetition_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            presence_penalty=asked.presence_penalty,
+            logit_bias=asked.logit_bias,
+            min_tokens=asked.min_tokens,
+            grammar=asked.grammar,
+            logits_processors=asked.logits_processors,
         )
         found.stop_ids(model.eos_token_ids)
     except ValueError as error:  # of the width: all else was checked with the fields

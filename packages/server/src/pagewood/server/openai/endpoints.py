@@ -253,12 +253,15 @@ class OpenAIEndpoints:
         names: frozenset[str],
         prompt_param: str,
     ) -> BeamResponse:
+        structured = constraint(said)
         return BeamResponse(
             live=self.service.live,
             params=beams.params(said, extent, model),
             model=model,
             prompts=prompts,
             prompt_param=prompt_param,
+            grammar_param=None if structured is None else structured.param,
+            bad_words=tuple(said.bad_words),
             names=names,
             priority=said.priority or 0,
             num_choices=extent.num_choices,

@@ -122,6 +122,7 @@ class DraftModel:
                 tape.emit(Operation.FILL, scope.sampled, scope.index, 0)
             logits = self._model(one.tokens, (one.cosines, one.sines), self._attention, one.wanted)
             self._slots.record(one)
+            one.adjust_drafts(logits)
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
             drawn = draw(logits, one.choices)

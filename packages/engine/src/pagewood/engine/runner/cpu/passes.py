@@ -279,6 +279,13 @@ class Pass:
         logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, raw)
         return raw
 
+    def adjust_drafts(self, logits: Buffer) -> None:
+        """Write the instruction that changes the logits `[W, V]` of a drafter as `adjust` does those of the target.
+
+        Drafts are then drawn as their verification draws, but for grammars. Nothing is reported.
+        """
+        logits.tape.emit(Operation.ADJUST, self.scope.sampled, self.scope.index, logits, logits.size, logits)
+
     def report(self, logits: Buffer, raw: Buffer, accepted: Accepted) -> Buffer:
         """Write the instruction that reports tokens; return the reports `[W, NUM_REPORT_COLUMNS]`.
 

@@ -28,6 +28,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling import SamplingArrays
+from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu import reports
 from pagewood.engine.runner.cpu.adjustments import RowAdjustments
@@ -67,7 +68,7 @@ class CPUStepHandle(Generic[Result]):
         self._constraint = constraint
         self._result = result
 
-    def drafts(self) -> Sequence[Sequence[int]]:
+    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
         """Help to compute the drafts of the grants of `Batch.constrained`, and return them."""
         if self._constraint is None:
             return ()
@@ -113,7 +114,7 @@ class _Constraint:
     """Whether any of them may have drafts."""
     drafting: Later[Run | None] = field(default_factory=Later)
     """The instructions that draft, if `is_drafting`; None: there are none."""
-    drafts: Later[Sequence[Sequence[int]]] = field(default_factory=Later)
+    drafts: Later[Sequence[Sequence[int] | DraftTree]] = field(default_factory=Later)
     """Of each of them."""
     gate: Int64
     """[1 + rows], where the program waits for their masks; see `Column.GATE`."""  # written by: cpu.runner
@@ -132,7 +133,7 @@ class _Constraint:
             constraint.drafts.give([()] * num)
         return constraint
 
-    def give_drafts(self, batch: Batch, drafts: Sequence[Sequence[int]]) -> None:
+    def give_drafts(self, batch: Batch, drafts: Sequence[Sequence[int] | DraftTree]) -> None:
         """Let the engine fill masks for these drafts of each of them; the program does not read the gate yet."""
         nums = np.array([1 + len(own) for own in drafts])
         self.gate[1 + batch.rows[batch.sampled[batch.constrained]]] = np.cumsum(nums) - nums + 1
@@ -438,7 +439,7 @@ class CPURunner:
                 target = max(first, self._now.target_lines.start)
                 self._work(run(first, target), constraint.drafting)
                 first = target
-                constraint.give_drafts(step.batch, self._drafts(step))
+                constraint.give_drafts(step.batch, self._drafts(step, scopes))
         if processing is not None:
             self._work(run(first, self._now.first_draw), later)
             first, later = self._now.first_draw, processing.rest
@@ -450,20 +451,25 @@ class CPURunner:
                 raise
         self._work(run(first, last), later)
 
-    def _drafts(self, step: _Step) -> list[tuple[int, ...]]:
+    def _drafts(self, step: _Step, scopes: Int64) -> list[tuple[int, ...] | DraftTree]:
         """Return the drafts of the constrained grants; none for one that is left out."""
         grants, tokens = step.grants, self._program.inputs[0].view(np.int32)[:, 0]
+        parents = None
+        if self._pass.parents is not None:
+            parents = integers_at(scopes[self._pass.scope.index, Column.PARENTS], int(grants.counts.sum()))
         firsts = np.cumsum(grants.counts) - grants.counts + 1
         kept = range(len(grants.sampled)) if step.kept is None else step.kept.tolist()
         places = {index: place for place, index in enumerate(kept)}
-        drafts: list[tuple[int, ...]] = []
+        drafts: list[tuple[int, ...] | DraftTree] = []
         for index in step.batch.constrained.tolist():
             place = places.get(index)
             if place is None or grants.promised[place] == 1:
                 drafts.append(())
                 continue
             grant = grants.sampled[place]
-            drafts.append(tuple(tokens[firsts[grant] : firsts[grant] + grants.counts[grant] - 1].tolist()))
+            nodes = slice(firsts[grant], firsts[grant] + grants.counts[grant] - 1)
+            own = tuple(tokens[nodes].tolist())
+            drafts.append(own if parents is None else DraftTree(own, tuple(parents[nodes].tolist())))
         return drafts
 
     def _work(self, run: Run, later: Later[Run | None]) -> None:
