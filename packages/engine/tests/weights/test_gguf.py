@@ -38,8 +38,13 @@ GROUPS_OF_32 = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
 EXACT = {
     "Q4_0": "Int4",
+    "Q4_1": "Int4",
     "Q5_0": "Int8Group",
+    "Q5_1": "Int8Group",
     "Q8_0": "Int8Group",
+    "Q4_K": "Int4",
+    "Q5_K": "Int8Group",
+    "Q6_K": "Int8Group",
     "F32": "Float32",
     "F16": "Float16",
     "BF16": "BFloat16",
@@ -125,13 +130,13 @@ def compare(file: Path, expected: dict[str, torch.Tensor]) -> list[str]:
 @pytest.mark.parametrize("kind", GROUPS_OF_32)
 def test_groups_of_32_inputs(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     expected = gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", kinds=[kind])
-    assert set(compare(tmp_path / "m.gguf", expected)) == {EXACT.get(kind, "Float16")}
+    assert set(compare(tmp_path / "m.gguf", expected)) == {EXACT[kind]}
 
 
 @pytest.mark.parametrize("kind", K_QUANTS)
 def test_random_blocks_of_256_inputs(kind: str, wide: Path, tmp_path: Path) -> None:
     expected = gguf_files.write_gguf(wide, tmp_path / "m.gguf", architecture="llama", kinds=[kind])
-    assert set(compare(tmp_path / "m.gguf", expected)) == {"Float16"}
+    assert set(compare(tmp_path / "m.gguf", expected)) == {EXACT[kind]}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -73,7 +73,7 @@ CASES = {
         make=made.gptq(num_bits=4, group=-1), config={**_GPTQ, "group_size": -1}, form="int4 in groups of 64"
     ),
     "gptq groups of 16": Case(
-        make=made.gptq(num_bits=4, group=16), config={**_GPTQ, "group_size": 16}, form="float16"
+        make=made.gptq(num_bits=4, group=16), config={**_GPTQ, "group_size": 16}, form="int8group in groups of 16"
     ),
     "awq": Case(
         make=made.awq(group=32),
@@ -107,7 +107,7 @@ CASES = {
     "modelopt nvfp4": Case(
         make=made.modelopt_nvfp4,
         config={"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
-        form="float16",
+        form="int8group in groups of 16",
     ),
     "torchao int8": Case(
         make=made.torchao_int8,
@@ -156,7 +156,7 @@ CASES = {
     "nvfp4": _compressed(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True},
-        "float16",
+        "int8group in groups of 16",
     ),
     "mxfp4 packed": _compressed(
         "mxfp4-pack-quantized",

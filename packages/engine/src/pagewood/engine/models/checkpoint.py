@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
+from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.weights.formats import FLOATS, Array, Format, part_names
 from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight
@@ -53,6 +54,7 @@ class Checkpoint:
         "_kept",
         "_num_read",
         "_num_tensors",
+        "_passed",
         "_progress",
         "_quantised",
         "_unread",
@@ -88,6 +90,8 @@ class Checkpoint:
         """Whether the decoder was saved as a part of a model with a head; otherwise its tensors lack the prefix."""
         self._num_tensors = len(self._unread)
         self._num_read = 0  # written by: stack, forms, integers
+        self._passed: list[Tensor] = []
+        """Tensors of the last call, whose memory is given back at the next one."""  # written by: _mapped, _forget
         self._quantised: set[str] = set()  # modules; written by: check
         self._kept: Counter[tuple[str, str, str]] = Counter()  # written by: forms, stack
         """How many matrices of a format have been kept in a form, and why: (format, form, why)."""
@@ -126,6 +130,7 @@ class Checkpoint:
             ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a value that it must not.
         """
         found = self.check(parts, *columns)
+        self._forget()
         if self._dtype is None and columns:
             if any(one.format is not None for one in found):
                 return cast("Tensor", joined(self.read(found, columns[0])))
@@ -136,7 +141,7 @@ class Checkpoint:
         for one in found:
             target = stacked[start : start + one.rows]
             if one.format is None:
-                target.copy_(self._files.read(one.name))
+                target.copy_(self._mapped(one.name))
                 self._report(1)
             else:
                 target.copy_(torch.from_numpy(self._read(one, one.format, columns[0]).dequantised()))
@@ -145,7 +150,7 @@ class Checkpoint:
 
     def _stack_plain(self, found: Sequence[Found], *columns: int) -> Tensor:
         """Return plain matrices one below the other in their own dtype; a single one is mapped, not read."""
-        tensors = [self._files.read(one.name) for one in found]
+        tensors = [self._mapped(one.name) for one in found]
         self._report(len(tensors))
         if len(tensors) == 1:
             return tensors[0] if self._device is None else tensors[0].to(self._device)
@@ -154,6 +159,7 @@ class Checkpoint:
         start = 0
         for one, tensor in zip(found, tensors, strict=True):
             stacked[start : start + one.rows].copy_(tensor)
+            give_back(tensor)
             start += one.rows
         return stacked if self._device is None else stacked.to(self._device)
 
@@ -171,6 +177,7 @@ class Checkpoint:
         Raises:
             ValueError: a quantised matrix holds a value that it must not.
         """
+        self._forget()
         return [self._plain(one) if one.format is None else self._read(one, one.format, columns) for one in found]
 
     def integers(self, name: str, rows: int) -> Tensor:
@@ -197,9 +204,21 @@ class Checkpoint:
         if left:
             raise ValueError(f"{self.folder} holds {len(left)} unexpected tensors, the first is {left[0]}")
         self._unread.clear()
+        self._forget()
         self._files.close()
         for (stored, form, why), count in self._kept.items():
             _log.info("%d matrices of %s as %s%s", count, stored, form, f" ({why})" if why else "")
+
+    def _mapped(self, name: str) -> Tensor:
+        tensor = self._files.read(name)
+        self._passed.append(tensor)
+        return tensor
+
+    def _forget(self) -> None:
+        """Give back the memory of what earlier calls have read from files; what refers to it still can be read."""
+        for tensor in self._passed:
+            give_back(tensor)
+        self._passed.clear()
 
     def _is_plain(self, name: str) -> bool:
         """Whether a matrix is stored as plain numbers, which configurations do not always say."""
@@ -238,7 +257,7 @@ class Checkpoint:
         return Found(name=name, rows=rows, format=form, parts=names)
 
     def _read(self, found: Found, form: Format, columns: int) -> Weight:
-        arrays = {suffix: _array(self._files.read(name)) for suffix, name in found.parts.items()}
+        arrays = {suffix: _array(self._mapped(name)) for suffix, name in found.parts.items()}
         try:
             kept = form.read(arrays, found.rows, columns)
         except ValueError as error:
@@ -251,7 +270,7 @@ class Checkpoint:
 
     def _plain(self, found: Found) -> Weight:
         """Return a matrix of plain numbers, mapped."""
-        tensor = self._files.read(found.name).contiguous()
+        tensor = self._mapped(found.name).contiguous()
         self._report(1)
         match tensor.dtype:
             case torch.bfloat16:

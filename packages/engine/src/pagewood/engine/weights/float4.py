@@ -1,5 +1,7 @@
 """Matrices of 4-bit floating point numbers: MXFP4, and NVFP4 in the words of two libraries.
 
+Twice such a number is whole, so int8 in groups holds them exactly.
+
 Source: Open Compute Project, OCP Microscaling Formats, 2023 (MXFP4: gpt-oss, compressed-tensors); NVIDIA's NVFP4.
 Legend: N outputs, K inputs.
 """
@@ -13,17 +15,15 @@ import numpy as np
 
 from pagewood.engine.weights.formats import FLOAT8, HALVES, Array, Kept, Part, divided
 from pagewood.engine.weights.forms import F32, Int8Group
-from pagewood.engine.weights.nearest import kept_values
 from pagewood.engine.weights.small_floats import E2M1_DOUBLED, E4M3, nibbles, powers_of_two
 
 _MX_GROUP = 32
 _NV_GROUP = 16
-_DOUBLED = E2M1_DOUBLED.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MXFP4:
-    """Numbers E2M1 with a power of two for each 32 inputs; twice a number is whole, so int8 holds them exactly."""
+    """Numbers E2M1 with a power of two for each 32 inputs."""
 
     codes: str = "_blocks"
     """Suffix of the numbers: `_blocks` `[N, K/32, 16]` (gpt-oss) or another for `[N, K/2]`."""
@@ -80,11 +80,6 @@ class NVFP4:
         packed, whole = found[self.codes], np.float32(found[self.whole].reshape(()))
         if self.divides and not whole:
             raise ValueError(f"{self.whole} must not be 0, because values are divided by it")
-        scales: F32 = E4M3[found[self.scales]] / (2 * whole) if self.divides else E4M3[found[self.scales]] * whole / 2
-
-        def decode(run: slice) -> F32:
-            values = _DOUBLED.take(nibbles(packed[run])).reshape(-1, columns // _NV_GROUP, _NV_GROUP)
-            values *= scales[run, :, None]
-            return values.reshape(-1, columns)
-
-        return kept_values(rows, columns, decode, why="its groups are of 16 inputs")
+        own = E4M3[found[self.scales]]
+        scales: F32 = (own / (2 * whole) if self.divides else own * whole / 2).astype(np.float32, copy=False)
+        return Kept(weight=Int8Group(E2M1_DOUBLED[nibbles(packed)], scales, None, _NV_GROUP))

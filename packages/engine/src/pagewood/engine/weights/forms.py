@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 GROUPS = (32, 64, 128)
 """Inputs that may share a scale."""
-_INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+SHORT_GROUP = 16
+"""Inputs that may share a scale in `Int8Group` too."""
+INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 """Parts of the range of a group that scales of int4 are tried for: rounding gets finer, and the ends are cut."""
 _SLICE_BYTES = 1 << 18  # of float32 values that are quantised at a time, so that temporary arrays stay in the cache
 
@@ -130,7 +132,10 @@ class Int8(_Form):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Group(_Form):
-    """Whole numbers with a scale, and possibly a zero, for each group of a row: value = (code - zero) * scale."""
+    """Whole numbers with a scale, and possibly a zero or an offset, for each group of a row.
+
+    value = (code - zero) * scale, or code * scale + offset.
+    """
 
     codes: NDArray[np.int8]
     """[N, K] int8"""
@@ -139,13 +144,16 @@ class Int8Group(_Form):
     zeros: NDArray[np.int8] | None
     """[N, G] int8; None: all are 0"""
     group: int
-    """32, 64 or 128, a divisor of K"""
+    """16 (then there are no zeros), 32, 64 or 128, a divisor of K"""
+    offsets: NDArray[np.float32] | None = None
+    """[N, G] float32; None: all are 0. If there are offsets, there are no zeros."""
 
     def __post_init__(self) -> None:
         _check_matrix("codes", self.codes, np.int8)
-        _check_groups(self.group, self.shape, self.scales)
-        if self.zeros is not None:
-            _check("zeros", self.zeros, np.int8, self.scales.shape)
+        _check_groups(self.group, self.shape, self.scales, (SHORT_GROUP, *GROUPS))
+        _check_parts(self.zeros, np.int8, self.offsets, self.scales)
+        if self.zeros is not None and self.group == SHORT_GROUP:
+            raise ValueError(f"zeros must be None in groups of {SHORT_GROUP}, got zeros of shape {self.zeros.shape}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -158,27 +166,33 @@ class Int8Group(_Form):
         if self.zeros is not None:
             grouped -= self.zeros[:, :, None].astype(np.float32)
         grouped *= self.scales[:, :, None]
+        if self.offsets is not None:
+            grouped += self.offsets[:, :, None]
         return grouped.reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4(_Form):
-    """Codes 0 to 15 with a scale and a zero for each group of a row: value = (code - zero) * scale."""
+    """Codes 0 to 15 with a scale, and a zero or an offset, for each group of a row.
+
+    value = (code - zero) * scale, or code * scale + offset.
+    """
 
     codes: NDArray[np.uint8]
     """[N, K / 2] uint8: byte k of a row holds the codes of inputs 2k (low four bits) and 2k + 1 (high four bits)"""
     scales: NDArray[np.float32]
     """[N, G] float32, G = K / group"""
     zeros: NDArray[np.uint8] | None
-    """[N, G] uint8, 0 to 15, one per byte (GPTQ v1 has 16 too); None: all are 8"""
+    """[N, G] uint8, 0 to 15, one per byte (GPTQ v1 has 16 too); None: all are 8, or there are offsets"""
     group: int
     """32, 64 or 128, a divisor of K"""
+    offsets: NDArray[np.float32] | None = None
+    """[N, G] float32; None: there are zeros."""
 
     def __post_init__(self) -> None:
         _check_matrix("codes", self.codes, np.uint8)
-        _check_groups(self.group, self.shape, self.scales)
-        if self.zeros is not None:
-            _check("zeros", self.zeros, np.uint8, self.scales.shape)
+        _check_groups(self.group, self.shape, self.scales, GROUPS)
+        _check_parts(self.zeros, np.uint8, self.offsets, self.scales)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -197,8 +211,11 @@ class Int4(_Form):
         """Return the matrix `[N, K]` as float32."""
         rows, size = self.shape
         values = self.unpacked().reshape(rows, size // self.group, self.group).astype(np.float32)
-        values -= 8 if self.zeros is None else self.zeros[:, :, None].astype(np.float32)
+        if self.offsets is None:
+            values -= 8 if self.zeros is None else self.zeros[:, :, None].astype(np.float32)
         values *= self.scales[:, :, None]
+        if self.offsets is not None:
+            values += self.offsets[:, :, None]
         return values.reshape(self.shape)
 
 
@@ -210,12 +227,12 @@ def stacked(parts: Sequence[Weight]) -> Weight:
     """Return matrices of one form and as many inputs, one below the other, in new memory.
 
     Raises:
-        ValueError: they differ in form, in their inputs or in how these are grouped.
+        ValueError: they differ in form, in their inputs, in how these are grouped or in whether groups have offsets.
     """
     first = parts[0]
     for part in parts:
         same = type(part) is type(first) and part.shape[1] == first.shape[1]
-        if not same or getattr(part, "group", 0) != getattr(first, "group", 0):
+        if not same or layout(part) != layout(first):
             raise ValueError(
                 f"parts must have one form and {first.shape[1]} inputs, got {type(first).__name__} and "
                 f"{type(part).__name__} of shape {part.shape}"
@@ -224,7 +241,7 @@ def stacked(parts: Sequence[Weight]) -> Weight:
     def joined(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
         if not any(isinstance(value, np.ndarray) for value in values):
-            return values[0]  # the group, or no zeros
+            return values[0]  # the group, or no zeros or offsets
         if name == "zeros":  # symmetric parts beside others
             values = [
                 _written_zeros(part) if zeros is None else zeros for part, zeros in zip(parts, values, strict=True)
@@ -232,6 +249,20 @@ def stacked(parts: Sequence[Weight]) -> Weight:
         return np.concatenate(values)
 
     return type(first)(**{field.name: joined(field.name) for field in fields(first)})
+
+
+def rows_of(weight: Weight, rows: slice) -> Weight:
+    """Return some outputs of a matrix, which refer to its memory."""
+    values: dict[str, Any] = {field.name: getattr(weight, field.name) for field in fields(weight)}
+    kept: dict[str, Any] = {
+        name: one if one is None or isinstance(one, int) else one[rows] for name, one in values.items()
+    }
+    return type(weight)(**kept)
+
+
+def layout(weight: Weight) -> tuple[type[Weight], int, bool]:
+    """Return what matrices must share to be stacked: form, group (0: none), and whether groups have offsets."""
+    return type(weight), getattr(weight, "group", 0), getattr(weight, "offsets", None) is not None
 
 
 def _written_zeros(part: Weight) -> NDArray[np.generic]:
@@ -327,7 +358,7 @@ def _fit_int4(grouped: F32, *, symmetric: bool) -> tuple[NDArray[np.uint8], F32,
     best_shares = np.ones(len(grouped), np.float32)
     best_scales = np.ones(len(grouped), np.float32)
     best_gains = np.full(len(grouped), -1, np.float32)
-    for share in map(np.float32, _INT4_SHARES):
+    for share in map(np.float32, INT4_SHARES):
         centred = round_to(share)
         squares = np.einsum("nk,nk->n", centred, centred)
         products = np.einsum("nk,nk->n", centred, ratios)
@@ -368,13 +399,24 @@ def _finite(values: F32) -> tuple[F32, NDArray[np.bool_]]:
     return (np.where(is_bad[:, None], np.float32(0), values) if is_bad.any() else values), is_bad
 
 
-def _check_group(group: int, size: int) -> None:
-    if group not in GROUPS:
-        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, got {group}")
+def _check_parts(
+    zeros: NDArray[np.generic] | None, dtype: type[np.generic], offsets: NDArray[np.generic] | None, scales: F32
+) -> None:
+    if zeros is not None:
+        _check("zeros", zeros, dtype, scales.shape)
+    if offsets is not None:
+        _check("offsets", offsets, np.float32, scales.shape)
+        if zeros is not None:
+            raise ValueError(f"zeros must be None where there are offsets, got zeros of shape {zeros.shape}")
+
+
+def _check_group(group: int, size: int, allowed: Sequence[int] = GROUPS) -> None:
+    if group not in allowed:
+        raise ValueError(f"group must be one of {', '.join(map(str, allowed))}, got {group}")
     if size % group:
         raise ValueError(f"group must divide the {size} inputs, got {group}")
 
 
-def _check_groups(group: int, shape: tuple[int, int], scales: NDArray[np.generic]) -> None:
-    _check_group(group, shape[1])
+def _check_groups(group: int, shape: tuple[int, int], scales: NDArray[np.generic], allowed: Sequence[int]) -> None:
+    _check_group(group, shape[1], allowed)
     _check("scales", scales, np.float32, (shape[0], shape[1] // group))

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.engine.weights.common_form import in_one_form
 from pagewood.engine.weights.formats import Array, Kept
 from pagewood.engine.weights.forms import (
     F32,
     GROUPS,
+    SHORT_GROUP,
     BFloat16,
     Float16,
     Float32,
@@ -21,6 +23,7 @@ from pagewood.engine.weights.forms import (
     Int8,
     Int8Group,
     Weight,
+    layout,
     stacked,
     to_bfloat16,
 )
@@ -76,6 +79,12 @@ def kept_integers(codes: NDArray[np.uint8], scales: F32, zeros: Array | None, *,
         regrouped, moved = _regrouped(columns, group, scales, offsets if offsets.any() else None)
         return Kept(weight=Int8Group(signed, regrouped, None if moved is None else moved.astype(np.int8), group))
 
+    if columns // scales.shape[1] % SHORT_GROUP == 0:  # and no larger group fits
+        centred = signed.reshape(*scales.shape, -1).astype(np.int16) - offsets[:, :, None].astype(np.int16)
+        if centred.min() >= -128 and centred.max() <= 127:
+            whole = centred.astype(np.int8).reshape(codes.shape)
+            return Kept(weight=Int8Group(whole, _regrouped(columns, SHORT_GROUP, scales, None)[0], None, SHORT_GROUP))
+
     def decode(rows: slice) -> F32:
         values = signed[rows].reshape(-1, scales.shape[1], columns // scales.shape[1]).astype(np.float32)
         values -= offsets[rows, :, None].astype(np.float32)
@@ -84,6 +93,22 @@ def kept_integers(codes: NDArray[np.uint8], scales: F32, zeros: Array | None, *,
 
     why = f"groups are of {columns // scales.shape[1]} inputs" if group is None else "a zero is beyond 8 bits"
     return kept_values(codes.shape[0], columns, decode, why=why)
+
+
+def kept_with_offsets(codes: NDArray[np.uint8], scales: F32, offsets: F32, *, num_bits: int) -> Kept:
+    """Keep codes of `num_bits` bits whose groups have offsets: value = code * scale + offset.
+
+    Args:
+        codes: `[N, K] uint8`, 0 to 2 ** num_bits - 1.
+        scales: `[N, G] float32`, one for each group of 32, 64 or 128 consecutive inputs.
+        offsets: `[N, G] float32`.
+        num_bits: 1 to 7.
+    """
+    group = codes.shape[1] // scales.shape[1]
+    if num_bits > 4:
+        return Kept(weight=Int8Group(codes.view(np.int8), scales, None, group, offsets))
+    packed: NDArray[np.uint8] = codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
+    return Kept(weight=Int4(packed, scales, None, group, offsets))
 
 
 def kept_values(rows: int, columns: int, decode: Callable[[slice], F32], *, why: str) -> Kept:
@@ -131,14 +156,17 @@ def kept_values(rows: int, columns: int, decode: Callable[[slice], F32], *, why:
 
 
 def joined(parts: Sequence[Weight]) -> Weight:
-    """Return matrices of the same inputs, one below the other; in the form that they share, or else as `kept_values`.
+    """Return matrices of the same inputs, one below the other, in the form that they share.
 
-    A matrix alone is not copied.
+    If they share none: in a form with codes that holds all, or else as `kept_values`. A matrix alone is not copied.
     """
     if len(parts) == 1:
         return parts[0]
-    if len({(type(part), getattr(part, "group", None)) for part in parts}) == 1:
+    if len({layout(part) for part in parts}) == 1:
         return stacked(parts)
+    alike = in_one_form(parts)
+    if alike is not None:
+        return stacked(alike)
     values = np.concatenate([part.dequantised() for part in parts])
     return kept_values(
         values.shape[0], values.shape[1], lambda run: values[run], why="its parts have different forms"

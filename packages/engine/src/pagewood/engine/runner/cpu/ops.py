@@ -112,7 +112,7 @@ class PackedLinear:
             packed, row_scales = source, tape.buffer(x.rows, 1)
             tape.emit(
                 Operation.QUANTISE, x.rows, x, source, sums, row_scales, shape.inputs, shape.depth, shape.group,
-                -1 if kind.has_zeros else -kind.zero, self._variant,
+                kind.factor, self._variant,
             )  # fmt: skip
         else:
             source, packed, sums, row_scales = x, tape.buffer(x.rows, x.size), 0, 0

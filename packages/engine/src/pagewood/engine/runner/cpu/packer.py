@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewood.engine.models.mapped_memory import give_back
 from pagewood.engine.runner.cpu.compiled.dot import processor_has
+from pagewood.engine.runner.cpu.compiled.quantise_weights import GROUP, quantise_int4_panels, quantise_int8_panels
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import STEP, WeightKind
 from pagewood.engine.runner.cpu.packing import PackedShape, PackedWeight, allocate, shape_of
@@ -25,17 +27,15 @@ from pagewood.engine.weights.forms import (
     Float16,
     Float32,
     Weight,
-    quantise_int4,
-    quantise_int8,
+    rows_of,
     to_bfloat16,
 )
 
 if TYPE_CHECKING:
     from pagewood.engine.api import WeightFormat
 
-_GROUP = 32
-"""Inputs that share a scale in int4."""
 _SLICE_BYTES = 1 << 20  # of float32 values that are converted at a time
+_SLICES = 2  # that a thread converts before the memory of a file that holds them is given back
 
 
 class Packer:
@@ -73,23 +73,37 @@ class Packer:
         if kind is None:
             return weight.float()
         depth = -(-inputs // STEP) * STEP
-        group = {WeightKind.INT8: depth, WeightKind.INT4: _GROUP}.get(kind, inputs)
+        group = {WeightKind.INT8: depth, WeightKind.INT4: GROUP}.get(kind, inputs)
         packed, is_written = self._memory(PackedShape(kind=kind, size=size, inputs=inputs, group=group))
         if is_written:
             return packed
-        rows = max(1, _SLICE_BYTES // (4 * inputs * WIDTH)) * WIDTH
-        starts = range(0, size, rows)
+        if kind.has_codes:
+            for quantise in (quantise_int4_panels, quantise_int8_panels):
+                quantise.compile()
 
-        def write(first: int) -> None:
-            packed.write(first, _form(weight[first : first + rows], kind))
+        def write(first: int, last: int) -> None:
+            part = weight[first:last]
+            if kind.has_codes:
+                _quantise(part, packed, first)
+            else:
+                packed.write(first, _form(part, kind))
 
-        if self._num_threads == 1 or len(starts) == 1:
-            for first in starts:
-                write(first)
-        else:
-            with ThreadPoolExecutor(self._num_threads) as threads:
-                list(threads.map(write, starts))
+        self._write(size, inputs, write, lambda first, last: give_back(weight[first:last]))
         return packed
+
+    def _write(
+        self, size: int, inputs: int, write: Callable[[int, int], None], forget: Callable[[int, int], None] | None
+    ) -> None:
+        """Call `write` for outputs [first, last) in slices, on all threads, and `forget` for runs of slices."""
+        rows = max(1, _SLICE_BYTES // (4 * inputs * WIDTH)) * WIDTH
+        run = rows * _SLICES * self._num_threads
+        with ThreadPoolExecutor(self._num_threads) as threads:
+            for start in range(0, size, run):
+                end = min(start + run, size)
+                firsts = range(start, end, rows)
+                list(threads.map(write, firsts, (min(first + rows, end) for first in firsts)))
+                if forget is not None:
+                    forget(start, end)
 
     def _kind(self, dtype: torch.dtype, inputs: int) -> WeightKind | None:
         """Return the layout of a tensor; None: float32."""
@@ -118,20 +132,27 @@ class Packer:
             return torch.from_numpy(weight.values if isinstance(weight, Float32) else weight.dequantised())
         packed, is_written = self._memory(shape)
         if not is_written:
-            packed.write(0, weight)
+            size, inputs = weight.shape
+            self._write(
+                size, inputs, lambda first, last: packed.write(first, rows_of(weight, slice(first, last))), None
+            )
         return packed
 
 
 def _form(rows: Tensor, kind: WeightKind) -> Weight:
-    """Return some rows of a matrix as the form of `kind`."""
+    """Return some rows of a matrix as the form of `kind`, a layout of 16 bits."""
     if kind == WeightKind.FLOAT16:
         return Float16(rows.numpy())
-    if kind == WeightKind.BFLOAT16 and rows.dtype == torch.bfloat16:
+    if rows.dtype == torch.bfloat16:
         return BFloat16(rows.view(torch.int16).numpy().view(np.uint16))
-    values = rows.float().numpy()
-    if kind == WeightKind.BFLOAT16:
-        return to_bfloat16(values)
-    if kind == WeightKind.INT8:
-        return quantise_int8(values)
-    padding = -values.shape[1] % _GROUP
-    return quantise_int4(np.pad(values, ((0, 0), (0, padding))) if padding else values, group=_GROUP)
+    return to_bfloat16(rows.float().numpy())
+
+
+def _quantise(rows: Tensor, packed: PackedWeight, first: int) -> None:
+    """Write some rows of a matrix, the first of which is a multiple of 32, as codes."""
+    values = np.ascontiguousarray(rows.float().numpy())
+    at = packed.panels.ctypes.data + first // WIDTH * packed.shape.panel_bytes
+    if packed.scales is None:
+        quantise_int4_panels(values.ctypes.data, *values.shape, at)
+    else:
+        quantise_int8_panels(values.ctypes.data, *values.shape, at, packed.scales[first:].ctypes.data)

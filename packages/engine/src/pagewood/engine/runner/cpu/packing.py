@@ -104,15 +104,22 @@ class PackedWeight:
         shape, kind = self.shape, self.shape.kind
         num_groups = shape.depth // shape.group
         blocks = whole.reshape(2 * len(whole), num_groups, kind.block_bytes(shape.group))
-        scales = _filled(weight.scales, rows, 0, 0).reshape(-1, HALF, num_groups).transpose(0, 2, 1)
-        blocks[:, :, : 4 * HALF] = np.ascontiguousarray(scales).view(np.uint8)
+        columns = shape.depth - weight.shape[1]
+
+        def of_groups(values: Any, value: int) -> Any:
+            filled = _filled(values, rows, columns // shape.group, value).reshape(-1, HALF, num_groups)
+            return np.ascontiguousarray(filled.transpose(0, 2, 1)).view(np.uint8)
+
+        blocks[:, :, : 4 * HALF] = of_groups(weight.scales, 0)
         if kind.has_zeros:
             assert weight.zeros is not None
             zeros = weight.zeros if isinstance(weight, Int4) else weight.zeros.view(np.uint8) ^ 128
-            filled = _filled(zeros, rows, 0, kind.zero).reshape(-1, HALF, num_groups)
-            blocks[:, :, 4 * HALF : 5 * HALF] = filled.transpose(0, 2, 1)
+            blocks[:, :, 4 * HALF : 5 * HALF] = of_groups(zeros, kind.zero)
+        if kind.has_offsets:
+            assert weight.offsets is not None
+            blocks[:, :, 4 * HALF : 8 * HALF] = of_groups(weight.offsets, 0)
         codes = weight.unpacked() if isinstance(weight, Int4) else weight.codes.view(np.uint8) ^ 128
-        quads = _filled(codes, rows, 0, kind.zero).reshape(len(blocks), HALF, num_groups, shape.group // 4, 4)
+        quads = _filled(codes, rows, columns, kind.zero).reshape(len(blocks), HALF, num_groups, shape.group // 4, 4)
         quads = quads.transpose(0, 2, 3, 1, 4)
         if isinstance(weight, Int4):
             quads = quads[:, :, ::2] | quads[:, :, 1::2] << 4
@@ -135,15 +142,23 @@ def shape_of(weight: Weight) -> PackedShape | None:
             kind, group = WeightKind.FLOAT16, inputs
         case Int8():
             kind, group = WeightKind.INT8, -(-inputs // STEP) * STEP
-        case Int4():
-            kind = WeightKind.INT4 if weight.zeros is None else WeightKind.INT4_ZEROS
-            group = weight.group
-        case Int8Group():
-            kind = WeightKind.INT8_GROUP if weight.zeros is None else WeightKind.INT8_GROUP_ZEROS
-            group = weight.group
+        case Int4() | Int8Group():
+            kind, group = _kind_of_groups(weight), weight.group
     if kind.has_codes and inputs > _MAX_DEPTH:
         raise ValueError(f"a projection of codes must have at most {_MAX_DEPTH} inputs, got {inputs}")
     return PackedShape(kind=kind, size=size, inputs=inputs, group=group)
+
+
+def _kind_of_groups(weight: Int4 | Int8Group) -> WeightKind:
+    has_zeros, has_offsets = weight.zeros is not None, weight.offsets is not None
+    if isinstance(weight, Int4):
+        plain, with_zeros, with_offsets = WeightKind.INT4, WeightKind.INT4_ZEROS, WeightKind.INT4_OFFSETS
+    elif weight.group < STEP:
+        return WeightKind.INT8_16_OFFSETS if has_offsets else WeightKind.INT8_16
+    else:
+        plain, with_zeros = WeightKind.INT8_GROUP, WeightKind.INT8_GROUP_ZEROS
+        with_offsets = WeightKind.INT8_GROUP_OFFSETS
+    return with_offsets if has_offsets else with_zeros if has_zeros else plain
 
 
 def allocate(shape: PackedShape) -> PackedWeight:

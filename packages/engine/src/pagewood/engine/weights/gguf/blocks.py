@@ -1,23 +1,23 @@
-"""The block types of GGUF as forms: groups of 32 inputs with whole zeros are kept as they are.
+"""The block types of GGUF as forms: their codes are kept, five and six bits in eight, with scales in float32.
 
 Source: ggml-quants.c of llama.cpp. Legend: N outputs, K inputs, B blocks of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.weights.formats import Array, Kept, Part
-from pagewood.engine.weights.forms import F32, Int8Group
-from pagewood.engine.weights.nearest import kept_integers, kept_values
+from pagewood.engine.weights.forms import F32, SHORT_GROUP, Int8Group
+from pagewood.engine.weights.nearest import kept_integers, kept_with_offsets
 
 Bytes = NDArray[np.uint8]
 _GROUP = 32
+_PAIRS = np.array([0, 2, 4, 6], np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,23 @@ class GGUFBlocks:
             case "Q5_0":
                 blocks = raw.reshape(rows, -1, 22)
                 return kept_integers(_five_bits(blocks, 2, rows), _half(blocks, 0), None, num_bits=5)
+            case "Q4_1":
+                blocks = raw.reshape(rows, -1, 20)
+                return kept_with_offsets(
+                    _nibbles(blocks[:, :, 4:], rows), _half(blocks, 0), _half(blocks, 2), num_bits=4
+                )
+            case "Q5_1":
+                blocks = raw.reshape(rows, -1, 24)
+                codes = _five_bits(blocks, 4, rows)
+                return kept_with_offsets(codes, _half(blocks, 0), _half(blocks, 2), num_bits=5)
+            case "Q4_K":
+                return _q4_k(raw.reshape(rows, -1, 144))
+            case "Q5_K":
+                return _q5_k(raw.reshape(rows, -1, 176))
+            case "Q6_K":
+                return _q6_k(raw.reshape(rows, -1, 210))
             case _:
-                decode, why = _DECODED[self.kind]
-                return kept_values(rows, columns, lambda run: decode(raw[run]).reshape(-1, columns), why=why)
+                raise ValueError(f"kind must be a type with blocks, got {self.kind}")
 
 
 def _half(blocks: Bytes, at: int) -> F32:
@@ -72,70 +86,40 @@ def _five_bits(blocks: Bytes, at: int, rows: int) -> Bytes:
     return _nibbles(blocks[:, :, at + 4 :], rows) | high << np.uint8(4)
 
 
-def _q4_1(raw: Bytes) -> F32:
-    blocks = raw.reshape(len(raw), -1, 20)
-    return _with_minimum(_nibbles(blocks[:, :, 4:], len(raw)), _half(blocks, 0), _half(blocks, 2))
-
-
-def _q5_1(raw: Bytes) -> F32:
-    blocks = raw.reshape(len(raw), -1, 24)
-    return _with_minimum(_five_bits(blocks, 4, len(raw)), _half(blocks, 0), _half(blocks, 2))
-
-
-def _with_minimum(codes: Bytes, scales: F32, minima: F32) -> F32:
-    """Return code * scale + minimum, for scales and minima `[N, K / 32]`."""
-    values = codes.reshape(*scales.shape, -1).astype(np.float32)
-    values *= scales[:, :, None]
-    values += minima[:, :, None]
-    return values
-
-
-def _q4_k(raw: Bytes) -> F32:
-    blocks = raw.reshape(len(raw), -1, 144)
+def _q4_k(blocks: Bytes) -> Kept:
     packed = blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32)
     codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=3)
-    return _with_six_bit_scales(blocks, codes.reshape(len(raw), -1))
+    return kept_with_offsets(codes.reshape(len(blocks), -1), *_six_bit_scales(blocks), num_bits=4)
 
 
-def _q5_k(raw: Bytes) -> F32:
-    blocks = raw.reshape(len(raw), -1, 176)
+def _q5_k(blocks: Bytes) -> Kept:
     packed = blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32)
     codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=3).reshape(*blocks.shape[:2], 8, 32)
     fifth = blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-    return _with_six_bit_scales(blocks, (codes | fifth << np.uint8(4)).reshape(len(raw), -1))
+    codes |= fifth << np.uint8(4)
+    return kept_with_offsets(codes.reshape(len(blocks), -1), *_six_bit_scales(blocks), num_bits=5)
 
 
-def _with_six_bit_scales(blocks: Bytes, codes: Bytes) -> F32:
-    """Return the values of blocks of 256 with two float16 and eight scales and minima of six bits in bytes 4 to 15."""
+def _six_bit_scales(blocks: Bytes) -> tuple[F32, F32]:
+    """Return scales and offsets `[N, 8 B]` of blocks of 256.
+
+    They have two float16, of which the second is negated, and eight scales and minima of six bits in bytes 4 to 15.
+    """
     packed = blocks[:, :, 4:16]
     low, middle, high = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
     scales = np.concatenate([low & np.uint8(63), high & np.uint8(15) | low >> np.uint8(6) << np.uint8(4)], axis=2)
     minima = np.concatenate([middle & np.uint8(63), high >> np.uint8(4) | middle >> np.uint8(6) << np.uint8(4)], axis=2)
     rows = len(blocks)
     wide = (_half(blocks, 0)[:, :, None] * scales.astype(np.float32)).reshape(rows, -1)
-    offsets = (_half(blocks, 2)[:, :, None] * minima.astype(np.float32)).reshape(rows, -1)
-    return _with_minimum(codes, wide, -offsets)
+    return wide, (-_half(blocks, 2)[:, :, None] * minima.astype(np.float32)).reshape(rows, -1)
 
 
-def _q6_k(raw: Bytes) -> F32:
-    blocks = raw.reshape(len(raw), -1, 210)
+def _q6_k(blocks: Bytes) -> Kept:
+    """Return blocks of 256 with codes of six bits less 32, in groups of 16 inputs."""
     low, high = blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64), blocks[:, :, 128:192]
-    nibbles = np.stack([low & np.uint8(15), low >> np.uint8(4)], axis=3).reshape(*blocks.shape[:2], 2, 4, 32)
-    pairs = high.reshape(*blocks.shape[:2], 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
-    codes: F32 = (nibbles | pairs << np.uint8(4)).reshape(*blocks.shape[:2], 16, 16).astype(np.float32)
-    codes -= 32
+    codes = np.stack([low & np.uint8(15), low >> np.uint8(4)], axis=3).reshape(*blocks.shape[:2], 2, 4, 32)
+    codes |= (high.reshape(*blocks.shape[:2], 2, 1, 32) >> _PAIRS[:, None] & np.uint8(3)) << np.uint8(4)
+    signed = codes.reshape(len(blocks), -1).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8).astype(np.float32)
-    codes *= (_half(blocks, 208)[:, :, None] * scales)[:, :, :, None]
-    return codes
-
-
-_MINIMA = "its groups have minima, not zeros"
-_DECODED: Mapping[str, tuple[Callable[[Bytes], F32], str]] = MappingProxyType(
-    {
-        "Q4_1": (_q4_1, _MINIMA),
-        "Q5_1": (_q5_1, _MINIMA),
-        "Q4_K": (_q4_k, _MINIMA),
-        "Q5_K": (_q5_k, _MINIMA),
-        "Q6_K": (_q6_k, "its groups are of 16 inputs"),
-    }
-)
+    scales *= _half(blocks, 208)[:, :, None]
+    return Kept(weight=Int8Group(signed, scales.reshape(len(blocks), -1), None, SHORT_GROUP))

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from pagewood.engine.runner.cpu.compiled.dot import ByteDot, DotLevel, nibbles
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.vectors import INDEX, multiply_add, prefetch, spread, vector_of
-from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, STEP, WeightKind
+from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, WeightKind
 
 _BYTE, _WORD, _FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _LINE = 64  # bytes of a cache line
@@ -69,11 +69,32 @@ class _Tile:
         at = builder.add(self._scaled(builder.mul(self._stride, INDEX(row)), 4), column)
         builder.store(value, self._at(self._out, at, vector), align=4)
 
+    def _all(self, value: int) -> Any:
+        return ir.Constant(self._dot.sums, [value] * self._dot.lanes)
+
+    def _first(self, total: Any) -> Any:
+        """Return what a sum starts from, without zeros of groups; `total` is the sum of activations, times a factor."""
+        zero = self._kind.zero - self._dot.shift(self._kind.bits)
+        if not zero:
+            return self._all(0)
+        if self._kind.has_offsets:  # the factor is 1; otherwise it is minus the zero
+            return self._builder.mul(total, self._all(-zero))
+        return total
+
+    def _first_with_zeros(self, total: Any, block: Any, h: int) -> Any:
+        """Return what a sum starts from; `total` is the sum of activations, times -1."""
+        builder, dot = self._builder, self._dot
+        stored = self._load(block, INDEX(4 * HALF + h * dot.lanes), ir.VectorType(_BYTE, dot.lanes))
+        zeros = builder.zext(stored, dot.sums)
+        shift = dot.shift(self._kind.bits)
+        return builder.mul(builder.sub(zeros, self._all(shift)) if shift else zeros, total)
+
     def channels(self) -> None:
         """Emit a loop over D / 4 for all 32 outputs, whose scales do not depend on the input."""
         builder, dot = self._builder, self._dot
         count, vector = WIDTH // dot.lanes, vector_of(dot.lanes)
-        first = [spread(builder, self._load(self._sums, INDEX(4 * row), _WORD), dot.sums) for row in range(self._rows)]
+        first = [self._first(spread(builder, self._load(self._sums, INDEX(4 * row), _WORD), dot.sums))
+                 for row in range(self._rows)]  # fmt: skip
         before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
         builder.branch(loop)
         builder.position_at_end(loop)
@@ -113,7 +134,7 @@ class _Tile:
         num_groups = builder.udiv(self._depth, self._group)
         block_bytes = builder.add(builder.mul(self._group, INDEX(HALF * kind.bits // 8)), INDEX(kind.head_bytes))
         panel = builder.gep(self._panel, [builder.mul(builder.mul(num_groups, block_bytes), INDEX(half))])
-        num_steps = builder.udiv(self._group, INDEX(STEP))
+        num_steps = builder.udiv(self._group, INDEX(kind.step))
         before, outer = builder.block, builder.append_basic_block("outer")
         inner, closing, after = (builder.append_basic_block(name) for name in ("inner", "closing", "after"))
         builder.branch(outer)
@@ -123,14 +144,13 @@ class _Tile:
         totals = {pair: builder.phi(vector) for pair in pairs}
         block = builder.gep(panel, [builder.mul(group, block_bytes)])
         first: dict[tuple[int, int], Any] = {}
+        of_activations: list[Any] = []
         for row in range(self._rows):
             place = builder.add(builder.mul(group, self._row_bytes), INDEX(4 * row))
-            negative = spread(builder, self._load(self._sums, place, _WORD), dot.sums)
+            of_activations.append(self._load(self._sums, place, _WORD))
+            total = spread(builder, of_activations[row], dot.sums)
             for h in range(count):
-                first[row, h] = negative
-                if kind.has_zeros:
-                    zeros = self._load(block, INDEX(4 * HALF + h * dot.lanes), ir.VectorType(_BYTE, dot.lanes))
-                    first[row, h] = builder.mul(builder.zext(zeros, dot.sums), negative)
+                first[row, h] = self._first_with_zeros(total, block, h) if kind.has_zeros else self._first(total)
         builder.branch(inner)
 
         builder.position_at_end(inner)
@@ -138,9 +158,9 @@ class _Tile:
         sums = {pair: builder.phi(dot.sums) for pair in pairs}
         whole_step = builder.add(builder.mul(group, num_steps), step)
         row_bytes = 4 * HALF
-        num_chunks = STEP // 4 * kind.bits // 8
+        num_chunks = kind.step // 4 * kind.bits // 8
         self._prefetch(builder.add(whole_step, builder.mul(INDEX(half), builder.mul(num_groups, num_steps))),
-                       num_chunks + 1)  # fmt: skip
+                       kind.lines_of_step)  # fmt: skip
         codes = ir.VectorType(_BYTE, 4 * dot.lanes)
         new = dict(sums)
         for chunk in range(num_chunks):
@@ -149,7 +169,7 @@ class _Tile:
             parts = [nibbles(builder, one) if kind.bits == 4 else [one] for one in loaded]
             for part in range(8 // kind.bits):
                 weights = [dot.prepare(parts[h][part], bits=kind.bits) for h in range(count)]
-                quad = builder.add(self._scaled(whole_step, STEP // 4), INDEX(chunk * 8 // kind.bits + part))
+                quad = builder.add(self._scaled(whole_step, kind.step // 4), INDEX(chunk * 8 // kind.bits + part))
                 for row in range(self._rows):
                     activation = self._activation(quad, row)
                     for h in range(count):
@@ -168,6 +188,11 @@ class _Tile:
             scale = self._load(block, INDEX(4 * dot.lanes * h), vector)
             for row in range(self._rows):
                 ended[row, h] = multiply_add(builder, builder.sitofp(new[row, h], vector), scale, totals[row, h])
+            if kind.has_offsets:
+                offset = self._load(block, INDEX(4 * (HALF + dot.lanes * h)), vector)
+                for row in range(self._rows):
+                    total = spread(builder, builder.sitofp(of_activations[row], _FLOAT), vector)
+                    ended[row, h] = multiply_add(builder, total, offset, ended[row, h])
         next_group = builder.add(group, INDEX(1))
         group.add_incoming(INDEX(0), before)
         group.add_incoming(next_group, closing)
@@ -183,7 +208,8 @@ class _Tile:
                 self._finish(row, h, ended[row, h], of_row, half * HALF)
 
 
-def _emit(builder: Any, kind: WeightKind, level: DotLevel, rows: int, height: Any, values: Any) -> None:
+def emit_codes(builder: Any, kind: WeightKind, level: DotLevel, rows: int, height: Any, values: Any) -> None:
+    """Emit the loops for a tile of `rows` rows, or those of its rows; `values` are `multiply_codes`' from x on."""
     tile = _Tile(builder, kind, level, rows, height, values)
     if kind.has_groups:
         tile.groups(0)
@@ -199,7 +225,7 @@ def _whole(builder: Any, kind: WeightKind, level: DotLevel, values: Any, done: A
         block = builder.append_basic_block(f"rows{rows}")
         choice.add_case(ir.Constant(INDEX, rows), block)
         builder.position_at_end(block)
-        _emit(builder, kind, level, rows, INDEX(rows), values[1:])
+        emit_codes(builder, kind, level, rows, INDEX(rows), values[1:])
         builder.branch(done)
 
 
@@ -222,7 +248,7 @@ def _by_rows(builder: Any, kind: WeightKind, level: DotLevel, values: Any, done:
         block = builder.append_basic_block(f"rows{rows}")
         choice.add_case(ir.Constant(INDEX, rows), block)
         builder.position_at_end(block)
-        _emit(builder, kind, level, rows, height, [*moved, panel, scales, bias, target, stride, *others])
+        emit_codes(builder, kind, level, rows, height, [*moved, panel, scales, bias, target, stride, *others])
         builder.branch(following)
     builder.position_at_end(following)
     next_first = builder.add(first, count)
@@ -237,8 +263,8 @@ def multiply_codes(kind: WeightKind, level: DotLevel) -> Any:
     (height, x, sums, row scales, panel, scales, bias, out, stride, depth, group, ahead, ahead_step): R = `height`
     rows, at most TALL, `[D / 4, R, 4] int8`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride` floats
     between rows; meanwhile prefetches the bytes from `ahead` on, `ahead_step` for each part of the panel that its loop
-    takes. `sums` `[D / G, R] int32` are sums of activations, times minus the zero of a code, or times minus one if
-    groups have zeros. `row scales` `[R]` and `scales` `[32]` (of INT8 only) are float32.
+    takes. `sums` `[D / G, R] int32` are sums of activations, times minus the zero of a code; times minus one if groups
+    have zeros, and times one if they have offsets. `row scales` `[R]` and `scales` `[32]` (of INT8 only) are float32.
     """
 
     def tile(context: Any, height: Any, x: Any, sums: Any, row_scales: Any, panel: Any, scales: Any, bias: Any,

@@ -1,6 +1,7 @@
 """Sums of products of bytes, exact in int32, by the instructions that the processor has for them.
 
-Every level gives the same sums, so which one is chosen changes no bit of any result.
+Every level gives the same sums (but for `ByteDot.shift`, which callers take into account), so which one is chosen
+changes no bit of any result.
 """
 
 # pyright: basic
@@ -32,13 +33,15 @@ class DotLevel(IntEnum):
     """`vpdpbusd` of 256 bits."""
     AVX2 = 2
     """`vpmaddubsw` and `vpmaddwd`, on four bits of a weight at a time, so that nothing saturates."""
+    SDOT = 4
+    """`sdot` of 128 bits, on ARM (aarch64)."""
     PLAIN = 3
     """Shifts and products of int32, on any processor."""
 
     @property
     def lanes(self) -> int:
         """Sums of a vector."""
-        return 16 if self == DotLevel.AVX512_VNNI else 8
+        return {DotLevel.AVX512_VNNI: 16, DotLevel.SDOT: 4}.get(self, 8)
 
 
 def processor_has(feature: str) -> bool:
@@ -54,19 +57,25 @@ def processor_has(feature: str) -> bool:
     return bool(llvmlite.binding.get_host_cpu_features().get(feature))
 
 
+def dot_levels() -> list[DotLevel]:
+    """Return the levels of this processor, the fastest first."""
+    has = {
+        DotLevel.AVX512_VNNI: all(map(processor_has, ("avx512f", "avx512bw", "avx512vnni"))),
+        DotLevel.AVX_VNNI: processor_has("avxvnni") or all(map(processor_has, ("avx512vl", "avx512vnni"))),
+        DotLevel.AVX2: processor_has("avx2"),
+        DotLevel.SDOT: processor_has("dotprod"),
+        DotLevel.PLAIN: True,
+    }
+    return [level for level in DotLevel if has[level]]
+
+
 def dot_level() -> DotLevel:
     """Return the fastest level of this processor, or the one that the environment's PAGEWOOD_INTEGER_DOT asks for.
 
     Raises:
         ValueError: PAGEWOOD_INTEGER_DOT is not the name of a level, or the processor lacks it.
     """
-    has = {
-        DotLevel.AVX512_VNNI: all(map(processor_has, ("avx512f", "avx512bw", "avx512vnni"))),
-        DotLevel.AVX_VNNI: processor_has("avxvnni") or all(map(processor_has, ("avx512vl", "avx512vnni"))),
-        DotLevel.AVX2: processor_has("avx2"),
-        DotLevel.PLAIN: True,
-    }
-    here = [level for level in DotLevel if has[level]]
+    here = dot_levels()
     wanted = os.environ.get(_VARIABLE)
     if not wanted:
         return here[0]
@@ -92,20 +101,29 @@ class ByteDot:
         self.sums: Any = ir.VectorType(_WORD, level.lanes)
         """Type of a vector of sums."""
 
+    def shift(self, bits: int) -> int:
+        """Return what the instructions of this level subtract from each weight of that many bits."""
+        return 128 if self._level == DotLevel.SDOT and bits == 8 else 0
+
     def prepare(self, weights: Any, *, bits: int) -> Any:
         """Return `weights` `<4 lanes x i8>`, whose values have that many bits, as `add` wants them."""
         if self._level in (DotLevel.AVX512_VNNI, DotLevel.AVX_VNNI):
             return weights
         builder = self._builder
+        if self._level == DotLevel.SDOT:  # its bytes are signed
+            return builder.xor(weights, ir.Constant(weights.type, [128] * weights.type.count)) if bits == 8 else weights
         if self._level == DotLevel.AVX2:
             return [weights] if bits == 4 else nibbles(builder, weights)
         words = builder.bitcast(weights, self.sums)
         return [builder.and_(builder.lshr(words, self._all(8 * i)), self._all(255)) for i in range(4)]
 
     def add(self, sums: Any, weights: Any, activation: Any) -> Any:
-        """Return `sums` plus the four products of each lane; `weights` come from `prepare`."""
+        """Return `sums` plus the four products of each lane, less `shift`; `weights` come from `prepare`."""
         builder = self._builder
         spread_out = spread(builder, activation, self.sums)
+        if self._level == DotLevel.SDOT:
+            signed = builder.bitcast(spread_out, weights.type)
+            return self._call("llvm.aarch64.neon.sdot.v4i32.v16i8", self.sums, sums, weights, signed)
         if self._level in (DotLevel.AVX512_VNNI, DotLevel.AVX_VNNI):
             operand = weights.type if _TAKES_BYTES else self.sums
             parts = [builder.bitcast(part, operand) for part in (weights, spread_out)]

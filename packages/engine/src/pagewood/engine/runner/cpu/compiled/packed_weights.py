@@ -24,7 +24,7 @@ from pagewood.engine.runner.cpu.compiled.matmul import BLOCK, num_tiles
 from pagewood.engine.runner.cpu.compiled.memory import byte_values, floats, integers, shorts, vector
 from pagewood.engine.runner.cpu.compiled.numeric import float_from_bits
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
-from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, STEP, WeightKind
+from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, WeightKind
 
 _F, _I = np.float32, np.int32
 
@@ -44,7 +44,9 @@ def multiplier(kind: WeightKind, level: DotLevel) -> Any:
     """Return the function that computes a part of a product: the rows of a block of tiles, times one panel."""
     tile_of_codes: Any = multiply_codes(kind, level) if kind.has_codes else None
     tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind)
-    has_codes, has_groups, bits, head_bytes = kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes
+    has_codes, has_groups, bits, head_bytes, step = (
+        kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes, kind.step
+    )  # fmt: skip
 
     @strict
     def multiply_part(
@@ -56,7 +58,7 @@ def multiplier(kind: WeightKind, level: DotLevel) -> Any:
         panel, block = part // num_blocks, part % num_blocks
         if has_groups:
             panel_bytes = 2 * (depth // group) * (head_bytes + group * HALF * bits // 8)
-            num_steps = 2 * depth // STEP
+            num_steps = 2 * depth // step
         elif has_codes:
             panel_bytes, num_steps = depth * WIDTH, depth // 4
         else:
@@ -100,6 +102,7 @@ def reader(kind: WeightKind) -> Any:
     Its arguments are (address of the panels, address of the scales or 0, row, out `[K]`, K, D, group).
     """
     bits, head_bytes, has_zeros, zero = kind.bits, kind.head_bytes, kind.has_zeros, kind.zero
+    has_offsets = kind.has_offsets
 
     @strict
     def bfloat16(panels: Any, scales: Any, row: Any, out: Any, size: Any, depth: Any, group: Any) -> None:
@@ -130,6 +133,7 @@ def reader(kind: WeightKind) -> Any:
             block = half + first // group * block_bytes
             scale, values = vector(block, 0)[column], byte_values(block, 0)
             lowest = _I(values[4 * HALF + column]) if has_zeros else _I(zero)
+            offset = vector(block, 0)[HALF + column] if has_offsets else _F(0)
             for i in range(min(group, size - first)):
                 quad = i // 4
                 if bits == 4:
@@ -137,7 +141,8 @@ def reader(kind: WeightKind) -> Any:
                     code = (both >> _I(4)) if quad % 2 == 1 else both & _I(15)
                 else:
                     code = _I(values[head_bytes + (quad * HALF + column) * 4 + i % 4])
-                out[first + i] = _F(code - lowest) * scale
+                value = _F(code - lowest) * scale
+                out[first + i] = value + offset if has_offsets else value
 
     return {WeightKind.BFLOAT16: bfloat16, WeightKind.FLOAT16: float16, WeightKind.INT8: int8}.get(kind, grouped)
 
