@@ -130,6 +130,28 @@ def bench_end_to_end(session: nox.Session) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """Measure int8 and int4 weights beside OpenVINO GenAI and llama.cpp, which is compiled first (twenty minutes)."""
+    install_everything(session, *PEERS)
+    options: list[str] = []
+    vision = ["torchvision"]  # of another build of torch than ours it keeps transformers from being imported
+    for name, packages, unwanted in (
+        ("openvino", ["openvino-genai", "openvino-tokenizers", "nncf", "optimum-intel", "torch"], vision),
+        ("llama-cpp", ["llama-cpp-python"], []),
+    ):
+        folder = Path(session.create_tmp()).resolve() / name  # their dependencies exclude ours
+        if not (folder / "done").exists():
+            session.run("python", "-m", "venv", "--clear", str(folder))
+            pip = (str(folder / "bin" / "python"), "-m", "pip")
+            session.run(*pip, "install", "-q", *packages, external=True)
+            if unwanted:
+                session.run(*pip, "uninstall", "-q", "-y", *unwanted, external=True)
+            (folder / "done").touch()
+        options += [f"--{name}", str(folder / "bin" / "python")]
+    session.run("python", "benchmarks/weights_peers.py", *options, *session.posargs)
+
+
+@nox.session
 def gallery(session: nox.Session) -> None:
     """Regenerate the gallery of scheduling policies: the tables in the README and the pictures beside it."""
     session.install("-c", "constraints.txt", "-e", "packages/schedpolicy[sim]")

@@ -36,6 +36,8 @@ def write_gguf(
     keys: Mapping[str, Any] | None = None,
     rope_factors: Sequence[float] | None = None,
     seed: int = 0,
+    part: tuple[int, int] = (0, 1),
+    holds_all: bool = False,
 ) -> dict[str, Tensor]:
     """Write the model of a Hugging Face folder as a GGUF file.
 
@@ -48,6 +50,8 @@ def write_gguf(
         keys: more values, or others.
         rope_factors: the tensor `rope_freqs.weight`.
         seed: of random blocks.
+        part: which part of how many to write: the first has all keys, and each has one of that many tensors in turn.
+        holds_all: whether a part has all tensors.
 
     Returns:
         All weights in float32, under their names in Hugging Face's folder, as the package reads them.
@@ -68,16 +72,22 @@ def write_gguf(
         f"{architecture}.rope.dimension_count": config["head_dim"],
         f"{architecture}.rope.freq_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
         **(tokenizer or byte_tokens(config["vocab_size"])),
-        "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+        **({} if config["eos_token_id"] is None else {"tokenizer.ggml.eos_token_id": config["eos_token_id"]}),
         **(keys or {}),
     }
+    if part[0] > 0:
+        values = {}
+    if part[1] > 1:
+        values |= {"split.no": part[0], "split.count": part[1]}
     for key, value in values.items():
         _add(writer, key, value)
     read: dict[str, Tensor] = {}
     weights = load_file(folder / "model.safetensors")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     number = 0
-    for name, tensor in weights.items():
+    for place, (name, tensor) in enumerate(weights.items()):
+        if place % part[1] != part[0] and not holds_all:
+            continue
         array, kind = tensor.float().numpy(), Kind.F32
         module, leaf = name.rsplit(".", 1)
         interleaved = heads.get(module.split(".")[-1]) if architecture == "llama" else None
@@ -202,7 +212,10 @@ def _stored(array: Any, kind: Kind, random: np.random.Generator) -> Any:
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         shape = (array.shape[0], array.shape[1] // per_block, block_bytes)
         blocks = random.integers(0, 256, shape).astype(np.uint8)
-        starts = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
+        starts = {
+            "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
+            "IQ4_XS": (0,),
+        }[kind.name]  # fmt: skip
         for start in starts:
             scale = random.uniform(1e-4, 2e-4, shape[:2]).astype(np.float16)
             blocks[:, :, start : start + 2] = scale[:, :, None].view(np.uint8)

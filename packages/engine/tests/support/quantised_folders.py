@@ -85,7 +85,7 @@ def gptq(*, num_bits: int, group: int, is_v2: bool = False, desc_act: bool = Fal
 
     def make(random: Random, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
         size = columns if group == -1 else group
-        groups, per_word, high = columns // size, 32 // num_bits, 1 << num_bits
+        groups, high = columns // size, 1 << num_bits
         g_idx = [k // size for k in range(columns)]
         if desc_act:
             random.shuffle(g_idx)
@@ -94,23 +94,24 @@ def gptq(*, num_bits: int, group: int, is_v2: bool = False, desc_act: bool = Fal
         zeros = [
             [high // 2 if symmetric else int(random.integers(lowest, high)) for _ in range(rows)] for _ in range(groups)
         ]
-        qweight = [[0] * rows for _ in range(columns // per_word)]
-        qzeros = [[0] * (rows // per_word) for _ in range(groups)]
+        # Each is one long number without gaps, which is cut into words of 32 bits: with three bits codes lie in two.
+        qweight = [[0] * rows]
+        qzeros = [[0] for _ in range(groups)]
         for g in range(groups):
             for n in range(rows):
                 stored = zeros[g][n] - (0 if is_v2 else 1)
-                qzeros[g][n // per_word] += stored * 2 ** (num_bits * (n % per_word))
+                qzeros[g][0] += stored * 2 ** (num_bits * n)
         values = torch.zeros(rows, columns)
         codes = random.integers(0, high, (rows, columns)).tolist()
         wide = scales.double().tolist()
         for n in range(rows):
             for k in range(columns):
-                qweight[k // per_word][n] += codes[n][k] * 2 ** (num_bits * (k % per_word))
+                qweight[0][n] += codes[n][k] * 2 ** (num_bits * k)
         result = [[wide[g_idx[k]][n] * (codes[n][k] - zeros[g_idx[k]][n]) for k in range(columns)] for n in range(rows)]
         values = torch.tensor(result, dtype=torch.float32)
         return {
-            ".qweight": _words(qweight),
-            ".qzeros": _words(qzeros),
+            ".qweight": _words([_cut(one, columns * num_bits) for one in qweight[0]]).T.contiguous(),
+            ".qzeros": _words([_cut(one, rows * num_bits) for (one,) in qzeros]),
             ".scales": scales,
             ".g_idx": torch.tensor(g_idx, dtype=torch.int32),
         }, values
@@ -282,6 +283,22 @@ def torchao_intx(random: Random, rows: int, columns: int) -> tuple[dict[str, Ten
     return {"._weight_qdata": codes, "._weight_scale": scales, "._weight_zero_point": zeros}, values
 
 
+def torchao_int4(*, symmetric: bool) -> Maker:
+    """Return a maker of the parts of torchao's Int4Tensor in groups of 32, packed as FBGEMM's `pack_int4` does."""
+
+    def make(random: Random, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
+        codes = torch.from_numpy(random.integers(-8, 8, (rows, columns))).to(torch.int8)
+        scales = torch.from_numpy(random.uniform(1e-3, 1e-2, (columns // 32, rows))).to(torch.bfloat16)
+        zeros = torch.from_numpy(random.normal(0, 0.02, (columns // 32, rows))).to(torch.bfloat16)
+        zeros = torch.zeros_like(zeros) if symmetric else zeros
+        packed = torch.bitwise_or(codes[:, ::2] & 0xF, codes[:, 1::2] << 4)
+        wide, moved = (one.float().T.repeat_interleave(32, 1) for one in (scales, zeros))
+        parts = {"._weight_qdata": packed, "._weight_scale": scales.contiguous(), "._weight_zero_point": zeros}
+        return parts, codes.float() * wide + moved
+
+    return make
+
+
 def torchao_float8(random: Random, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
     """Make the parts of torchao's Float8Tensor with a scale for each output."""
     codes = torch.from_numpy(random.normal(0, 60, (rows, columns))).to(torch.float8_e4m3fn)
@@ -293,8 +310,8 @@ def torchao_header(kind: str, target: str | None = None) -> Callable[[str, dict[
     """Return a function that says, as torchao does, what the parts of a tensor make."""
 
     def header(name: str, tensors: dict[str, Tensor]) -> str:
-        columns = tensors["._weight_qdata"].shape[1]
-        groups = tensors["._weight_scale"].shape[1]
+        columns = tensors["._weight_qdata"].shape[1] * (2 if kind == "Int4Tensor" else 1)
+        groups = tensors["._weight_scale"].shape[0 if kind == "Int4Tensor" else 1]
         data: dict[str, Any] = {
             "block_size": [1, columns // groups],
             "dtype": {"_type": "torch.dtype", "_data": "bfloat16"},
@@ -309,6 +326,11 @@ def torchao_header(kind: str, target: str | None = None) -> Callable[[str, dict[
 
 def _e2m1(code: int) -> float:
     return -_E2M1[code - 8] if code >= 8 else _E2M1[code]
+
+
+def _cut(number: int, num_bits: int) -> list[int]:
+    """Return the words of 32 bits of a number, lowest first."""
+    return [number // 2**at % 2**32 for at in range(0, num_bits, 32)]
 
 
 def _words(numbers: list[list[int]]) -> Tensor:

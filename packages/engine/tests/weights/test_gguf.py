@@ -26,6 +26,7 @@ from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.folder import default_sampling, find_drafter, model_folder, model_name
 from pagewood.engine.load import check_weights
 from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.rope_config import Llama3Scaling, YarnScaling
 from pagewood.engine.text import Tokenizer
@@ -36,6 +37,9 @@ ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral"
 END = {"tokenizer.ggml.eos_token_id": 2}
 GROUPS_OF_32 = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+SMALL_BLOCKS = {
+    "Q2_K": "Float16", "Q3_K": "Float16", "IQ4_NL": "Int8Group", "IQ4_XS": "Int8Group", "MXFP4": "Int8Group",
+}  # fmt: skip
 EXACT = {
     "Q4_0": "Int4",
     "Q4_1": "Int4",
@@ -137,6 +141,12 @@ def test_groups_of_32_inputs(kind: str, folders: dict[str, Path], tmp_path: Path
 def test_random_blocks_of_256_inputs(kind: str, wide: Path, tmp_path: Path) -> None:
     expected = gguf_files.write_gguf(wide, tmp_path / "m.gguf", architecture="llama", kinds=[kind])
     assert set(compare(tmp_path / "m.gguf", expected)) == {EXACT[kind]}
+
+
+@pytest.mark.parametrize("kind", SMALL_BLOCKS)
+def test_blocks_of_few_bits_and_of_tables(kind: str, wide: Path, tmp_path: Path) -> None:
+    expected = gguf_files.write_gguf(wide, tmp_path / "m.gguf", architecture="llama", kinds=[kind])
+    assert set(compare(tmp_path / "m.gguf", expected)) == {SMALL_BLOCKS[kind]}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -376,7 +386,7 @@ def test_a_cache_folder_that_cannot_be_written(
     ("keys", "message"),
     [
         ({"llama.expert_count": 8}, r"llama\.expert_count must be 0, got 8"),
-        ({"split.count": 3}, r"split\.count must be 1, got 3"),
+        ({"split.count": 3}, r"split\.count must be 1, got 3: parts are files named name-00001-of-00003\.gguf"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count must be 16, the size of a head, got 8"),
         ({"llama.rope.scaling.type": "longrope"}, "must be none, linear or yarn, got 'longrope'"),
         ({"llama.block_count": "two"}, r"llama\.block_count must be a whole number, got 'two'"),
@@ -396,6 +406,56 @@ def test_keys_that_are_not_supported(
     gguf_files.write_gguf(folders["llama"], tmp_path / "m.gguf", architecture="llama", keys=keys)
     with pytest.raises(ValueError, match=message):
         model_folder(tmp_path / "m.gguf")
+
+
+def write_parts(folder: Path, into: Path, count: int, **options: Any) -> tuple[list[Path], dict[str, torch.Tensor]]:
+    """Write the parts of a file: all keys in the first, and tensors in turn; return them and all weights."""
+    into.mkdir(exist_ok=True)
+    read: dict[str, torch.Tensor] = {}
+    paths = [into / f"m-{number + 1:05}-of-{count:05}.gguf" for number in range(count)]
+    for number, path in enumerate(paths):
+        read |= gguf_files.write_gguf(
+            folder, path, architecture="llama", kinds=["Q4_0", "F16"], part=(number, count), **options
+        )
+    return paths, read
+
+
+def test_a_file_in_parts(folders: dict[str, Path], tmp_path: Path, cache: Path) -> None:
+    paths, expected = write_parts(folders["llama"], tmp_path / "parts", 3)
+    compare(paths[0], expected)
+    made = model_folder(paths[0])
+    assert model_name(paths[0]) == "m"
+    assert [path.resolve() for path in checkpoint_files(made)] == [path.resolve() for path in paths]
+    links = tmp_path / "links"  # as a cache of downloads has them: links to files with other names
+    links.mkdir()
+    for number, path in enumerate(paths):
+        (links / path.name).symlink_to(path.rename(tmp_path / f"blob{number}"))
+    compare(links / paths[0].name, expected)
+    assert len(list(cache.iterdir())) == 2  # these are other files
+
+
+def test_parts_that_do_not_belong_together(folders: dict[str, Path], tmp_path: Path) -> None:
+    paths, _ = write_parts(folders["llama"], tmp_path / "parts", 3)
+    with pytest.raises(ValueError, match=r"must be the first part, m-00001-of-00003\.gguf, got part 2"):
+        model_folder(paths[1])
+    kept = paths[2].read_bytes()
+    shutil.copy(paths[1], paths[2])
+    with pytest.raises(ValueError, match=r"00003-of-00003\.gguf: split\.no must be 2, got 1"):
+        model_folder(paths[0])
+    paths[2].unlink()
+    with pytest.raises(FileNotFoundError, match=r"all of its 3 parts, but m-00003-of-00003\.gguf does not exist"):
+        model_folder(paths[0])
+    others, _ = write_parts(folders["llama"], tmp_path / "others", 2)
+    shutil.copy(others[1], paths[2])
+    with pytest.raises(ValueError, match=r"split\.count must be 3, got 2"):
+        model_folder(paths[0])
+    paths[2].write_bytes(kept)
+    write_parts(folders["llama"], tmp_path / "parts", 3, keys={"split.tensors.count": 7})
+    with pytest.raises(ValueError, match=r"the parts must hold 7 tensors \(split\.tensors\.count\), got 21"):
+        model_folder(paths[0])
+    gguf_files.write_gguf(folders["llama"], paths[1], architecture="llama", part=(1, 3), holds_all=True)
+    with pytest.raises(ValueError, match=r"names of tensors must differ, got '.*', which"):
+        model_folder(paths[0])
 
 
 def test_merges_of_unknown_tokens_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:

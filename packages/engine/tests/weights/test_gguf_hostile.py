@@ -111,8 +111,8 @@ FILES = {
     "offset of no alignment": (padded(header([], [tensor("t", (4,), 0, 4)]), 64), "multiple of 32, got 4"),
     "beyond the end": (padded(header([], [tensor("t", (17,), 0, 0)]), 64), "got 68 bytes from 64 on"),
     "type of a tensor": (
-        padded(header([], [tensor("t", (256,), 10, 0)]), 64),
-        "the type of t must be one of .*, got Q2_K",
+        padded(header([], [tensor("t", (256,), 16, 0)]), 64),
+        "the type of t must be one of .*, got IQ2_XXS",
     ),
     "unknown type": (padded(header([], [tensor("t", (256,), 77, 0)]), 64), "the type of t must be one of .*, got 77"),
     "a tensor twice": (padded(header([], [tensor("t", (4,), 0, 0), tensor("t", (4,), 0, 32)]), 64), "'t' twice"),

@@ -69,6 +69,12 @@ CASES = {
         form="int8",
     ),
     "gptq 2 bits": Case(make=made.gptq(num_bits=2, group=32), config={**_GPTQ, "bits": 2}, form=_INT4),
+    "gptq 3 bits": Case(make=made.gptq(num_bits=3, group=32), config={**_GPTQ, "bits": 3}, form=_INT4),
+    "gptq 3 bits desc_act": Case(
+        make=made.gptq(num_bits=3, group=32, is_v2=True, desc_act=True),
+        config={**_GPTQ, "bits": 3, "checkpoint_format": "gptq_v2", "desc_act": True},
+        form="float16",
+    ),
     "gptq by output": Case(
         make=made.gptq(num_bits=4, group=-1), config={**_GPTQ, "group_size": -1}, form="int4 in groups of 64"
     ),
@@ -120,6 +126,18 @@ CASES = {
         config={"quant_method": "torchao"},
         form=_INT4,
         metadata=made.torchao_header("IntxUnpackedToInt8Tensor", "int4"),
+    ),
+    "torchao int4": Case(
+        make=made.torchao_int4(symmetric=False),
+        config={"quant_method": "torchao"},
+        form="float16",
+        metadata=made.torchao_header("Int4Tensor"),
+    ),
+    "torchao int4 symmetric": Case(
+        make=made.torchao_int4(symmetric=True),
+        config={"quant_method": "torchao"},
+        form=_INT4,
+        metadata=made.torchao_header("Int4Tensor"),
     ),
     "torchao float8": Case(
         make=made.torchao_float8,
@@ -292,7 +310,7 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
     [
         ({"quant_method": "bitsandbytes"}, "quant_method must be one of gptq, awq, .*, torchao, got 'bitsandbytes'"),
         ({"quant_method": 3}, "quant_method must be a string"),
-        ({**_GPTQ, "bits": 3}, "bits must be 2, 4 or 8 for gptq, got 3"),
+        ({**_GPTQ, "bits": 5}, "bits must be 2, 3, 4 or 8 for gptq, got 5"),
         ({**_GPTQ, "bits": None}, "bits is missing"),
         ({**_GPTQ, "group_size": 0}, r"group_size must be in \[1, 16777216\], got 0"),
         ({**_GPTQ, "group_size": 48}, "group_size must divide the 64 inputs, got 48"),
@@ -376,11 +394,11 @@ def test_any_configuration_is_followed_or_refused(
                 assert all(min(shape, default=1) >= 0 for part in parts for shape in part.shapes)
 
 
-@pytest.mark.parametrize("kind", ["Int4Tensor", "NVFP4Tensor", "os.system"])
+@pytest.mark.parametrize("kind", ["Int4TilePackedTo4dTensor", "NVFP4Tensor", "os.system"])
 def test_other_tensors_of_torchao_are_refused(folder: Path, kind: str) -> None:
     case = CASES["torchao int8"]
     made.quantise(folder, case.make, case.config, metadata=made.torchao_header(kind))
-    with pytest.raises(ValueError, match=f"_type must be one of Tensor, Float8Tensor, .* got '{kind}'"):
+    with pytest.raises(ValueError, match=f"_type must be one of Tensor, Float8Tensor, .* got '?{kind}"):
         check_weights(folder, ModelConfig.from_folder(folder))
 
 

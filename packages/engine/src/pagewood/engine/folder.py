@@ -14,6 +14,7 @@ from pagewood.engine.models.checkpoint_files import tensor_names
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.weights.gguf.folder import gguf_folder, is_gguf
+from pagewood.engine.weights.gguf.parts import name_of
 
 _LARGEST_TOP_K = (1 << 31) - 1
 
@@ -36,8 +37,8 @@ def model_folder(model: str | Path | None) -> Path:
 
 
 def model_name(model: str | Path | None) -> str:
-    """Return the default name of a model for clients: the name of its folder, or of its file without `.gguf`."""
-    return "pagewood-demo" if model is None else Path(model).resolve().name.removesuffix(".gguf")
+    """Return the default name of a model for clients: that of its folder, or of its file without `.gguf` and a part."""
+    return "pagewood-demo" if model is None else name_of(Path(model).resolve())
 
 
 def default_sampling(folder: str | Path) -> SamplingParams:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from pagewood.engine.api import Progress
-from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.checkpoint import Checkpoint, Found
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import A, Decoder, Ops
 from pagewood.engine.models.fields import Fields
@@ -20,16 +21,27 @@ from pagewood.engine.weights.nearest import joined
 _MAX_TOKEN = (1 << 24) - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fused:
+    """Matrices of the same inputs that a decoder holds as one, whose headers have been checked."""
+
+    parts: Sequence[Found]
+    columns: int
+
+
 class _Headers:
     """`HeadWeights` of which only the headers and the token map are read and compared."""
 
-    __slots__ = ("_checkpoint",)
+    __slots__ = ("_checkpoint", "matrices")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self.matrices: list[Fused] = []  # written by: stack
 
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
-        self._checkpoint.check(parts, *columns)
+        found = self._checkpoint.check(parts, *columns)
+        if columns:
+            self.matrices.append(Fused(parts=found, columns=columns[0]))
         return torch.empty(0)
 
     def integers(self, name: str, rows: int) -> torch.Tensor:
@@ -88,6 +100,17 @@ def check_weights(folder: str | Path, config: ModelConfig) -> int:
     Decoder(config, _Headers(checkpoint), cast("Ops[torch.Tensor]", _NoOps()), device=torch.device("cpu"))
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
     return checkpoint.num_elements
+
+
+def open_matrices(checkpoint: Checkpoint, config: ModelConfig) -> list[Fused]:
+    """Return all matrices of a decoder, in the order in which it reads them; `Checkpoint.read` reads their numbers.
+
+    Raises:
+        ValueError: the tensors are not those that the model needs.
+    """
+    headers = _Headers(checkpoint)
+    Decoder(config, headers, cast("Ops[torch.Tensor]", _NoOps()), device=torch.device("cpu"))
+    return headers.matrices
 
 
 def load_model(

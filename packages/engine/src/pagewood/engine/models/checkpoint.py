@@ -180,6 +180,15 @@ class Checkpoint:
         self._forget()
         return [self._plain(one) if one.format is None else self._read(one, one.format, columns) for one in found]
 
+    @property
+    def kept(self) -> Mapping[tuple[str, str, str], int]:
+        """How many quantised matrices of a format have been read as a form, and why: by (format, form, why)."""
+        return self._kept
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Return the shape and the dtype of a tensor, as headers of safetensors or types of GGUF name it."""
+        return self._files.header(name)
+
     def integers(self, name: str, rows: int) -> Tensor:
         """Return the tensor `name` `[rows]` as int64 on the CPU.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from pagewood.engine.models.fields import Fields
-from pagewood.engine.weights.gguf.tensors import FILE, GGUFTensors
+from pagewood.engine.weights.gguf.parts import FILE, part_files
+from pagewood.engine.weights.gguf.tensors import GGUFTensors
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -26,7 +27,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         ValueError: its index is not valid.
     """
     if (folder / FILE).is_file():
-        return [folder / FILE]
+        return part_files(folder / FILE)
     if (folder / _INDEX).exists():
         weight_map = _weight_map(folder)
         names = sorted({weight_map.text(name) for name in weight_map.values})

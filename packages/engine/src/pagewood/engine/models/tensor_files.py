@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.weights.formats import Format
-from pagewood.engine.weights.gguf.tensors import FILE, GGUFTensors
+from pagewood.engine.weights.gguf.parts import FILE
+from pagewood.engine.weights.gguf.tensors import GGUFTensors
 from pagewood.engine.weights.quantisation import read_quantisation
 
 

@@ -1,7 +1,7 @@
 """GPTQ: codes packed along the inputs, a scale and a zero for each group of inputs.
 
 Source: Frantar et al., GPTQ, 2022; the files of AutoGPTQ (v1, whose zeros are stored minus one) and GPTQModel (v2).
-Legend: N outputs, K inputs, G groups, w codes in a word of 32 bits.
+Legend: N outputs, K inputs, G groups, b bits of a code. Codes lie in words of 32 bits without gaps.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewood.engine.weights.formats import HALVES, WORDS, Array, Kept, Part, divided
 from pagewood.engine.weights.forms import F32
 from pagewood.engine.weights.integers import in_disorder, kept_out_of_order
 from pagewood.engine.weights.nearest import kept_int4, kept_integers
-from pagewood.engine.weights.words import unpack_words
+from pagewood.engine.weights.words import unpack_dense, unpack_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +24,15 @@ class GPTQ:
     """A matrix of GPTQ."""
 
     num_bits: int
-    """2, 4 or 8."""
+    """2, 3, 4 or 8."""
     group: int
     """Inputs that share a scale; -1: all."""
     is_v2: bool
     """Whether zeros are stored as they are, and not minus one."""
 
     def __post_init__(self) -> None:
-        if self.num_bits not in (2, 4, 8):
-            raise ValueError(f"bits must be 2, 4 or 8 for gptq, got {self.num_bits}")
+        if self.num_bits not in (2, 3, 4, 8):
+            raise ValueError(f"bits must be 2, 3, 4 or 8 for gptq, got {self.num_bits}")
 
     @property
     def name(self) -> str:
@@ -39,15 +40,15 @@ class GPTQ:
         return f"gptq with {self.num_bits} bits"
 
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
-        """Return qweight `[K/w, N]`, qzeros `[G, N/w]`, scales `[G, N]` and, from desc_act, g_idx `[K]`."""
+        """Return qweight `[K b/32, N]`, qzeros `[G, N b/32]`, scales `[G, N]` and, from desc_act, g_idx `[K]`."""
         groups = divided(columns, self.group, "group_size")
-        per_word = 32 // self.num_bits
+        multiple = 32 if self.num_bits == 3 else 32 // self.num_bits  # three bits fill words only 32 at a time
         for what, size in (("inputs", columns), ("outputs", rows)):
-            if size % per_word:
-                raise ValueError(f"the number of {what} must be a multiple of {per_word} for {self.name}, got {size}")
+            if size % multiple:
+                raise ValueError(f"the number of {what} must be a multiple of {multiple} for {self.name}, got {size}")
         return [
-            Part(suffix=".qweight", shape=(columns // per_word, rows), dtypes=WORDS),
-            Part(suffix=".qzeros", shape=(groups, rows // per_word), dtypes=WORDS),
+            Part(suffix=".qweight", shape=(columns * self.num_bits // 32, rows), dtypes=WORDS),
+            Part(suffix=".qzeros", shape=(groups, rows * self.num_bits // 32), dtypes=WORDS),
             Part(suffix=".scales", shape=(groups, rows), dtypes=HALVES),
             Part(suffix=".g_idx", shape=(columns,), dtypes=("I32", "I64"), is_optional=True),
         ]
@@ -55,15 +56,20 @@ class GPTQ:
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
         """Return the matrix."""
         scales: F32 = np.ascontiguousarray(found[".scales"].T)
-        zeros = unpack_words(found[".qzeros"], self.num_bits, axis=1).T.astype(np.int32)
+        zeros = unpack_dense(found[".qzeros"], self.num_bits, rows).T.astype(np.int32)
         if not self.is_v2:
             zeros = zeros + 1
         order = in_disorder(found.get(".g_idx"), columns, scales.shape[1], ".g_idx")
         if order is not None:  # desc_act
-            codes = unpack_words(found[".qweight"], self.num_bits, axis=0).T
+            codes = self._codes(found[".qweight"], columns)
             return kept_out_of_order(codes, scales, zeros, order)
         if self.num_bits == 4:  # the bytes of a word are the pairs of codes of `Int4` already
             words = np.ascontiguousarray(found[".qweight"].T.astype("<i4", copy=False))
             return kept_int4(words.view(np.uint8), scales, zeros)
-        codes = np.ascontiguousarray(unpack_words(found[".qweight"], self.num_bits, axis=0).T)
-        return kept_integers(codes, scales, zeros, num_bits=self.num_bits)
+        return kept_integers(self._codes(found[".qweight"], columns), scales, zeros, num_bits=self.num_bits)
+
+    def _codes(self, words: Array, columns: int) -> NDArray[np.uint8]:
+        """Return the codes `[N, K]` of `[K b/32, N]` words, without gaps along the inputs."""
+        if self.num_bits == 3:  # some codes lie in two words
+            return unpack_dense(np.ascontiguousarray(words.T), 3, columns)
+        return np.ascontiguousarray(unpack_words(words, self.num_bits, axis=0).T)

@@ -29,7 +29,7 @@ from pagewood.engine.weights.forms import (
 )
 from pagewood.engine.weights.small_floats import nibbles
 
-_SLICE = 1 << 20  # numbers that are widened at a time
+_SLICE = 1 << 16  # numbers that are widened at a time
 _LARGEST_HALF = 65504.0
 _LEAST_HALF = 2.0**-14
 

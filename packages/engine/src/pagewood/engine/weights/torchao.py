@@ -1,20 +1,29 @@
 """torchao: what the headers of safetensors say about the parts of a tensor; no code of the checkpoint is run.
 
-Source: torchao 0.18, `prototype/safetensors`.
+Source: torchao 0.18, `prototype/safetensors`; for Int4Tensor `quantize.py` of FBGEMM's experimental gen_ai, which makes
+its codes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
+
+import numpy as np
 
 from pagewood.engine.models.fields import Fields
 from pagewood.engine.weights.float8 import Float8
-from pagewood.engine.weights.formats import Format
+from pagewood.engine.weights.formats import HALVES, Array, Format, Kept, Part, divided
+from pagewood.engine.weights.forms import F32
 from pagewood.engine.weights.integers import Bytes, scales_of
+from pagewood.engine.weights.nearest import kept_int4, kept_values
+from pagewood.engine.weights.small_floats import nibbles
 
-_READ = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_READ = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_OF_DEVICES = ("Int4TilePackedTo4dTensor", "Int4PlainInt32Tensor", "Int4PreshuffledTensor")
+"""Whose codes lie in an order that only the kernels of one kind of device know."""
 _LARGEST = 1 << 24
 _PARTS = "._weight"  # of the weight of a module, as in `q_proj._weight_qdata`
 
@@ -45,7 +54,44 @@ def torchao_formats(metadata: Mapping[str, str], source: str) -> dict[str, Forma
     return formats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Int4:
+    """Two signed codes in a byte: value = code * scale + zero, for groups of inputs."""
+
+    group: int
+    name: str = "torchao Int4Tensor"
+
+    def parts(self, rows: int, columns: int) -> Sequence[Part]:
+        """Return codes `[N, K / 2]`, the first in the low four bits; scales and zeros `[G, N]`."""
+        if columns % 2:
+            raise ValueError(f"the number of inputs must be even for {self.name}, got {columns}")
+        shape = (divided(columns, self.group, "block_size"), rows)
+        return [
+            Part(suffix=f"{_PARTS}_qdata", shape=(rows, columns // 2), dtypes=("I8",)),
+            Part(suffix=f"{_PARTS}_scale", shape=shape, dtypes=HALVES),
+            Part(suffix=f"{_PARTS}_zero_point", shape=shape, dtypes=HALVES),
+        ]
+
+    def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
+        """Return the matrix."""
+        packed = found[f"{_PARTS}_qdata"].view(np.uint8) ^ np.uint8(0x88)  # codes 0 to 15
+        scales, zeros = (np.ascontiguousarray(found[f"{_PARTS}_{name}"].T) for name in ("scale", "zero_point"))
+        if not zeros.any():
+            return kept_int4(packed, scales, None)
+
+        def decode(run: slice) -> F32:
+            codes = nibbles(packed[run]).reshape(-1, scales.shape[1], self.group).astype(np.float32) - 8
+            return (codes * scales[run, :, None] + zeros[run, :, None]).reshape(-1, columns)
+
+        return kept_values(rows, columns, decode, why="its groups have minima, not zeros")
+
+
 def _format(kind: str, fields: Fields) -> Format:
+    if kind in _OF_DEVICES:
+        raise ValueError(
+            f"{fields.source}: _type must be one of Tensor, {', '.join(_READ)}, got {kind}, whose codes are in the "
+            "order of one kind of device: save the model in the plain packing format"
+        )
     if kind not in _READ:
         raise ValueError(f"{fields.source}: _type must be one of Tensor, {', '.join(_READ)}, got {kind[:80]!r}")
     data = fields.section("_data") or fields.empty("_data")
@@ -61,6 +107,8 @@ def _format(kind: str, fields: Fields) -> Format:
         )
     if block[0] != 1:
         raise ValueError(f"{data.source}: block_size must begin with 1, got {block[0]}")
+    if kind == "Int4Tensor":
+        return _Int4(group=block[1])
     num_bits = 8
     if kind == "IntxUnpackedToInt8Tensor":
         dtype = (data.section("target_dtype") or data.empty("target_dtype")).text("_data")

@@ -1,4 +1,4 @@
-"""`pagewood`: serve a model, chat with a server, or generate without one."""
+"""`pagewood`: serve a model, chat with a server, generate without one, and look at or quantise weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import sys
 from collections.abc import Sequence
 
 from pagewood.server import __version__
-from pagewood.server.cli import chat, generate, serve
+from pagewood.server.cli import chat, generate, inspect, quantize, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code of the process."""
     parser = argparse.ArgumentParser(
-        prog="pagewood", description="Serve a model, chat with a server, or generate without one."
+        prog="pagewood",
+        description="Serve a model, chat with a server, generate without one, and look at or quantise weights.",
     )
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat, generate):
+    for command in (serve, chat, generate, inspect, quantize):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

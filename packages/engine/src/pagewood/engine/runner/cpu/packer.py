@@ -23,10 +23,13 @@ from pagewood.engine.runner.cpu.compiled.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import STEP, WeightKind
 from pagewood.engine.runner.cpu.packing import PackedShape, PackedWeight, allocate, shape_of
 from pagewood.engine.weights.forms import (
+    F32,
     BFloat16,
     Float16,
     Float32,
     Weight,
+    quantise_int4,
+    quantise_int8,
     rows_of,
     to_bfloat16,
 )
@@ -69,7 +72,7 @@ class Packer:
         if not isinstance(weight, Tensor):
             return self._pack_form(weight)
         size, inputs = weight.shape
-        kind = self._kind(weight.dtype, inputs)
+        kind = self.kind(weight.dtype, inputs)
         if kind is None:
             return weight.float()
         depth = -(-inputs // STEP) * STEP
@@ -105,7 +108,7 @@ class Packer:
                 if forget is not None:
                     forget(start, end)
 
-    def _kind(self, dtype: torch.dtype, inputs: int) -> WeightKind | None:
+    def kind(self, dtype: torch.dtype, inputs: int) -> WeightKind | None:
         """Return the layout of a tensor; None: float32."""
         match self.form:
             case "int8":
@@ -137,6 +140,33 @@ class Packer:
                 size, inputs, lambda first, last: packed.write(first, rows_of(weight, slice(first, last))), None
             )
         return packed
+
+
+def packed_bytes(weight: Tensor | Weight, form: WeightFormat) -> int:
+    """Return the bytes that `weight` `[N, K]`, which may be on the device `meta`, takes when it is packed as `form`."""
+    sizes: list[int] = []
+
+    def note(shape: PackedShape) -> tuple[PackedWeight, bool]:
+        sizes.append(shape.nbytes)
+        return PackedWeight(shape=shape, memory=np.empty(0, np.uint8)), True
+
+    if form != "float32":
+        Packer(form, memory=note).pack(weight)
+    return sizes[0] if sizes else 4 * (-(-weight.shape[0] // WIDTH) * WIDTH) * weight.shape[1]
+
+
+def rounded(rows: Tensor, form: WeightFormat) -> tuple[F32, bool]:
+    """Return what the numbers `[n, K]` of a matrix become in a form, and whether activations are rounded to int8."""
+    kind = Packer(form).kind(rows.dtype, rows.shape[1])
+    if kind is None:
+        return rows.float().numpy(), False
+    if not kind.has_codes:
+        return _form(rows, kind).dequantised(), False
+    values = rows.float().numpy()
+    if kind == WeightKind.INT8:
+        return quantise_int8(values).dequantised(), True
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % GROUP)))
+    return quantise_int4(padded, group=GROUP).dequantised()[:, : values.shape[1]], True
 
 
 def _form(rows: Tensor, kind: WeightKind) -> Weight:

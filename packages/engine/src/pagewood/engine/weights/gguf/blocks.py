@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.weights.formats import Array, Kept, Part
 from pagewood.engine.weights.forms import F32, SHORT_GROUP, Int8Group
+from pagewood.engine.weights.gguf.small_blocks import SMALL_BLOCKS
 from pagewood.engine.weights.nearest import kept_integers, kept_with_offsets
 
 Bytes = NDArray[np.uint8]
@@ -65,6 +66,8 @@ class GGUFBlocks:
                 return _q5_k(raw.reshape(rows, -1, 176))
             case "Q6_K":
                 return _q6_k(raw.reshape(rows, -1, 210))
+            case kind if kind in SMALL_BLOCKS:
+                return SMALL_BLOCKS[kind](raw)
             case _:
                 raise ValueError(f"kind must be a type with blocks, got {self.kind}")
 

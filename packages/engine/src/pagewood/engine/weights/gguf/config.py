@@ -47,8 +47,6 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"{file.path}: general.architecture must be one of {known}, got {name[:80]!r}")
-    if fields.integer("split.count", 1, high=1 << 16) > 1:
-        raise ValueError(f"{file.path}: split.count must be 1, got {file.metadata['split.count']}: merge the files")
     if fields.integer(f"{name}.expert_count", 0, high=1 << 16):
         raise ValueError(f"{file.path}: {name}.expert_count must be 0, got {file.metadata[f'{name}.expert_count']}")
 

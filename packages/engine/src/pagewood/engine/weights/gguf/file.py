@@ -25,18 +25,22 @@ BLOCKS = MappingProxyType(
         6: ("Q5_0", 32, 22),
         7: ("Q5_1", 32, 24),
         8: ("Q8_0", 32, 34),
+        10: ("Q2_K", 256, 84),
+        11: ("Q3_K", 256, 110),
         12: ("Q4_K", 256, 144),
         13: ("Q5_K", 256, 176),
         14: ("Q6_K", 256, 210),
+        20: ("IQ4_NL", 32, 18),
+        23: ("IQ4_XS", 256, 136),
         30: ("BF16", 1, 2),
+        39: ("MXFP4", 32, 17),
     }
 )
 """By number: the name of a type, the numbers of a block, and its bytes."""
 _OTHERS = MappingProxyType(
     {
-        9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-        20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-        29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+        9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+        24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
     }
 )  # fmt: skip
 _NUMBERS = MappingProxyType(
@@ -65,7 +69,7 @@ class StoredTensor:
 class GGUFFile:
     """A GGUF file, mapped. Invariant: every tensor lies inside the file, and no two overlap."""
 
-    __slots__ = ("_bytes", "metadata", "path", "tensors")
+    __slots__ = ("_bytes", "_others", "metadata", "path", "tensors")
 
     def __init__(self, path: Path) -> None:
         """Read the header.
@@ -89,9 +93,25 @@ class GGUFFile:
             self.metadata[key] = reader.value(key)
         entries = [reader.tensor() for _ in range(num_tensors)]
         self.tensors = _placed(entries, self._alignment(), reader.position, len(self._bytes), path)
+        self._others: dict[str, GGUFFile] = {}  # written by: append
+        """The file of a tensor, if it is another part of this one."""
+
+    def append(self, part: GGUFFile) -> None:
+        """Take in the tensors of another part of the same model.
+
+        Raises:
+            ValueError: both have a tensor of the same name.
+        """
+        for name, stored in part.tensors.items():
+            if name in self.tensors:
+                raise ValueError(f"{part.path}: names of tensors must differ, got {name!r}, which {self.path} has too")
+            self.tensors[name] = stored
+            self._others[name] = part
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, mapped; those of the numbers along its last dimension are a row."""
+        if name in self._others:
+            return self._others[name].raw(name)
         stored = self.tensors[name]
         return self._bytes[stored.start : stored.start + stored.num_bytes].reshape(*stored.shape[:-1], -1)
 

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from pagewood.engine.weights.gguf.config import config_of, generation_config_of
-from pagewood.engine.weights.gguf.file import MAGIC, GGUFFile
-from pagewood.engine.weights.gguf.tensors import FILE
+from pagewood.engine.weights.gguf.file import MAGIC
+from pagewood.engine.weights.gguf.parts import FILE, open_gguf, part_files, part_name
 from pagewood.engine.weights.gguf.tokenizer import tokenizer_of
 
 _VERSION = 1
@@ -34,24 +34,24 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_folder(path: Path) -> Path:
-    """Return the folder of a GGUF file: its configuration, its tokenizer, and a link to the file.
+    """Return the folder of a GGUF file: its configuration, its tokenizer, and links to the file and its other parts.
 
-    The folder is in the user's cache folder, under a name that follows from the path, the size and the time of the
+    The folder is in the user's cache folder, under a name that follows from the path, the size and the time of each
     file, so processes share it, and a changed file has another one. If the cache folder cannot be written, it is a
     temporary one of this process, which is removed at its end.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, or a part of it is missing.
         ValueError: the file is damaged, or something in it is not supported.
     """
-    path = path.resolve()
-    state = path.stat()
-    key = f"{_VERSION} {path} {state.st_size} {state.st_mtime_ns}"
+    paths = [part.resolve() for part in part_files(path.absolute())]  # links may lead to names without numbers
+    states = [(part, part.stat()) for part in paths]
+    key = " ".join([str(_VERSION), *(f"{part} {state.st_size} {state.st_mtime_ns}" for part, state in states)])
     root = cache_root()
     folder = root / hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
     if (folder / FILE).is_file():
         return folder
-    contents = _contents(path)
+    contents = _contents(path.absolute())
     try:
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix="new-", dir=root))
@@ -61,7 +61,8 @@ def gguf_folder(path: Path) -> Path:
         folder = made
     for name, text in contents.items():
         (made / name).write_text(text, encoding="utf-8")
-    (made / FILE).symlink_to(path)
+    for number, part in enumerate(paths, 1):
+        (made / (FILE if number == 1 else part_name(number, len(paths)))).symlink_to(part)
     if made != folder:
         try:
             made.rename(folder)
@@ -72,7 +73,7 @@ def gguf_folder(path: Path) -> Path:
 
 def _contents(path: Path) -> dict[str, str]:
     """Return the text files of the folder by name."""
-    file = GGUFFile(path)
+    file = open_gguf(path)
     config = config_of(file)
     tokenizer, tokenizer_config = tokenizer_of(file, vocab_size=config["vocab_size"])
     files = {

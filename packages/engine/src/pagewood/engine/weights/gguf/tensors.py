@@ -12,10 +12,8 @@ import numpy as np
 from pagewood.engine.weights.formats import Array, Format
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import config_of, has_interleaved_heads
-from pagewood.engine.weights.gguf.file import GGUFFile
+from pagewood.engine.weights.gguf.parts import open_gguf
 
-FILE = "model.gguf"
-"""The name of a GGUF file in the folder that is made for it."""
 _LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)", re.ASCII)
 _IN_LAYER = MappingProxyType(
     {
@@ -51,10 +49,10 @@ class GGUFTensors:
         """Read the header.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: see `GGUFFile` and `config_of`.
+            FileNotFoundError: there is no such file, or a part of it is missing.
+            ValueError: see `open_gguf` and `config_of`.
         """
-        self._file = GGUFFile(path)
+        self._file = open_gguf(path)
         self._names = {_decoder_name(name): name for name in self._file.tensors}
         config = config_of(self._file)
         self._heads = {}

@@ -1,0 +1,200 @@
+"""From a folder with plain weights to one with codes, layer by layer.
+
+Legend: N outputs, K inputs, G groups of inputs.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.api import Progress
+from pagewood.engine.load import check_weights
+from pagewood.engine.models.checkpoint import Checkpoint
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.rope import Rope
+from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
+from pagewood.engine.quantise.calibration import Calibration
+from pagewood.engine.quantise.compressed_folder import CompressedFolder
+from pagewood.engine.quantise.layers import Projection, projections, read_layers, run_layer
+from pagewood.engine.quantise.rounding import Rounded, relative_error, round_to_nearest, round_with_feedback
+from pagewood.engine.quantise.scheme import Scheme
+
+_SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedMatrix:
+    """What rounding did to a matrix."""
+
+    name: str
+    shape: tuple[int, int]
+    weight_error: float
+    """Norm of the error over the norm of the weights."""
+    output_error: float | None
+    """The same of the outputs for the inputs of calibration; None: there was no calibration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What has been written."""
+
+    matrices: Sequence[QuantisedMatrix]
+    ignored: Sequence[str]
+    """Linear modules that stay as they are: the output projection, and those whose inputs the groups do not divide."""
+    num_bytes_before: int
+    """Of all tensors."""
+    num_bytes_after: int
+
+
+def quantise_model(
+    folder: Path,
+    out: Path,
+    scheme: Scheme,
+    *,
+    calibration: Calibration | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write the model in `folder` to `out`, the matrices of its layers rounded; the other tensors stay as they are.
+
+    Scales have the dtype of the matrix. One layer is in memory at a time, as float32; with calibration also a Hessian
+    for each of its projections, and the states of all texts. Inputs are those behind layers that are rounded already.
+
+    Args:
+        folder: holds config.json and plain weights.
+        out: a new or empty folder.
+        scheme: what to round to.
+        calibration: needed by the method gptq; with nearest it only measures the errors of outputs.
+        progress: called for every layer.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: the architecture is not supported, the weights are quantised already or not finite, `out` is not
+            empty, or there is no calibration for gptq.
+    """
+    if scheme.method == "gptq" and calibration is None:
+        raise ValueError("calibration must be given for the method gptq, got None")
+    config = ModelConfig.from_folder(folder)
+    check_weights(folder, config)
+    files = open_tensors(folder)
+    _check_plain(folder, files)
+    written = CompressedFolder(out)
+    checkpoint = Checkpoint(folder, dtype=torch.float32)
+    rope = Rope(config.rope, device=torch.device("cpu"))
+    states = None if calibration is None else _embedded(files, calibration.tokens)
+    done: set[str] = set()
+    matrices: list[QuantisedMatrix] = []
+    for index, layer in enumerate(read_layers(config, checkpoint)):
+        found = projections(layer)
+        if states is not None:
+            for projection in found:
+                projection.watch()
+            run_layer(layer, states, config, rope, window=config.windows[index])
+        for projection in found:
+            rounded, rows = _round(projection, scheme, files)
+            matrices += rows
+            for name, part in rounded.items():
+                written.add(_stored(name.removesuffix(".weight"), part, scheme))
+                done.add(name)
+            projection.unwatch()
+        if states is not None:
+            states = run_layer(layer, states, config, rope, window=config.windows[index])
+        if progress:
+            progress(f"quantising layers to {scheme.format}", index + 1, config.num_layers)
+    rest = [name for name in files.names() if name not in done]
+    for name in rest:
+        written.add({name: files.read(name)})
+    ignored = _ignored(files, rest)
+    own: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    written.finish(folder, {**own, "quantization_config": scheme.configuration(ignored)})
+    before = sum(_num_bytes(files, name) for name in files.names())
+    return Summary(matrices=matrices, ignored=ignored, num_bytes_before=before, num_bytes_after=written.num_bytes)
+
+
+def _check_plain(folder: Path, files: TensorFiles) -> None:
+    for name in files.names():
+        form = files.format_of(name)
+        if form is not None:
+            raise ValueError(f"{folder}: weights must be plain numbers to be quantised, got {name} of {form.name}")
+
+
+def _embedded(files: TensorFiles, tokens: Tensor) -> Tensor:
+    """Return the embeddings `[texts, tokens, E] float32`; the table is not read whole."""
+    table = files.read(_own_name(files, "model.embed_tokens.weight"))
+    return table[tokens].float()
+
+
+def _own_name(files: TensorFiles, name: str) -> str:
+    """Return the name that a tensor has in files that were saved without the prefix of the decoder."""
+    return name if name in files.names() else name.removeprefix("model.")
+
+
+def _round(
+    projection: Projection, scheme: Scheme, files: TensorFiles
+) -> tuple[dict[str, Rounded], list[QuantisedMatrix]]:
+    """Round the matrices of a projection, which then computes with what they have become."""
+    weight, hessian = projection.weight, projection.hessian
+    if not scheme.fits(weight.shape[1]):
+        return {}, []
+    rounded: dict[str, Rounded] = {}
+    rows: list[QuantisedMatrix] = []
+    start = 0
+    for part, size in projection.parts:
+        name = _own_name(files, part)
+        own = weight[start : start + size]
+        dtype = _SCALE_DTYPES.get(files.header(name)[1], torch.float32)
+        try:
+            if scheme.method == "gptq" and hessian is not None:
+                found = round_with_feedback(own, hessian, scheme, dtype)
+            else:
+                found = round_to_nearest(own, scheme, dtype)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        values = found.values()
+        rows.append(
+            QuantisedMatrix(
+                name=name,
+                shape=(size, weight.shape[1]),
+                weight_error=relative_error(own, values),
+                output_error=None if hessian is None else relative_error(own, values, hessian),
+            )
+        )
+        own.copy_(values)
+        rounded[name] = found
+        start += size
+    return rounded, rows
+
+
+def _stored(module: str, rounded: Rounded, scheme: Scheme) -> dict[str, Tensor]:
+    """Return the tensors of a matrix as compressed-tensors names them."""
+    if scheme.format == "int8":
+        return {f"{module}.weight": rounded.codes, f"{module}.weight_scale": rounded.scales}
+    pairs = (rounded.codes + 8).view(torch.uint8).view(len(rounded.codes), -1, 2)
+    packed = pairs[:, :, 0] | pairs[:, :, 1] << 4  # the low four bits of a byte come first, as the bytes of a word do
+    return {
+        f"{module}.weight_packed": packed.contiguous().view(torch.int32),
+        f"{module}.weight_scale": rounded.scales,
+        f"{module}.weight_shape": torch.tensor(rounded.codes.shape),
+    }
+
+
+def _ignored(files: TensorFiles, rest: Sequence[str]) -> list[str]:
+    """Return the modules with matrices that were not rounded, without the embedding table; the head always."""
+    matrices = [name.removesuffix(".weight") for name in rest if name.endswith(".weight")]
+    linear = [name for name in matrices if len(files.header(f"{name}.weight")[0]) == 2 and "embed" not in name]
+    return ["lm_head", *sorted(set(linear) - {"lm_head"})]
+
+
+def _num_bytes(files: TensorFiles, name: str) -> int:
+    shape, dtype = files.header(name)
+    return math.prod(shape) * {"BF16": 2, "F16": 2, "F64": 8, "I64": 8}.get(dtype, 4)

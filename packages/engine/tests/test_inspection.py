@@ -1,0 +1,125 @@
+"""What `inspect_model` says is what loading the model does."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import gguf_files
+import quantised_folders
+from pagewood.engine.api import WeightFormat
+from pagewood.engine.inspection import inspect_model
+from pagewood.engine.load import load_model
+from pagewood.engine.quantise import Scheme, quantise_model
+from pagewood.engine.runner.cpu.ops import CPUOps, PackedLinear, PanelLinear
+from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.kvpool import MultiHeadLayout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("plain")
+    quantised_folders.write_model(made, attention_bias=True)
+    file = made / "model.safetensors"
+    weights = load_file(file)
+    save_file({name: one.bfloat16() if "mlp" in name else one for name, one in weights.items()}, file)
+    return made
+
+
+class _Counted(CPUOps):
+    """Adds up the bytes of what it lays out."""
+
+    num_bytes = 0
+
+    def linear(self, weight, bias):
+        made = super().linear(weight, bias)
+        assert isinstance(made, PackedLinear | PanelLinear)
+        self.num_bytes += made.weight.memory.nbytes if isinstance(made, PackedLinear) else made.panels.nbytes
+        return made
+
+    def embedding(self, table):
+        self.linear(table, None)  # a table of its own has no panels if it is float32
+        return super().embedding(table)
+
+
+@pytest.mark.parametrize("form", get_args(WeightFormat))
+def test_bytes_are_those_that_loading_takes(form: WeightFormat, folder: Path, tmp_path: Path) -> None:
+    quantise_model(folder, tmp_path / "q", Scheme(format="int4", group_size=64))
+    for model in (folder, tmp_path / "q"):
+        found = inspect_model(model)
+        ops = _Counted(Packer(form))
+        load_model(model, ops, dtype=torch.float32 if form == "float32" else None)
+        vectors = sum(one.nbytes for one in load_file(folder / "model.safetensors").values() if one.ndim == 1)
+        assert found.weights_bytes[form] == ops.num_bytes + vectors, model
+
+
+def test_what_a_folder_is(folder: Path) -> None:
+    found = inspect_model(folder)
+    assert (found.kind, found.name, found.tokenizer) == ("folder", folder.name, None)
+    assert found.num_parameters == sum(one.numel() for one in load_file(folder / "model.safetensors").values())
+    assert [(one.stored, one.loaded, one.count) for one in found.matrices] == [
+        ("BF16", "bfloat16", 6),
+        ("F32", "float32", 10),
+    ]
+    layout = MultiHeadLayout(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="float32", order="HND")
+    assert found.kv_bytes_per_token["float32"] == layout.bytes_per_page // 16 == 2 * 2 * 2 * 16 * 4
+    assert found.errors == []
+
+
+def test_the_embedded_model_and_its_templates() -> None:
+    found = inspect_model(None)
+    own = found.tokenizer
+    assert own is not None
+    assert (own.kind, own.num_tokens, own.end_tokens) == ("BPE", 512, ["<|end|>"])
+    assert own.has_chat_template
+    assert own.has_response_template
+
+
+def test_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEWOOD_CACHE", str(tmp_path / "cache"))
+    quantised_folders.write_model(tmp_path)
+    gguf_files.write_gguf(tmp_path, tmp_path / "m.gguf", architecture="llama", kinds=["Q4_0"])
+    found = inspect_model(tmp_path / "m.gguf")
+    assert (found.kind, [name for name, _ in found.files]) == ("GGUF", ["m.gguf"])
+    assert [(one.stored, one.loaded, one.count) for one in found.matrices] == [
+        ("gguf Q4_0", "int4 in groups of 32", 16)
+    ]
+    assert inspect_model(tmp_path / "m.gguf", form="int8").errors == []
+
+
+def test_errors_are_those_of_the_packed_weights(folder: Path) -> None:
+    found = inspect_model(folder, form="int4")
+    assert len(found.errors) == 16
+    assert [one.output_error for one in found.errors] == sorted(
+        (one.output_error for one in found.errors), reverse=True
+    )
+    weights = load_file(folder / "model.safetensors")
+    for one in found.errors:
+        assert one.shape == tuple(weights[one.name].shape)
+        assert 0.04 < one.weight_error < 0.12, one
+        assert 0.04 < one.output_error < 0.15, one
+    by_name = {form: {one.name: one for one in inspect_model(folder, form=form).errors} for form in _FORMS}
+    name = "model.layers.0.self_attn.q_proj.weight"
+    eight, sixteen, whole = (by_name[form][name] for form in _FORMS)
+    assert 1e-3 < sixteen.weight_error < 2.0**-8
+    assert sixteen.output_error < 2 * sixteen.weight_error  # its activations are not rounded
+    assert 2.0**-8 < eight.weight_error < 0.02
+    assert eight.output_error > 1.2 * eight.weight_error  # those of int8 are
+    assert whole.weight_error == whole.output_error == 0
+    mlp = by_name["bfloat16"]["model.layers.0.mlp.up_proj.weight"]
+    assert mlp.weight_error == 0  # it is bfloat16 already
+
+
+_FORMS: tuple[WeightFormat, ...] = ("int8", "bfloat16", "auto")
+
+
+def test_a_form_that_does_not_exist(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"form must be one of auto, .*, got 'int3'"):
+        inspect_model(folder, form="int3")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,92 @@
+"""`pagewood inspect`: what a model on disk is, what it takes, and what rounding its weights changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, get_args
+
+from pagewood.engine.api import WeightFormat
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+
+    from pagewood.engine.inspection import Inspection
+
+
+def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show what a model is, and what rounding its weights changes",
+        description="Show what a folder or a GGUF file holds, what it is loaded as, and its memory on a CPU.",
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder or GGUF file (default: the model inside this package)"
+    )
+    parser.add_argument(
+        "--weights",
+        choices=get_args(WeightFormat),
+        metavar="FORM",
+        help="round every matrix to this form, and show the errors of weights and outputs, worst first; one of "
+        "%(choices)s",
+    )
+    parser.add_argument("--json", action="store_true", help="write everything as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report."""
+    from pagewood.engine.inspection import inspect_model  # imports torch, which takes seconds
+
+    found = inspect_model(options.model, form=options.weights, progress=_show if sys.stderr.isatty() else None)
+    print(json.dumps(asdict(found), indent=2) if options.json else _described(found))
+    return 0
+
+
+def _show(what: str, done: int, total: int) -> None:
+    print(f"{what}: {done} of {total}", end="\n" if done == total else "\r", file=sys.stderr, flush=True)
+
+
+def _described(found: Inspection) -> str:
+    """Return the report for a reader."""
+    model = found.model
+    windows = {window for window in model.windows if window is not None}
+    shape = (
+        f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {model.intermediate_size}, "
+        f"{model.num_heads} heads of {model.head_dim} ({model.num_kv_heads} for keys and values), "
+        f"{model.vocab_size} tokens{', tied embeddings' if model.tied_embeddings else ''}"
+    )
+    lines = [
+        f"{found.name}: {found.kind}, {model.architecture}, {found.num_parameters / 1e6:.1f} million parameters",
+        f"  shape: {shape}",
+        f"  longest text: {model.max_position} tokens" + (f", windows of {max(windows)}" if windows else ""),
+        f"  files: {', '.join(f'{name} {size / 1e6:.1f} MB' for name, size in found.files)}",
+        "  matrices:",
+    ]
+    for one in found.matrices:
+        why = f" ({one.why})" if one.why else ""
+        lines.append(f"    {one.count} of {one.stored}, loaded as {one.loaded}{why}")
+    memory = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in found.weights_bytes.items())
+    lines.append(f"  memory of the weights on a CPU: {memory}")
+    kv = ", ".join(f"{dtype} {size:,} bytes" for dtype, size in found.kv_bytes_per_token.items())
+    lines.append(f"  memory of a token's keys and values: {kv}")
+    if found.tokenizer is None:
+        lines.append("  tokenizer: none")
+    else:
+        own = found.tokenizer
+        lines += [
+            f"  tokenizer: {own.kind}, {own.num_tokens} tokens, {own.num_special} of them special; "
+            f"answers end with {', '.join(own.end_tokens) or 'no token'}",
+            f"  chat template: {_yes(own.has_chat_template)}; response template: {_yes(own.has_response_template)}",
+        ]
+    if found.form is not None:
+        lines += ["", f"relative errors with {found.form}, worst outputs first:", "  weights  outputs"]
+        lines += [f"  {one.weight_error:7.3%}  {one.output_error:7.3%}  {one.name}" for one in found.errors]
+    return "\n".join(lines)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,54 @@
+"""`pagewood inspect` and `pagewood quantize`, on the embedded model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagewood.engine.folder import model_folder
+from pagewood.server.cli import main
+
+
+def test_a_model_is_quantised_and_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(model_folder(None)), out, "--format", "int4", "--group-size", "64"]) == 0
+    shown = capsys.readouterr()
+    assert "28 matrices in int4 by nearest, 4.0 MB became 1.2 MB" in shown.out
+    assert "not quantised: lm_head" in shown.out
+    assert "quantising layers to int4: 4 of 4" in shown.err
+    assert main(["inspect", out, "--json", "--weights", "int8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["architecture"] == "LlamaForCausalLM"
+    assert {one["loaded"]: one["count"] for one in found["matrices"]} == {"float16": 1, "int4 in groups of 64": 28}
+    assert [one["name"] for one in found["errors"]] == ["model.embed_tokens.weight"]
+    assert main(["inspect", out, "--weights", "int8"]) == 0
+    text = capsys.readouterr().out
+    for part in ("2.0 million parameters", "28 of pack-quantized with 4 bits, loaded as int4 in groups of 64",
+                 "chat template: yes; response template: yes", "worst outputs first"):  # fmt: skip
+        assert part in text
+    assert (tmp_path / "out" / "eagle" / "config.json").is_file()  # its drafters stay with it
+
+
+def test_calibration_is_read_for_gptq_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("What is 12 + 7? " * 40)
+    model, out = str(model_folder(None)), str(tmp_path / "out")
+    options = ["quantize", model, out, "--format", "int8", "--calibration", str(text)]
+    assert main(options) == 2
+    assert "--calibration must not be given for --method nearest" in capsys.readouterr().err
+    assert main([*options, "--method", "gptq", "--calibration-tokens", "300"]) == 0
+    shown = capsys.readouterr()
+    assert f"calibration: 1 texts of 320 tokens from {text}" in shown.err
+    assert "relative error of outputs for the calibration" in shown.out
+    assert main([*options, "--method", "gptq"]) == 2
+    assert "OUT must be a new or empty folder" in capsys.readouterr().err
+
+
+def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(model_folder(None)), out, "--format", "int8", "--group-size", "32"]) == 2
+    assert "group_size must be None for int8" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "none")]) == 2
+    assert "model must be a folder with a Hugging Face model or a GGUF file" in capsys.readouterr().err
