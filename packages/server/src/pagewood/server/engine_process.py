@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 from pagewood.server import wire
 from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
@@ -14,7 +15,11 @@ from pagewood.server.engine_side import (
     log_speculation,
     pulse_of,
 )
+from pagewood.server.kv_events import EventPump, Publisher
 from pagewood.server.links import ZmqReceiver, ZmqSender
+
+if TYPE_CHECKING:
+    from pagewood.engine.core.loop import Engine
 
 
 def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: ParentWatch) -> None:
@@ -34,8 +39,9 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     answers = EngineOutbox(shared, incarnation=settings.incarnation)
     with errors_in_one_line():
         engine = build_engine(settings.engine, inbox=commands, outbox=answers, progress=progress)
+        events = _publish_events(engine, settings)
     heartbeat = Heartbeat(shared, pulse=lambda: pulse_of(engine, incarnation=settings.incarnation))
-    commands.attach(heartbeat)
+    commands.attach(heartbeat, events)
     heartbeat.start()
     # The engine lives as long as the process. A full garbage collection that visits its objects took 18 to 30 ms, every
     # hundred steps of 1,024 requests.
@@ -45,8 +51,21 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
         engine.run(stopped)
         log_speculation(pulse_of(engine).speculation)
     finally:
+        if events is not None:
+            events.close()
         engine.close()
         heartbeat.stop()
+
+
+def _publish_events(engine: Engine, settings: Settings) -> EventPump | None:
+    """Return what publishes the changes of the engine's cache, or None if nobody asked for it."""
+    if settings.kv_events is None:
+        return None
+    from pagewood.engine.cache_events import CacheEvents
+
+    changes = CacheEvents(lambda: engine.prefix_cache, form=settings.kv_events_form)
+    publisher = Publisher(settings.kv_events, replay_endpoint=settings.kv_events_replay)
+    return EventPump(changes.read, publisher)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import msgspec
 
 from pagewood.engine.api import Command, Delta, EngineConfig
 from pagewood.server import wire
+from pagewood.server.kv_events import EventPump
 from pagewood.server.links import Receiver, Sender
 
 if TYPE_CHECKING:
@@ -174,22 +175,27 @@ class Heartbeat:
 class EngineInbox:
     """The commands of the tokenizers, as `pagewood.engine.api.Inbox`.
 
-    The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later.
+    The heartbeat needs the engine, and the engine is built with its inbox; so the heartbeat is attached later. So is
+    what publishes the changes of its cache.
     """
 
-    __slots__ = ("_heartbeat", "_receiver", "_stopped")
+    __slots__ = ("_events", "_heartbeat", "_receiver", "_stopped")
 
     def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool]) -> None:
         self._receiver = receiver
         self._stopped = stopped
         self._heartbeat: Heartbeat | None = None  # written by: attach
+        self._events: EventPump | None = None  # written by: attach
 
-    def attach(self, heartbeat: Heartbeat) -> None:
-        """Send pulses from now on."""
+    def attach(self, heartbeat: Heartbeat, events: EventPump | None = None) -> None:
+        """Send pulses, and publish the changes of the cache, from now on."""
         self._heartbeat = heartbeat
+        self._events = events
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
         """Return the commands that arrived. A wait without limit ends when the engine must stop."""
+        if self._events is not None:
+            self._events.turn()
         if timeout_s == 0:
             if self._heartbeat is not None:
                 self._heartbeat.busy()

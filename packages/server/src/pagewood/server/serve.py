@@ -197,6 +197,9 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
         stop_grace_s=FLUSH_GRACE_S if is_flushing else STOP_GRACE_S,
         log_level=config.log_level,
         engine=config.engine,
+        kv_events=config.kv_events,
+        kv_events_replay=config.kv_events_replay,
+        kv_events_form=config.kv_events_form,
     )
 
 

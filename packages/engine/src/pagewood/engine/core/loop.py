@@ -14,7 +14,7 @@ from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch, BatchBuilder, num_masks
 from pagewood.engine.core.constrain import fill_masks, open_masks
 from pagewood.engine.core.intake import Intake
-from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.kv import KVSpace, PrefixCache
 from pagewood.engine.core.pacing import Pacing
 from pagewood.engine.core.plan import Grant, Planner
 from pagewood.engine.core.request import Request
@@ -224,6 +224,11 @@ class Engine:
             self._finish(pending)
             raise
         return pending
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """The prefix cache of this moment, to be read in the engine's thread; it is replaced if it is found broken."""
+        return self._kv.cache
 
     def counters(self) -> Counters:
         """Return the counters, in constant time."""

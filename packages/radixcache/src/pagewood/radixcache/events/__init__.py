@@ -12,6 +12,7 @@ from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, Blo
 from pagewood.radixcache.events.hashing import block_hashes
 from pagewood.radixcache.events.index import RemoteIndex
 from pagewood.radixcache.events.log import EventLog
+from pagewood.radixcache.events.router import router_events, router_hash
 from pagewood.radixcache.events.update import EventBatch, Position, Snapshot
 from pagewood.radixcache.events.wire import from_plain, to_plain
 
@@ -27,5 +28,7 @@ __all__ = [
     "Snapshot",
     "block_hashes",
     "from_plain",
+    "router_events",
+    "router_hash",
     "to_plain",
 ]

@@ -78,6 +78,24 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="info",
         help="lowest level that the log of every process shows, on standard error (default: %(default)s)",
     )
+    events = parser.add_argument_group("KV cache events, for routers")
+    events.add_argument(
+        "--kv-events",
+        metavar="ADDRESS",
+        help="publish what the prefix cache adds and evicts over ZeroMQ, as vLLM does, such as tcp://*:5557; the "
+        "events contain the tokens of prompts (default: not published)",
+    )
+    events.add_argument(
+        "--kv-events-replay",
+        metavar="ADDRESS",
+        help="repeat what a subscriber has lost, such as tcp://*:5558 (default: nothing is repeated)",
+    )
+    events.add_argument(
+        "--kv-events-form",
+        choices=("map", "array"),
+        default="map",
+        help="write events as vLLM's maps, or as arrays for older readers (default: %(default)s)",
+    )
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
@@ -99,6 +117,9 @@ def run(options: argparse.Namespace) -> int:
         allowed_hosts=tuple(options.allowed_host),
         allowed_origins=tuple(options.allowed_origin),
         log_level=options.log_level,
+        kv_events=options.kv_events,
+        kv_events_replay=options.kv_events_replay,
+        kv_events_form=options.kv_events_form,
     )
     logs.configure(config.log_level, "http")
     from pagewood.server.serve import run_server  # imported here because the other commands do not need it

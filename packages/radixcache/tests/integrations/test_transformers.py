@@ -1,9 +1,8 @@
 # pyright: basic
 # (torch and transformers are untyped where it matters)
-"""The example for transformers returns the tokens of the plain model, and computes fewer of them."""
+"""Prefix reuse in transformers returns the tokens of the plain model, and computes fewer of them."""
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="the example needs torch")
-transformers = pytest.importorskip("transformers", reason="the example needs transformers")
+torch = pytest.importorskip("torch", reason="the integration needs torch")
+transformers = pytest.importorskip("transformers", reason="the integration needs transformers")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "transformers_prefix_cache.py"
+from pagewood.radixcache.integrations.transformers import CachedGenerator  # noqa: E402
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_prefix_cache.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +44,7 @@ def model():
 
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 400), (4, 100), (4, 12), (16, 4)])
 def test_the_output_is_the_same_and_fewer_tokens_are_computed(model, page_size: int, num_pages: int) -> None:
-    generator = runpy.run_path(str(EXAMPLE))["CachedGenerator"](model, num_pages=num_pages, page_size=page_size)
+    generator = CachedGenerator(model, num_pages=num_pages, page_size=page_size)
     computed: list[int] = []
     rng = np.random.default_rng(1)
     system = rng.integers(3, 64, 24).tolist()
@@ -66,9 +67,30 @@ def test_the_output_is_the_same_and_fewer_tokens_are_computed(model, page_size: 
 
 
 def test_the_example_is_short_and_runs() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 80
+    assert len(EXAMPLE.read_text().splitlines()) < 30
     command = [sys.executable, "-W", "error", EXAMPLE]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=one_thread)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[1].split()[0] for line in done.stdout.splitlines()] == ["0", "992", "992", "992", "992"]
+
+
+def test_namespaces_share_nothing_and_wrong_arguments_are_refused(model) -> None:
+    generator = CachedGenerator(model, num_pages=20, page_size=4)
+    prompt = list(range(3, 24))
+    options = {"max_new_tokens": 4, "do_sample": False}
+    first = generator.generate(prompt, **options)
+    assert (first[1], generator.generate(prompt, namespace="adapter", **options)[1]) == (0, 0)
+    assert generator.generate(prompt, **options) == (first[0], 20)
+    with pytest.raises(ValueError, match="prompt must have at least 1 token"):
+        generator.generate([])
+    with pytest.raises(ValueError, match="num_beams must be 1, got 2"):
+        generator.generate(prompt, num_beams=2)
+    with pytest.raises(ValueError, match="num_pages must be >= 1, got 0"):
+        CachedGenerator(model, num_pages=0)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"must attend to all tokens in every layer, got sliding_attention"):
+        CachedGenerator(transformers.Gemma3ForCausalLM(config), num_pages=4)

@@ -1,0 +1,65 @@
+"""Events in the forms that KV-aware routers read: those of vLLM, as maps or as arrays, with 64-bit hashes."""
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+from pagewood.radixcache.events.event import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from pagewood.radixcache.namespaces import Namespace
+
+Form: TypeAlias = Literal["map", "array"]
+"""How an event is written: a map with the names of its fields, or an array of its type and its fields in order."""
+
+Medium: TypeAlias = Literal["GPU", "CPU", "STORAGE"]
+"""Where blocks are: in the memory of the device that computes, in host memory, or on a disk or another machine."""
+
+
+def router_hash(name: bytes) -> int:
+    """Return the hash by which routers know a block: the low 64 bits of its name, unsigned, as in vLLM."""
+    return int.from_bytes(name[-8:], "big")
+
+
+def router_events(events: Iterable[Event], *, form: Form = "map", medium: Medium = "GPU") -> list[object]:
+    """Return events as lists, dicts, numbers and strings, for `msgpack` and other serializers.
+
+    A namespace that is a string is the salt; of a tuple the first part is the salt, and the second the adapter, if they
+    are strings. Both are in `extra_keys` of each block as in vLLM, and also in fields of their own (`lora_name`, and as
+    in SGLang `cache_salt`, which only maps have).
+
+    Args:
+        events: events of one cache, in their order.
+        form: "map" for vLLM since 0.30 and SGLang, "array" for older readers.
+        medium: where the blocks of this cache are.
+    """
+    return [_plain(event, form, medium) for event in events]
+
+
+def _plain(event: Event, form: Form, medium: Medium) -> object:
+    match event:
+        case BlockStored():
+            salt, adapter = _salt_and_adapter(event.namespace)
+            keys = [key for key in (adapter, salt) if key is not None]
+            fields: dict[str, object] = {
+                "block_hashes": [router_hash(name) for name in event.block_hashes],
+                "parent_block_hash": None if event.parent_block_hash is None else router_hash(event.parent_block_hash),
+                "token_ids": event.token_ids,
+                "block_size": event.block_size,
+                "lora_id": None,
+                "medium": medium,
+                "lora_name": adapter,
+            }
+            if keys:
+                fields["extra_keys"] = [keys] * len(event.block_hashes)
+            if salt is not None and form == "map":
+                fields["cache_salt"] = salt
+        case BlockRemoved():
+            fields = {"block_hashes": [router_hash(name) for name in event.block_hashes], "medium": medium}
+        case AllBlocksCleared():
+            fields = {}
+    name = type(event).__name__
+    return {"type": name} | fields if form == "map" else [name, *fields.values()]
+
+
+def _salt_and_adapter(namespace: Namespace) -> tuple[str | None, str | None]:
+    parts = namespace if isinstance(namespace, tuple) else (namespace,)
+    salt, adapter = [part if isinstance(part, str) else None for part in (*parts, None, None)[:2]]
+    return salt, adapter

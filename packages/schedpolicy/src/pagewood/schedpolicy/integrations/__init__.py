@@ -1,0 +1,1 @@
+"""Plugs the orders into other engines; each module imports its engine, and nothing else imports these modules."""
