@@ -103,7 +103,6 @@ def test_progress_counts_up_to_its_total() -> None:
     assert seen[-1][1] == seen[-1][2]
 
 
-@pytest.mark.parametrize("name", ["edf", "wrr", "tag", "first"])
-def test_a_policy_that_needs_other_fields_of_requests_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"schedule_policy must be one of fcfs, .*, fair, got '{name}'"):
-        build(max_total_tokens=256, schedule_policy=name)
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"schedule_policy must be one of fcfs, .*, tag, got 'first'"):
+        build(max_total_tokens=256, schedule_policy="first")

@@ -194,7 +194,7 @@ def test_a_seeded_fault_of_drafts_is_found(fault: str, monkeypatch: pytest.Monke
 
 def test_scenarios_with_drafts_exercise_what_they_claim() -> None:
     reports, device = [], RecordingDevice()
-    for seed in range(24):
+    for seed in range(40):
         rng = random.Random(seed)
         scenario = with_drafts(random_scenario(rng, overlap=True), rng)
         reports.append(run(scenario, device := RecordingDevice(), with_graphs=True))

@@ -233,7 +233,7 @@ def samplings_of(num: int) -> list[SamplingParams]:
 def test_drafts_do_not_change_the_text(
     folder: Path, page_size: int, overlap: bool, with_graphs: bool, batch_invariant: bool, chunk: int
 ) -> None:
-    prompts, samplings = prompts_of(6), samplings_of(6)
+    prompts, samplings = prompts_of(9), samplings_of(9)
     plain, _, _ = answers(folder, prompts, samplings, page_size=page_size, batch_invariant=batch_invariant)
     texts = [prompt + answer for prompt, answer in zip(prompts, plain, strict=True)]
     drafted, device, num_accepted = answers(
@@ -446,7 +446,7 @@ def test_a_row_that_lacks_much_gets_drafts_when_it_is_computed(llama: Path) -> N
 
 def test_pages_that_held_what_is_not_a_number_can_be_used_again(llama: Path) -> None:
     """A mask hides positions by a weight of zero, and zero times NaN is NaN."""
-    prompts = [[*range(i, i + 20), 49, *range(i, 30)] for i in range(4)] + prompts_of(12)[4:]
+    prompts = [[*range(i, i + 20), 49, *range(i, 30)] for i in range(4)] + prompts_of(16)[4:]
     prompts = [prompt if i < 4 else [token % 49 for token in prompt] for i, prompt in enumerate(prompts)]
     samplings = [SamplingParams(temperature=0.0, max_tokens=24)] * len(prompts)
     plain, _, _ = answers(llama, prompts, samplings, page_size=16, bad_token=49, num_pages=9)

@@ -109,6 +109,9 @@ def assemble(
         is_watching=config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
     )
     state = EngineState(waiting=waiting, rank=deserving)
+    pacing = None
+    if config.target_step_s is not None:
+        pacing = Pacing(_MeasuredChunk(config, config.target_step_s, page_size))
     planner = Planner(
         kv=kv,
         budget=replace(
@@ -124,6 +127,7 @@ def assemble(
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
         giving_way=None if config.preemption_threshold is None else _giving_way(kv, config.preemption_threshold),
+        pace=pacing,
     )
     intake = Intake(
         state=state,
@@ -153,9 +157,7 @@ def assemble(
         inbox=inbox,
         outbox=outbox,
         clock=clock,
-        pacing=None
-        if config.target_step_s is None
-        else Pacing(_MeasuredChunk(config, config.target_step_s, page_size)),
+        pacing=pacing,
         num_mask_helpers=_num_mask_helpers(),
     )
 

@@ -285,8 +285,7 @@ class Engine:
             if state.paused == "retract":
                 self._num_preempted += self._planner.retract(state)
             return None
-        now_s, room = self._clock(), None if self._pacing is None else self._pacing.max_prefill_tokens(state)
-        plan = self._planner.plan(state, now_s, max_prefill_tokens=room)
+        plan = self._planner.plan(state, self._clock())
         self._num_preempted += plan.num_preempted
         if not plan.grants:
             return None

@@ -149,6 +149,14 @@ class SkipAhead(Protocol):
         ...
 
 
+class Pace(Protocol):
+    """A further limit on the prompt tokens of a step, which depends on what runs."""
+
+    def max_prefill_tokens(self, state: EngineState) -> int:
+        """Return the most prompt tokens of the next step."""
+        ...
+
+
 class Planner:
     """Decides steps. Invariant: the best-ranked running request never loses its pages to another.
 
@@ -156,7 +164,7 @@ class Planner:
     a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
     """
 
-    __slots__ = ("_budget", "_giving_way", "_kv", "_max_scored", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = ("_budget", "_giving_way", "_kv", "_max_scored", "_pace", "_reserve", "_skip_ahead", "_victim")
 
     def __init__(
         self,
@@ -168,6 +176,7 @@ class Planner:
         skip_ahead: SkipAhead,
         max_scored: int = _ANY_NUMBER,
         giving_way: GivingWay | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -180,8 +189,10 @@ class Planner:
             max_scored: prompt tokens of a request in one step, if their log probabilities are wanted; each takes memory
                 for the logits of the whole vocabulary.
             giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
+            pace: limits the prompt tokens of steps; None: only the budget does.
         """
         self._giving_way = giving_way
+        self._pace = pace
         self._max_scored = max_scored
         self._kv = kv
         self._budget = budget
@@ -189,20 +200,15 @@ class Planner:
         self._victim = victim
         self._skip_ahead = skip_ahead
 
-    def plan(self, state: EngineState, now_s: float, *, max_prefill_tokens: int | None = None) -> StepPlan:
-        """Decide the next step; moves requests between `waiting` and `running` and gives them pages.
-
-        Args:
-            state: of the engine.
-            now_s: time on its clock.
-            max_prefill_tokens: most prompt tokens of this step, besides what the budget says; None: no further limit.
-        """
+    def plan(self, state: EngineState, now_s: float) -> StepPlan:
+        """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
         shortage = Shortage(state, self._kv, self._victim)
         num_moved = 0
         if self._giving_way is not None:
             leaving, num_moved = self._giving_way.begin_step(state)
             shortage.excluded += leaving
-        budget = self._budget.open(len(state.running), max_prefill_tokens=max_prefill_tokens)
+        room = None if self._pace is None else self._pace.max_prefill_tokens(state)
+        budget = self._budget.open(len(state.running), max_prefill_tokens=room)
         grants: list[Grant] = []
         if self._budget.prefill_first:
             self._plan_prompts(state, budget, grants, shortage)
