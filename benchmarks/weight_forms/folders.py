@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def write_folder(shape: ModelShape, folder: Path, *, is_int4: bool = False) -> i
         is_int4: projections are codes of 4 bits in the format of compressed-tensors; otherwise all is bfloat16.
     """
     folder.mkdir(parents=True)
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size, "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads, "intermediate_size": shape.intermediate_size,
