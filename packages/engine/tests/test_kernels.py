@@ -45,6 +45,42 @@ def test_the_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert loaded_in_another_process(tmp_path)
 
 
+VARIANTS = """
+from pagewood.engine.runner.cpu.compiled.kernel import kernel
+
+def make(factor):
+    def scaled(number):
+        return factor * number
+
+    return kernel("int64(int64)", variant=factor)(scaled)
+"""
+
+LOAD_VARIANTS = """
+import ctypes
+import sys
+sys.path.insert(0, sys.argv[1])
+from variants import make
+kernels = {factor: make(factor) for factor in map(int, sys.argv[2:])}
+for factor, one in kernels.items():
+    one.compile()
+call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+print([call(one.address)(10) for one in kernels.values()], all(one.loaded for one in kernels.values()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
+def test_variants_that_several_processes_have_compiled_do_not_replace_each_other(tmp_path: Path) -> None:
+    (tmp_path / "variants.py").write_text(VARIANTS)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(*factors: int) -> str:
+        command = [sys.executable, "-c", LOAD_VARIANTS, str(tmp_path), *map(str, factors)]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert [run(2), run(3), run(5)] == ["[20] False", "[30] False", "[50] False"]
+    assert run(5, 2, 3) == "[50, 20, 30] True"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
 def test_without_a_cache_folder_it_compiles_every_time(tmp_path: Path) -> None:
     not_a_folder = tmp_path / "file"

@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numba
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserWideCacheLocator
 from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
 REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
 """Lets a sum become a vector of sums. Infinities and NaNs keep their meaning."""
+
+# Symbols are named by numbers that numba gives to the functions of a process. Code that two processes have compiled may
+# be loaded into a third, where equal names would lead to the wrong code. So no two processes count alike.
+FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "little"))
 
 
 class _Locator(UserWideCacheLocator):
