@@ -26,7 +26,8 @@ def test_its_checks_hold_on_the_stand_ins() -> None:
 
 @pytest.mark.slow
 def test_the_longer_ones_hold_too() -> None:
-    assert run("--stand-in", "--here", "--only", "logits", "families", "tiers", "answers", "waiting", "seeds", "fp8").returncode == 0
+    names = ["logits", "families", "tiers", "answers", "waiting", "seeds", "fp8"]
+    assert run("--stand-in", "--here", "--only", *names).returncode == 0
 
 
 def test_its_table_has_every_check() -> None:
