@@ -24,7 +24,7 @@ REASSOCIATE = frozenset({"contract", "reassoc", "nsz", "arcp"})
 
 # Symbols are named by numbers that numba gives to the functions of a process. Code that two processes have compiled may
 # be loaded into a third, where equal names would lead to the wrong code. So no two processes count alike.
-FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "little"))
+FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "little"))  # not ours
 
 
 class _Locator(UserWideCacheLocator):
