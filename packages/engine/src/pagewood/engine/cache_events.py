@@ -13,8 +13,8 @@ from pagewood.radixcache.events.router import Form, Medium
 class CacheEvents:
     """Reads what has changed in a prefix cache since the last read; used in the engine's thread.
 
-    Invariant: whoever applies all batches in order knows what was cached at the last read. A batch that starts anew
-    begins with `AllBlocksCleared`.
+    Invariant: a reader that applies all batches in order knows what was cached at the last read. A batch that starts
+    anew begins with `AllBlocksCleared`.
 
     Args:
         cache: returns the prefix cache of this moment; an engine may replace it.

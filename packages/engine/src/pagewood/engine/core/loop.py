@@ -89,7 +89,7 @@ class Pending:
     constrained: Sequence[Request] = ()
     """Requests whose draws wait for masks."""  # written by: loop
     launched_s: float = 0.0
-    """When it was handed to the runner, on the engine's clock; 0 if nobody asks."""
+    """When it was handed to the runner, on the engine's clock; 0 if steps are not measured."""
     num_masks: int = 0
     """How many masks they need at most."""
     is_drafting: bool = False
