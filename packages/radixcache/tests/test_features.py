@@ -213,3 +213,13 @@ def test_a_double_unlock_is_refused_even_with_another_lease() -> None:
     cache.unlock(second)
     with pytest.raises(ValueError, match="node must be a handle from this cache"):
         RadixCache(1).lock(cache.root())
+
+
+def test_explain_without_other_namespaces_says_what_it_would_if_there_were_none() -> None:
+    cache, alone = RadixCache(2, history_tokens=100), RadixCache(2, history_tokens=100)
+    for one in (cache, alone):
+        one.insert(ids(1, 1, 2, 2), ids(0, 1), "a")
+    cache.insert(ids(1, 1, 3, 3, 5, 5), ids(2, 3, 4), "b")
+    for tokens in (ids(1, 1, 2, 2), ids(1, 1, 3, 3, 5), ids(1, 1, 2, 9), ids(7, 7), ids(1, 1, 3)):
+        assert cache.explain(tokens, "a", searches_others=False) == alone.explain(tokens, "a")
+    assert cache.explain(ids(1, 1, 3, 3), "a").cause is Cause.OTHER_NAMESPACE

@@ -118,7 +118,7 @@ def ignore_limits(limits: Limits, tree: Tree, beneficiary: str | None) -> tuple[
     return min(orders, key=lambda order: order.head(), default=None), 1
 
 
-def release_below_only(tree: Tree, edge: Edge) -> list[bytes]:
+def release_below_only(tree: Tree, edge: Edge, *, keeps_longer: bool) -> list[bytes]:
     edges = eviction_module.subtree(edge)[1:]
     return [detach(tree, each) for each in reversed(edges) if not each.num_pins]
 

@@ -7,6 +7,7 @@ from pagewood.radixcache.match import Match, Partial
 from pagewood.radixcache.namespaces import ANY, Namespace
 from pagewood.radixcache.node import Node
 from pagewood.radixcache.observer import Observer, Run
+from pagewood.radixcache.outline import Branch, Outline
 from pagewood.radixcache.policies import (
     FIFO,
     FILO,
@@ -34,6 +35,7 @@ __all__ = [
     "MRU",
     "S3FIFO",
     "SLRU",
+    "Branch",
     "Cause",
     "Explanation",
     "Insertion",
@@ -41,6 +43,7 @@ __all__ = [
     "Namespace",
     "Node",
     "Observer",
+    "Outline",
     "Partial",
     "Policy",
     "QueueInformed",

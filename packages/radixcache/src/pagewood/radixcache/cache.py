@@ -17,6 +17,7 @@ from pagewood.radixcache.node import Edge, Node
 from pagewood.radixcache.observer import Observer, ObserverAdapter, Run
 from pagewood.radixcache.order.choice import AnyPolicy, name_of, order_for
 from pagewood.radixcache.order.scored import Scored
+from pagewood.radixcache.outline import Outline, outline
 from pagewood.radixcache.policies import LRU, QueueInformed
 from pagewood.radixcache.tree import Tree, last_item
 from pagewood.radixcache.watches import Watch, Watches, WatchGroup
@@ -370,11 +371,15 @@ class RadixCache:
             self._history.cause = "clear"
         return self._hand_over(eviction.clear(self._tree, namespace))
 
-    def release(self, node: Node) -> Int32:
+    def release(self, node: Node, *, keeps_longer: bool = False) -> Int32:
         """Remove a branch that is not needed any more: the pages after a prefix, and those that only it needs.
 
         The latter are those from the end of the prefix up to the point where another cached sequence branches off.
         Locked pages stay; after they are unlocked they are evicted like any other page.
+
+        Args:
+            node: the prefix.
+            keeps_longer: whether the pages after the prefix stay, and with them the prefix, if there are any.
 
         Returns:
             `[num_freed] int32`, page ids, read-only; they belong to the caller.
@@ -385,19 +390,42 @@ class RadixCache:
         edge = self._edge_ending_at(node)
         if self._history is not None:
             self._history.cause = "release"
-        return self._hand_over(eviction.release(self._tree, edge))
+        return self._hand_over(eviction.release(self._tree, edge, keeps_longer=keeps_longer))
 
-    def explain(self, tokens: Int32, namespace: Namespace = None) -> Explanation:
+    def explain(self, tokens: Int32, namespace: Namespace = None, *, searches_others: bool = True) -> Explanation:
         """Return why the cached prefix of `tokens` is not longer; changes nothing, costs a match in each namespace.
+
+        Args:
+            tokens: `[num_tokens] int32`.
+            namespace: of the sequence.
+            searches_others: whether to search the other namespaces; without, it costs one match, and the cause is never
+                `OTHER_NAMESPACE`.
 
         Raises:
             ValueError: `tokens` is not a one-dimensional int32 array.
         """
-        return explain(self._tree, self._history, tokens, self.peek(tokens, namespace))
+        match = self.peek(tokens, namespace)
+        return explain(self._tree, self._history, tokens, match, searches_others=searches_others)
 
     def observe(self, observer: Observer) -> None:
         """Notify `observer` of every page that enters or leaves the tree from now on; see `runs` for those in it."""
         self._tree.listeners.append(ObserverAdapter(observer))
+
+    def outline(self, *, max_branches: int = 200, max_visited: int = 4096) -> Outline:
+        """Return the largest branches of the tree, in bounded time, for a display; changes nothing.
+
+        Args:
+            max_branches: the most branches to return.
+            max_visited: the most runs to look at; each takes about a microsecond. In a larger tree, those nearest to
+                the roots are looked at, so sums do not count what is deeper.
+
+        Raises:
+            ValueError: an argument is less than 1.
+        """
+        for name, value in (("max_branches", max_branches), ("max_visited", max_visited)):
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        return outline(self._tree, max_branches=max_branches, max_visited=max_visited)
 
     def runs(self) -> Iterator[Run]:
         """Iterate over everything that is cached, parents first; do not change the cache during the iteration."""

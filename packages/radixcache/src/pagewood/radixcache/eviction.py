@@ -97,9 +97,12 @@ def clear(tree: Tree, namespace: Namespace) -> list[bytes]:
     return parts
 
 
-def release(tree: Tree, edge: Edge) -> list[bytes]:
-    """Remove the unlocked pages after `edge`, then those before its end that nothing else needs; return their ids."""
-    parts = _drop_all(tree, subtree(edge)[1:])
+def release(tree: Tree, edge: Edge, *, keeps_longer: bool) -> list[bytes]:
+    """Remove the unlocked pages after `edge`, then those before its end that nothing else needs; return their ids.
+
+    With `keeps_longer`, nothing after `edge` is removed.
+    """
+    parts = [] if keeps_longer else _drop_all(tree, subtree(edge)[1:])
     while edge.is_free_leaf and edge.parent is not None:
         parent = edge.parent
         parts.append(tree.detach(edge))

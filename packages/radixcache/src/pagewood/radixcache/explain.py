@@ -46,8 +46,10 @@ class Explanation:
     evicted_at_s: float | None = None
 
 
-def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) -> Explanation:
-    """Return why `match`, the match of `tokens`, is not longer."""
+def explain(
+    tree: Tree, history: History | None, tokens: Int32, match: Match, *, searches_others: bool = True
+) -> Explanation:
+    """Return why `match`, the match of `tokens`, is not longer; `OTHER_NAMESPACE` only if it `searches_others`."""
     num_tokens, num_whole = match.num_tokens, len(tokens) // tree.page_size * tree.page_size
     partial = match.partial
     first_difference = num_tokens + (partial.num_tokens if partial else 0)
@@ -65,7 +67,7 @@ def explain(tree: Tree, history: History | None, tokens: Int32, match: Match) ->
             evicted_by=ghost.cause,
             evicted_at_s=ghost.evicted_at_s,
         )
-    elsewhere, namespace = _elsewhere(tree, tokens, match)
+    elsewhere, namespace = _elsewhere(tree, tokens, match) if searches_others else (0, None)
     if elsewhere > num_tokens:
         return Explanation(
             cause=Cause.OTHER_NAMESPACE,

@@ -229,8 +229,10 @@ class TieredIndex:
         """
         self._call("retain", node.handle, priority=priority, until=until, start=start)
 
-    def release(self, node: Prefix) -> Int32:
+    def release(self, node: Prefix, *, keeps_longer: bool = False) -> Int32:
         """Remove a branch that is not needed any more from the device, without copying it, and return its pages.
+
+        With `keeps_longer`, only if no longer prefix follows it.
 
         Copies that the host and the stores have of it stay until they are the least recently used.
 
@@ -238,7 +240,7 @@ class TieredIndex:
             ValueError: The prefix was evicted, or the device's cache has no `release`.
         """
         self.poll()
-        pages: Int32 = self._call("release", node.handle)
+        pages: Int32 = self._call("release", node.handle, **({"keeps_longer": True} if keeps_longer else {}))
         self._demotion.drop(pages.tolist())
         return pages
 
@@ -258,13 +260,13 @@ class TieredIndex:
         """
         return self._call("runs")
 
-    def explain(self, tokens: Int32, namespace: Namespace = None) -> Any:
+    def explain(self, tokens: Int32, namespace: Namespace = None, *, searches_others: bool = True) -> Any:
         """Return why the prefix on the device is not longer, as `RadixCache.explain` does.
 
         Raises:
             ValueError: The device's cache has no `explain`.
         """
-        return self._call("explain", tokens, namespace)
+        return self._call("explain", tokens, namespace, searches_others=searches_others)
 
     def num_pages_in(self, namespace: Namespace = None) -> int:
         """Return the number of cached device pages of one namespace.

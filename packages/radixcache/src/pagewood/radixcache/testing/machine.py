@@ -156,11 +156,11 @@ def conformance_machine(
             self.take_back(freed)
 
         @precondition(lambda self: hasattr(self.cache, "release") and self.peeked)
-        @rule(pick=picks)
-        def release(self, pick: int) -> None:
+        @rule(pick=picks, keeps_longer=st.booleans())
+        def release(self, pick: int, keeps_longer: bool) -> None:
             node, namespace, prefix = self.peeked[pick % len(self.peeked)]
-            freed = self.rich.release(node).tolist()
-            assert sorted(freed) == sorted(self.oracle.release(namespace, prefix))
+            freed = self.rich.release(node, keeps_longer=keeps_longer).tolist()
+            assert sorted(freed) == sorted(self.oracle.release(namespace, prefix, keeps_longer=keeps_longer))
             self.take_back(freed)
 
         @precondition(lambda self: hasattr(self.cache, "retain") and clock is not None and bool(self.peeked))
@@ -359,6 +359,7 @@ def soak(machine: type[RuleBasedStateMachine], *, page_size: int, num_steps: int
         "tail": lambda: rng.randrange(page_size),
         "pick": lambda: rng.randrange(100),
         "is_brief": lambda: rng.random() < 0.5,
+        "keeps_longer": lambda: rng.random() < 0.5,
         "num_pages": lambda: rng.randrange(9),
         "priority": lambda: rng.randrange(-1, 3),
         "seconds": lambda: rng.choice(_SECONDS),

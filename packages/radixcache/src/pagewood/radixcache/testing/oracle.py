@@ -155,9 +155,10 @@ class Oracle:
         mine = [key for key in self.pages if key[0] == namespace and not self.is_locked(*key)]
         return [self._drop(key) for key in mine]
 
-    def release(self, namespace: Namespace, prefix: Prefix) -> list[int]:
-        """Remove the unlocked pages after a prefix, and the pages at its end that nothing else needs."""
+    def release(self, namespace: Namespace, prefix: Prefix, *, keeps_longer: bool) -> list[int]:
+        """Remove the unlocked pages after a prefix, unless they stay, and those at its end that nothing else needs."""
         below = [key for key in self.pages if key[0] == namespace and key[1][: len(prefix)] == prefix != key[1]]
+        below = [] if keeps_longer else below
         freed = [self._drop(key) for key in below if not self.is_locked(*key)]
         while (namespace, prefix) in self._unlocked_leaves():
             freed.append(self._drop((namespace, prefix)))
