@@ -133,7 +133,7 @@ def test_masks_come_before_the_answers_of_others(monkeypatch: pytest.MonkeyPatch
     grammar = Grammar(kind="regex", text="3 40 999 0")
     some = [arrival([i, 4], max_tokens=20, temperature=0.5, grammar=None if i else grammar) for i in range(4)]
     scenario = traffic(some, num_pages=80, page_size=4)
-    assert scenario.config.overlap
+    assert scenario.config.resolved().overlap
     run(scenario, model=model_folder("llama"), drafter=None)
     steps = " ".join(events).split("build")
     both = [step.split() for step in steps if step.count("_retire") == 2]

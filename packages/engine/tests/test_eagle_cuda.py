@@ -20,7 +20,7 @@ from stand_ins.recording_device import RecordingDevice
 from stand_ins.tiny_heads import DIM, KINDS, drafted, load, prompts_of
 from stand_ins.torch_decoding import torch_ops
 
-pytestmark = pytest.mark.usefixtures("small_buffers")
+pytestmark = [pytest.mark.usefixtures("small_buffers"), pytest.mark.slow]
 
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 600, 96, 5
 
@@ -98,7 +98,7 @@ def test_drafts_are_those_of_the_head(kind: str, page_size: int, with_graphs: bo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_the_text_is_that_of_plain_decoding(kind: str, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, top_p=0.95)
     texts: list[list[list[int]]] = []

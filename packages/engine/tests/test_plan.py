@@ -48,6 +48,15 @@ def test_a_decode_gets_a_grant_in_every_step_beside_prompts() -> None:
     assert counts[:6] == [[1], [1], [1, 16], [1, 4, 12], [1, 1, 8], [1, 1, 1]]
 
 
+def test_decode_first_is_the_default_and_stall_free_counts_decodes_too() -> None:
+    default = steps(chunked_prefill_size=16)
+    assert steps(chunked_prefill_size=16, schedule_preset="decode-first") == default
+    counts = steps(chunked_prefill_size=16, schedule_preset="stall-free")
+    assert counts[:6] == [[1], [1], [1, 15], [1, 5, 10], [1, 1, 10], [1, 1, 1]]
+    assert max(map(sum, counts)) == 16
+    assert max(map(sum, default)) == 17
+
+
 def steps_of_long_and_short(max_prefills: int) -> list[list[int]]:
     inbox, runner = MemoryInbox(), Recording()
     config = EngineConfig(page_size=4, max_running=4, overlap=False, chunked_prefill_size=16, max_prefills=max_prefills)
@@ -95,4 +104,5 @@ def test_a_request_that_loses_its_pages_to_a_prompt_gets_no_page_in_a_step_witho
 
 def test_with_prefill_first_no_step_has_both_and_prompts_come_before_decodes() -> None:
     counts = steps(chunked_prefill_size=16, prefill_first=True)
+    assert counts == steps(chunked_prefill_size=16, schedule_preset="prefill-first")
     assert counts[:7] == [[1], [1], [16], [4, 12], [8], [1, 1, 1], [1, 1, 1]]

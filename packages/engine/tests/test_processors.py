@@ -191,10 +191,10 @@ def test_engines_call_processors_as_plain_decoding_does(rng: random.Random, kind
     for one, (own, same) in zip(scenario.arrivals, changed, strict=True):
         if same is not None and len(one.prompt) + (own.max_tokens or 1) <= scenario.max_length:
             own, same = (replace(each, max_tokens=own.max_tokens or 9) for each in (own, same))
-            assert (
-                plain_answer(model, False, one.prompt, own).tokens
-                == plain_answer(model, False, one.prompt, same).tokens
-            )
+            ours, theirs = (plain_answer(model, False, one.prompt, each) for each in (own, same))
+            ends = [answer.last.refusal for answer in (ours, theirs) if answer.last is not None]
+            if ends == [None, None]:  # of a grammar that fails, tokens may have come at once which it forced
+                assert ours.tokens == theirs.tokens
 
 
 @pytest.mark.parametrize("topk", [1, 2])

@@ -64,7 +64,7 @@ def chains() -> Any:
     [
         SamplingParams(),
         SamplingParams(temperature=0.6),
-        SamplingParams(top_k=4),
+        pytest.param(SamplingParams(top_k=4), marks=pytest.mark.slow),
         SamplingParams(top_p=0.8),
         SamplingParams(temperature=1.5, top_k=6, top_p=0.95, min_p=0.05),
         SamplingParams(temperature=1.5, top_k=7, typical_p=0.7),

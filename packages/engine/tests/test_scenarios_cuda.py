@@ -27,7 +27,7 @@ from scale import scaled
 from stand_ins.echo_cuda import WatchedCUDARunner
 from stand_ins.recording_device import RecordingDevice
 
-pytestmark = pytest.mark.usefixtures("small_buffers")
+pytestmark = [pytest.mark.usefixtures("small_buffers"), pytest.mark.slow]
 
 
 def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_host_pages: int | None = None) -> Report:

@@ -1,6 +1,7 @@
 """KV that leaves the device and comes back: with the embedded model, and with the echo model in random traffic."""
 
 import random
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import make_queue, make_request, random_faults, random_scenario, run_scenario
+from pagewood.engine.testing import make_queue, make_request, random_faults, random_scenario, run_scenario, with_holds
 from pagewood.engine.tiers import TieredCaches
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
@@ -105,6 +106,21 @@ def test_a_conversation_survives_a_restart_on_disk(policy: str, tmp_path: Path) 
     assert num_computed == 100 - 96 + 8 - 1
 
 
+def test_engines_share_a_folder(tmp_path: Path) -> None:
+    options = {"host_cache_gb": 0.1, "remote_cache": str(tmp_path), "remote_cache_gb": 0.1}
+    first = prompt(1, 100)
+    with serving(**options) as one, serving(**options) as other:
+        expected, _ = one.answer(first)
+        deadline_s = time.monotonic() + 30
+        while not list(tmp_path.rglob("*.pages")):  # written behind
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+            one.answer(prompt(2, 5))
+        tokens, num_computed = other.answer(first)
+    assert tokens == expected
+    assert num_computed == 100 - 96 + 8 - 1
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_random_traffic_over_tiers_gives_the_tokens_of_the_oracle(seed: int, overlap: bool, tmp_path: Path) -> None:
@@ -129,6 +145,23 @@ def test_random_traffic_over_tiers_gives_the_tokens_of_the_oracle(seed: int, ove
     config = replace(scenario.config, prefix_cache=True)
     faults = random_faults(rng) if seed % 2 else {}
     run_scenario(replace(scenario, config=config, faults=faults), make_caches=make_caches)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_pauses_and_retention_over_tiers(seed: int) -> None:
+    rng = random.Random(seed)
+    host_pages, policy = rng.randint(1, 40), rng.choice(list(WritePolicy))
+
+    def make_caches(memory: NDArray[np.uint64], page_size: int) -> Callable[[], TieredIndex]:
+        device = ArrayPages([[memory.view(np.uint8).reshape(-1, page_size * 8)]])
+        host = HostTier(page_bytes=page_size * 8, num_pages=host_pages)
+        return lambda: TieredIndex(
+            RadixCache(page_size), device=device, host=host, page_size=page_size, write_policy=policy
+        )
+
+    scenario = with_holds(random_scenario(rng, overlap=seed % 2 > 0), rng)
+    scenario = replace(scenario, config=replace(scenario.config, prefix_cache=True, retained_share=0.5))
+    run_scenario(scenario, make_caches=make_caches)
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
@@ -196,6 +229,8 @@ def test_a_budget_below_a_page_and_a_folder_without_rights_are_errors(tmp_path: 
         ({"host_cache_gb": 0.0}, "host_cache_gb must be > 0, got 0.0"),
         ({"disk_cache_path": "x"}, "disk_cache_path and disk_cache_gb must be given together"),
         ({"disk_cache_path": "x", "disk_cache_gb": 1.0}, "disk_cache_path must come with host_cache_gb"),
+        ({"remote_cache": "x"}, "remote_cache and remote_cache_gb must be given together"),
+        ({"remote_cache": "x", "remote_cache_gb": 1.0}, "remote_cache must come with host_cache_gb"),
         ({"host_cache_gb": 1.0, "prefix_cache": False}, "host_cache_gb must come with the prefix cache"),
         ({"cache_write_policy": "x"}, "cache_write_policy must be write_through, "),
     ],

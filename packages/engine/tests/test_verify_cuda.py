@@ -49,7 +49,7 @@ from pagewood.kvpool.storage import KVStorage
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 
-pytestmark = pytest.mark.usefixtures("small_buffers")
+pytestmark = [pytest.mark.usefixtures("small_buffers"), pytest.mark.slow]
 
 DIM, MAX_LENGTH, NUM_PAGES_OF_4 = 8, 64, 120
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

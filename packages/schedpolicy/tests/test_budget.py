@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewood.schedpolicy import Budget, decode_first, prefill_first
+from pagewood.schedpolicy import MIXINGS, Budget, budget_named, decode_first, prefill_first, stall_free
 
 
 @st.composite
@@ -261,3 +261,38 @@ def test_decodes_are_taken_together_as_one_by_one():
         assert together == single
     with pytest.raises(ValueError, match="num_requests must be >= 0, got -1"):
         decode_first(max_running=1, max_prefill_tokens=1).open(0).take_decodes(-1)
+
+
+@pytest.mark.parametrize(("name", "num_prefill"), [("decode-first", 64), ("stall-free", 54), ("prefill-first", 64)])
+def test_prompt_tokens_beside_ten_decodes(name: str, num_prefill: int):
+    step = budget_named(name, max_running=16, max_prefill_tokens=64, max_prefills=2).open(10)
+    assert step.budget.prefill_first == (name == "prefill-first")
+    if not step.budget.prefill_first:
+        assert step.take_decodes(10) == 10
+    assert step.take_prefill(1000) == num_prefill
+    assert step.take_prefill(1000) == 0
+    if step.budget.prefill_first:
+        assert not step.take_decode()
+
+
+def test_prompts_progress_beside_more_decodes_than_the_step_has_tokens():
+    step = stall_free(max_running=256, max_step_tokens=64).open(256)
+    assert step.take_decodes(256) == 256
+    assert step.take_prefill(1000) == 8
+    few = stall_free(max_running=256, max_step_tokens=64).open(1)
+    few.take_decodes(1)
+    assert few.take_prefill(1000) == 64  # never more prompt tokens than the step is to have
+
+
+def test_prompts_share_a_step():
+    for name in MIXINGS:
+        step = budget_named(name, max_running=16, max_prefill_tokens=64, max_prefills=2).open(0)
+        assert [step.take_prefill(10) for _ in range(3)] == [10, 10, 0]
+
+
+def test_limits_are_checked():
+    with pytest.raises(ValueError, match="name must be one of decode-first, stall-free, prefill-first, got 'x'"):
+        budget_named("x", max_running=1, max_prefill_tokens=1)
+    for name in MIXINGS:
+        with pytest.raises(ValueError, match="must be >= 1, got 0"):
+            budget_named(name, max_running=1, max_prefill_tokens=0)

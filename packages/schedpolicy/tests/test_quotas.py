@@ -60,7 +60,25 @@ def test_a_request_that_can_never_run_is_found_at_once():
 
 def test_a_request_at_its_limit_needs_no_more_than_it_has():
     done = FakeRequest(arrival=0, tenant="a", num_tokens=120, num_generated=20, max_new_tokens=20)
-    assert Quotas({"a": Quota(max_tokens_in_flight=120)}).check(done).fits
+    quotas = Quotas({"a": Quota(max_tokens_in_flight=120)})
+    assert quotas.check(done).fits
+    quotas.admit(done)
+    assert quotas.usage("a").num_tokens_in_flight == 120
+
+
+def test_a_preempted_request_that_has_outgrown_its_quota_runs_alone():
+    quotas = Quotas({"a": Quota(max_kv_tokens=105)})
+    grown, other = request(0), request(1)
+    grown.num_tokens, grown.num_generated = 110, 10
+    assert quotas.check(grown).fits
+    quotas.admit(other)
+    assert quotas.check(grown).reason == "max_kv_tokens: 110 wanted, 5 left"
+    quotas.stop(other)
+    assert quotas.check(grown).fits
+    quotas.admit(grown)
+    assert quotas.check(other).reason == "max_kv_tokens: 100 wanted, 0 left"
+    quotas.stop(grown)
+    assert not quotas.check(FakeRequest(arrival=2, tenant="a", num_tokens=110, max_new_tokens=1)).fits
 
 
 def test_no_tenant_has_more_than_its_quota():

@@ -82,6 +82,24 @@ def test_a_preemption_without_survivors_still_holds():
     assert ratio.ratio < 0.5
 
 
+def test_requests_that_start_together_get_what_those_before_them_generated():
+    ratio = NewTokenRatio(init=0.5, min_factor=0.1, decay_steps=10)
+    for _ in range(10):
+        ratio.on_step()
+    assert ratio.ratio == pytest.approx(0.05)
+    ratio.on_idle()
+    assert ratio.ratio == 0.5  # nothing has ended yet
+    for _ in range(400):
+        ratio.on_end(Runner(num_generated=40, max_new_tokens=50))
+    ratio.on_end(Runner(num_generated=0, max_new_tokens=0))  # asks for no tokens, so it says nothing
+    ratio.on_idle()
+    assert ratio.ratio == pytest.approx(0.8, abs=1e-4)
+    for _ in range(400):
+        ratio.on_end(Runner(num_generated=1, max_new_tokens=50))
+    ratio.on_idle()
+    assert ratio.ratio == pytest.approx(0.8, abs=1e-4)  # it falls by steps only
+
+
 @given(st.floats(0.01, 1), st.floats(0, 1), st.integers(1, 20), st.integers(0, 5), events)
 def test_it_stays_in_bounds_falls_only_by_steps_and_never_while_held(
     init: float, min_factor: float, decay_steps: int, hold_steps: int, events: list[list[Runner] | None]

@@ -74,6 +74,12 @@ def test_more_policy_options(capsys: pytest.CaptureFixture[str]):
     options = ["--prefill-first", "--victim", "least-output", "--max-running-per-tenant", "4", "--refuse-late"]
     assert main(["--workload", "deadlines", "--requests", "80", "--rate", "50", "--policy", "edf+age", *options]) == 0
     assert "edf+age" in capsys.readouterr().out
+    load = ["--workload", "heavy-tailed", "--requests", "80", "--rate", "50", "--policy", "fcfs", "--json"]
+    tables: set[str] = set()
+    for preset in ("decode-first", "stall-free", "prefill-first"):
+        assert main([*load, "--schedule-preset", preset, "--step-tokens", "256"]) == 0
+        tables.add(capsys.readouterr().out)
+    assert len(tables) == 3
 
 
 def test_plots_are_the_same_each_time(trace: str, tmp_path: Path):
@@ -98,6 +104,7 @@ def test_plots_are_the_same_each_time(trace: str, tmp_path: Path):
         (["--workload", "poisson", "--step-model", "gpu"], "--step-model must be a file or one of h100-8b, h100-70b"),
         (["--workload", "poisson", "--max-running", "9999"], "max_step_tokens must be >= max_running"),
         (["--workload", "poisson", "--requests", "0"], "--requests must be >= 1, got 0"),
+        (["--workload", "poisson", "--schedule-preset", "stall-free", "--prefill-first"], "must be given without"),
         (["--workload", "poisson", "--slo-ttft", "0"], "first_token_s must be > 0"),
     ],
 )

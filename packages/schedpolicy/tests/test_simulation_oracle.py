@@ -28,7 +28,7 @@ from pagewood.schedpolicy.simulation.replica import Replica
 from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
 from pagewood.schedpolicy.skip_ahead import SkipAhead
 from pagewood.schedpolicy.testing import NaiveDeferral
-from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim
+from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim, deserving
 
 # Sums of these are exact in binary floating point, in any order.
 MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)
@@ -216,44 +216,54 @@ class NaiveReplica:
         prefills: list[tuple[Naive, int]] = []
         preempted = [False]
 
-        def decode() -> None:
-            decoding = [r for r in self.running if r.is_decoding]
-            while sum(r.computed % self.page_size == 0 for r in decoding) > self.available():
-                before = set(map(id, self.running))
-                self.preempt(list(self.running))
+        def get_pages(request: Naive, num_tokens: int) -> bool:
+            """Preempt requests without a grant until a running one has pages; return whether it still runs."""
+            while request in self.running and not self.grow(request, num_tokens):
+                granted = [*decodes, *(r for r, _ in prefills)]
+                self.preempt([r for r in self.running if r not in granted])
                 preempted[0] = True
-                gone = before - set(map(id, self.running))
-                decoding = [r for r in decoding if id(r) not in gone]
-            for request in decoding:
-                assert self.grow(request, request.computed + 1)
-                assert budget.take_decode()
-                decodes.append(request)
+            return request in self.running
 
-        if not limits.prefill_first:
-            decode()
-        partial = [r for r in self.running if not r.is_decoding]
-        for request in sorted(partial, key=lambda r: (-r.priority, r.arrival)):
-            if request not in self.running:
-                continue
-            num = budget.offer_prefill(request.num_tokens - request.computed)
-            if not num:
-                break
-            while request in self.running and not self.grow(request, request.computed + num):
-                self.preempt([r for r in partial if r in self.running and r not in [p for p, _ in prefills]])
-                preempted[0] = True
-            if request in self.running:
-                prefills.append((request, budget.take_prefill(num)))
-        if preempted[0]:
-            self.policies.reserve.on_preempt(self.running)
-        else:
-            self.policies.reserve.on_step()
-            if self.waiting and budget.can_admit:
-                self.admit(budget, prefills, partial, now_s)
-        if limits.prefill_first and not prefills:
-            preempted[0] = False
-            decode()
+        def decode() -> None:
+            for request in sorted(self.running, key=deserving):
+                if request.num_tokens - request.computed == 1 and get_pages(request, request.computed + 1):
+                    assert budget.take_decode()
+                    decodes.append(request)
+
+        def continue_prompts() -> None:
+            room = budget.offer_prefill(1000)
+            is_wanted = len(self.waiting) > len(self.policies.deferral.parked)
+            if is_wanted and len(self.running) < limits.max_running and limits.max_prefills > 1:
+                room -= room // 8
+            for request in sorted(self.running, key=deserving):
+                if request.num_tokens - request.computed == 1:
+                    continue
+                num = min(room, budget.offer_prefill(request.num_tokens - request.computed))
+                if num and get_pages(request, request.computed + num):
+                    room -= budget.take_prefill(num)
+                    prefills.append((request, num))
+
+        def note() -> None:
             if preempted[0]:
                 self.policies.reserve.on_preempt(self.running)
+            else:
+                self.policies.reserve.on_step()
+
+        def admit() -> None:
+            if not preempted[0] and self.waiting and budget.can_admit:
+                self.admit(budget, prefills, now_s)
+
+        if limits.prefill_first:
+            continue_prompts()
+            admit()
+            if not prefills:
+                decode()
+            note()
+        else:
+            decode()
+            continue_prompts()
+            note()
+            admit()
         if not prefills and not decodes:
             # All requests that could run were preempted; plan again at once.
             assert preempted[0]
@@ -263,30 +273,37 @@ class NaiveReplica:
             num_prefill=sum(num for _, num in prefills), num_decode=len(decodes), num_kv=num_kv
         )
         for request in decodes:
-            request.computed += 1
-            request.num_generated += 1
-            request.token_s.append(end_s)
-            self.service[request.tenant] += 2
-        for request in sorted(decodes, key=lambda r: r.arrival):
-            if request.num_generated == request.spec.num_output:
-                self.end(request, end_s)
+            if request.is_decoding:
+                request.computed += 1
+                self.get_token(request, end_s)
+            else:
+                self.get_computed(request, 1, end_s)
         for request, num in prefills:
-            request.computed += num
-            self.computed_tokens += num
-            self.service[request.tenant] += num
-            self.publish(request)
-            if request.computed == request.num_tokens:
-                request.num_generated += 1
-                self.service[request.tenant] += 2
-                request.is_decoding = True
-                request.token_s.append(end_s)
-                if request.num_generated == 1:
-                    request.first_token_s = end_s
-                if request.num_generated == request.spec.num_output:
-                    self.end(request, end_s)
+            self.get_computed(request, num, end_s)
         return end_s
 
-    def admit(self, budget: StepBudget, prefills: list[tuple[Naive, int]], partial: list[Naive], now_s: float) -> None:
+    def get_computed(self, request: Naive, num: int, now_s: float) -> None:
+        is_in_prompt = request.computed < request.num_prompt
+        request.computed += num
+        self.computed_tokens += num
+        self.service[request.tenant] += num
+        is_complete = request.computed == request.num_tokens
+        if is_in_prompt or not is_complete:
+            self.publish(request)
+        if is_complete:
+            request.is_decoding = True
+            if not request.num_generated:
+                request.first_token_s = now_s
+            self.get_token(request, now_s)
+
+    def get_token(self, request: Naive, now_s: float) -> None:
+        request.num_generated += 1
+        request.token_s.append(now_s)
+        self.service[request.tenant] += 2
+        if request.num_generated == request.spec.num_output:
+            self.end(request, now_s)
+
+    def admit(self, budget: StepBudget, prefills: list[tuple[Naive, int]], now_s: float) -> None:
         order, skip_ahead, deferral = self.policies.order, self.policies.skip_ahead, self.policies.deferral
         for request in deferral.ready():
             request.num_matched = self.page_size * self.match(request)
@@ -295,6 +312,8 @@ class NaiveReplica:
             if not any(parked is request for parked, _ in deferral.parked):
                 request.num_matched = self.page_size * self.match(request)
         skip_ahead.begin_step(self.waiting)
+        if not self.running:
+            self.policies.reserve.on_idle()
         admitted: list[Naive] = []
         deferred: list[Naive] = []
         for request in order.ordered(now_s):
@@ -313,8 +332,7 @@ class NaiveReplica:
             num = budget.offer_prefill(request.num_tokens - request.num_matched)
             wanted = self.pages(request.num_tokens) - num_matched
             if self.running:
-                unfinished = [r for r in [*partial, *admitted] if r in self.running]
-                wanted += sum(self.pages(r.num_tokens) - self.held(r) for r in unfinished)
+                wanted += sum(self.pages(r.num_tokens) - self.held(r) for r in self.running)
                 expected = self.policies.reserve.reserved_tokens([*self.running, request], page_size=self.page_size)
                 wanted += expected // self.page_size
             if num and wanted <= self.available():
@@ -341,6 +359,7 @@ class NaiveReplica:
 
     def end(self, request: Naive, now_s: float) -> None:
         request.finished_s = now_s
+        self.policies.reserve.on_end(request)
         self.release(request)
 
 

@@ -5,15 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.schedpolicy import (
-    by_least_lost,
     by_least_output,
-    by_most_slack,
     choose_victim,
     choose_victims,
     deserving,
     worth_preempting,
 )
-from pagewood.schedpolicy.testing import FakeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +134,6 @@ def test_the_least_output_is_preempted_first_then_the_longest_prompt():
         Runner(3, num_tokens=99, num_generated=5),
     ]
     assert [runner.arrival for runner in sorted(running, key=by_least_output)] == [3, 2, 1, 0]
-
-
-def test_the_least_loss_is_preempted_first():
-    running = [
-        FakeRequest(arrival=0, num_tokens=100, num_kept=90),
-        FakeRequest(arrival=1, num_tokens=20, num_kept=0),
-        FakeRequest(arrival=2, num_tokens=500, num_kept=490),
-    ]
-    assert [runner.arrival for runner in sorted(running, key=by_least_lost)] == [2, 0, 1]
-
-
-def test_the_most_slack_is_preempted_first():
-    running = [
-        FakeRequest(arrival=0, deadline_s=10.0, max_new_tokens=10),  # ends at 1 s: 9 s to spare
-        FakeRequest(arrival=1, deadline_s=10.0, max_new_tokens=80),  # 2 s
-        FakeRequest(arrival=2, deadline_s=10.0, max_new_tokens=80, num_generated=75),  # 9.5 s
-        FakeRequest(arrival=3),  # without end
-    ]
-    assert [runner.arrival for runner in sorted(running, key=by_most_slack(0.1))] == [3, 2, 0, 1]
 
 
 @given(running_lists, st.integers(0, 200), st.integers(1, 8), st.integers(1, 30))

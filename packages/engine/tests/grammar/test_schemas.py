@@ -63,7 +63,9 @@ def test_masks_and_schemas_agree(first: int) -> None:
     assert check_cases(embedded(), range(first, first + PER_TEST)) >= LEAST_COMPLETE * PER_TEST
 
 
-@pytest.mark.parametrize("first", range(1000, 1300, PER_TEST))
+@pytest.mark.parametrize(
+    "first", [1000, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1000 + PER_TEST, 1300, PER_TEST))]
+)
 def test_masks_and_schemas_agree_with_a_large_vocabulary(first: int) -> None:
     assert check_cases(trained(32_768, 5), range(first, first + PER_TEST)) >= LEAST_COMPLETE * PER_TEST
 

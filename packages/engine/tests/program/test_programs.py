@@ -437,6 +437,13 @@ def test_a_program_ends_at_its_deadline(request: pytest.FixtureRequest, name: st
 def test_programs_of_high_priority_go_first(make: Callable[..., Any]) -> None:
     """One request runs at a time; of those that wait, the urgent one is next although it came last."""
     ended: list[str] = []
+    num_sent = 0
+
+    class Counted(make):  # pyright: ignore[reportUntypedBaseClass]
+        def stream(self, *args: Any, **options: Any) -> Any:
+            nonlocal num_sent
+            num_sent += 1
+            return super().stream(*args, **options)
 
     @program
     def one(s: State, name: str, length: int) -> None:
@@ -445,16 +452,17 @@ def test_programs_of_high_priority_go_first(make: Callable[..., Any]) -> None:
         s["text"]
         ended.append(name)
 
-    llm = make(max_total_tokens=2048, max_running=1)
+    llm = Counted(max_total_tokens=4096, max_running=1)
     with LocalBackend(llm) as backend:
-        first = one("first", 300).start(on=backend)
+        first = one("first", 2000).start(on=backend)
         next(first.stream("text"))
         results = [first]
-        for name, priority in (("low", 0), ("high", 5)):
-            results.append(one(name, 5).start(on=backend, priority=priority))
-            while "text" not in results[-1]._state:
+        # The one that ends last is long, so that the thread of the other has time to say that it has ended.
+        for name, length, priority in (("low", 300, 0), ("high", 5, 5)):
+            results.append(one(name, length).start(on=backend, priority=priority))
+            while num_sent < len(results):
                 time.sleep(0.001)
-            time.sleep(0.02)  # it is encoded, and reaches the engine, in another thread
+            time.sleep(0.02)  # it reaches the engine in another thread
         assert not ended
         for result in results:
             result.wait()

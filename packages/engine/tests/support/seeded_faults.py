@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,3 +24,9 @@ def seed_fault(edits: Sequence[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
         namespace: dict[str, Any] = {}
         exec("from __future__ import annotations\n" + source, function.__globals__, namespace)
         monkeypatch.setattr(owner, name, namespace[name])
+
+
+def slow_ones(faults: Iterable[str], *slow: str) -> list[Any]:
+    """Return faults as parameters; those whose scenarios run into their limit of steps are marked as slow."""
+    assert set(slow) <= set(faults)
+    return [pytest.param(fault, marks=pytest.mark.slow) if fault in slow else fault for fault in faults]

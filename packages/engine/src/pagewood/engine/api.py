@@ -346,11 +346,15 @@ class Submit:
     priority: int = 0
     deadline_s: float | None = None
     """Time by which it should have ended, on the clock of `time.monotonic`. A request that falls behind gets more of
-    the drafts; it is not ended at that time. None: it has no deadline."""
+    the drafts; it is not ended at that time, but see `EngineConfig.refuse_late`. None: it has no deadline."""
     namespace: str | None = None
     carry: bytes = b""
+    tenant: str | None = None
+    """Whose quotas and share of the engine it uses; None: those of its namespace."""
     explain: bool = False
-    """Whether its first `Delta` has an `Explanation`."""
+    """Whether its first `Delta` has an `Explanation`, and its last one `RequestTimings`."""
+    explain_admission: bool = False
+    """Whether its first `Delta` has an `Explanation`, also without `explain`."""
     service_class: str = ""
     """Its class, for the order "wrr"."""
     tag: str = ""
@@ -359,6 +363,22 @@ class Submit:
     """Of a step of a search: how many of the last `tokens` are output already. Penalties and the grammar begin before
     them, `min_tokens` behind them. A stop token is then answered as any other token. If the grammar is complete, the
     answer has no token and ends with STOP; if no token is allowed, with LENGTH. None: an ordinary request."""
+    retain_s: float | None = None
+    """Seconds after its end for which its prefix is likely to return, so that the cache keeps it longer than others, at
+    most `EngineConfig.max_retain_s` and as far as `EngineConfig.retained_share` allows; 0: it will not return, so what
+    no other cached sequence needs of it is dropped at its end. None: nothing is known."""
+    names: tuple[str, ...] = ()
+    """Other names under which its sender knows it, for the decision log; the engine does not read them."""
+
+    def __post_init__(self) -> None:
+        """Check the time of retention."""
+        if self.retain_s is not None:
+            _check_retention("retain_s", self.retain_s)
+
+
+def _check_retention(name: str, seconds: float) -> None:
+    if not 0 <= seconds < math.inf:  # false of NaN
+        raise ValueError(f"{name} must be >= 0 and finite, got {seconds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,29 +417,78 @@ class Flush:
     """
 
     request_id: str
+    when_idle: bool = False
+    """Whether to wait until no request is left, so that everything is dropped; new requests are taken meanwhile. An
+    `Abort` with its id takes it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retain:
+    """Say for how long a text that is cached is likely to return, as `Submit.retain_s` does for that of a request.
+
+    With 0 seconds it is done. What follows it in the cache stays, so a conversation that was continued from it loses
+    nothing. The answer is a `Delta` that ends with `stop`; its `num_cached_tokens` are the tokens that are retained
+    because of it, or that were dropped from the device. It is refused if the engine has no retention and `seconds` > 0.
+
+    Raises:
+        ValueError: `seconds` is out of range.
+    """
+
+    request_id: str
+    tokens: bytes
+    """As in `Submit`."""
+    seconds: float
+    namespace: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the time."""
+        _check_retention("seconds", self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
     """Launch no step until `Resume`; new requests are queued meanwhile. The answer is a `Delta` that ends with `stop`.
 
-    No request is ended, and paused requests go on where they stopped.
+    No request is ended unless `abort` asks for it, and paused requests go on where they stopped.
     """
 
     request_id: str
     retract: bool = False
     """Whether running requests give their memory back, as if they were preempted; what the prefix cache keeps of them
     can then be evicted or flushed. Otherwise they keep it."""
+    abort: bool = False
+    """Whether all requests are ended first, as by an `Abort` of each; their answers come before that of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Launch steps again. The answer is a `Delta` that ends with `stop`."""
+    """Launch steps again, but not of requests that were paused alone. The answer is a `Delta` that ends with `stop`."""
 
     request_id: str
 
 
-Command = Submit | Abort | SetPriority | Refuse | Flush | Pause | Resume
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequest:
+    """Compute nothing for one request until `ResumeRequest`, in any state; the engine goes on with all others.
+
+    The request keeps its age and what it has answered, and no limit of the queue applies to it from now on. An unknown
+    or finished `request_id` is not an error, and there is no answer.
+    """
+
+    request_id: str
+    retract: bool = False
+    """Whether it gives its memory back if it runs; the prefix cache keeps its KV while there is room. Otherwise it
+    keeps its memory until other requests lack it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest:
+    """Go on with a request that was paused alone. A request that is not paused is not an error; there is no answer."""
+
+    request_id: str
+
+
+Command = Submit | Abort | SetPriority | Refuse | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,6 +528,28 @@ class Explanation:
     """When it was first given memory, and its first step was planned."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """When things happened to a request. Times are seconds on the engine's clock, `time.monotonic`."""
+
+    arrived_s: float
+    """When the engine took it from its inbox."""
+    queued_s: float | None
+    """When it was put into the queue, which is later if its grammar had to be compiled; None: it never was."""
+    admitted_s: float | None
+    """When it was first given memory, and its first step was planned; None: it never was."""
+    chunks: tuple[tuple[float, int], ...] = ()
+    """When a step was planned that computes a part of its prompt, and the tokens of that part: at most the first 256.
+    After a preemption, what is not cached is computed again."""
+    num_preempted: int = 0
+    preempted_s: tuple[float, ...] = ()
+    """When it was preempted, at most the first 256 times."""
+    first_token_s: float | None
+    """When its first token was sent; None: it has none."""
+    finished_s: float
+    """When its last answer was made."""
+
+
 class Delta(NamedTuple):
     """The result of one step for one request. A tuple rather than a dataclass, because there is one for every token.
 
@@ -488,8 +579,27 @@ class Delta(NamedTuple):
     """float32, little-endian: what `Submit.pooling` has asked for, in the last `Delta`; it finishes with STOP."""
     explanation: Explanation | None = None
     """In the first `Delta`, if `Submit.explain` asks for it and the request was admitted."""
+    timings: RequestTimings | None = None
+    """In the last `Delta`, if `Submit.explain` asks for it and the request was not refused at once."""
 
 
+class TenantQuota(NamedTuple):
+    """What the running requests of one tenant may hold; None: any amount.
+
+    A request beyond it waits, and requests of other tenants do not wait for it.
+    """
+
+    tenant: str
+    """"*": each tenant that is not named."""
+    max_running: int | None = None
+    max_tokens_in_flight: int | None = None
+    """Tokens of its running requests: prompts and all that they may still generate."""
+    max_kv_tokens: int | None = None
+    """Tokens of KV that its running requests hold when one more starts; they may outgrow it by what they generate."""
+
+
+SchedulePreset: TypeAlias = Literal["decode-first", "stall-free", "prefill-first"]
+"""How prompts and decodes share steps, see `EngineConfig.schedule_preset`."""
 WeightFormat: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """How a CPU keeps weights, see `EngineConfig.weights`."""
 Progress = Callable[[str, int, int], None]
@@ -520,14 +630,20 @@ class _DeviceDefaults(NamedTuple):
     """The KV dtype that takes less memory than `dtype`."""
     max_running: int
     chunked_prefill_size: int
+    overlap: bool
 
 
-_CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512)
-_CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048)
+_CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=512, overlap=True)
+_CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048, overlap=True)
 
 _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
 
+_COUNTS = (
+    "page_size", "max_prefills", "num_continuous_decode_steps", "speculative_num_tokens", "speculative_topk",
+    "stream_interval",
+)  # fmt: skip
+"""Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
     "max_running", "chunked_prefill_size", "num_threads", "max_total_tokens", "max_length", "cuda_graph_max_batch",
 )  # fmt: skip
@@ -575,7 +691,7 @@ class EngineConfig:
     schedule_policy: str = "fcfs"
     """Which waiting request is next: a name of `pagewood.schedpolicy.ORDERS`."""
     schedule_weights: tuple[tuple[str, float], ...] = ()
-    """Shares of namespaces for the order "fair", of service classes for "wrr"; 1 for those that are not named."""
+    """Shares of tenants for the order "fair", of service classes for "wrr"; 1 for those that are not named."""
     schedule_ageing_s: float | None = None
     """Seconds of waiting after which a request can get every fourth admission as the oldest, whatever the order says;
     None: the order alone decides."""
@@ -592,8 +708,29 @@ class EngineConfig:
     prefill_first: bool = False
     """Whether prompts are computed before anything else, in steps without decoding: first tokens come sooner, and
     decoding requests stall meanwhile. Otherwise every decoding request gets a token in every step."""
-    overlap: bool = True
-    """Whether step N+1 is planned while step N computes."""
+    schedule_preset: SchedulePreset | None = None
+    """How prompts and decodes share steps. decode-first: each decoding request gets a token in every step, and prompts
+    up to `chunked_prefill_size` beside them. stall-free: the same, but prompts and decodes together get
+    `chunked_prefill_size`, so that a step takes as long with many decodes as with few; prompts always get an eighth of
+    it. prefill-first: as the field `prefill_first`. None: as that field says, otherwise decode-first."""
+    quotas: tuple[TenantQuota, ...] = ()
+    """Limits of tenants, each named once. A request that exceeds them alone is refused with `quota_exceeded`."""
+    refuse_late: bool = False
+    """Whether a request is refused on arrival, with the code `deadline_infeasible`, if it is expected to miss its
+    `deadline_s`, by the steps measured so far and by the prompts before its own."""
+    max_queued: int | None = None
+    """A request is refused with the code `queue_full` if the engine holds `max_running` and this many more, waiting or
+    running; one that was preempted is never refused. None: there is no limit."""
+    stream_interval: int = 1
+    """Output tokens of a `Delta`, at least, but for the first and the last of a request. A higher value costs fewer
+    messages, and tokens come later and several at a time."""
+    overlap: bool | None = None
+    """Whether step N+1 is planned while step N computes; None: as is known to be faster on the device."""
+    num_continuous_decode_steps: int = 1
+    """Steps that are launched after one decision while the same requests decode. 1: one, in the loop that `overlap`
+    chooses; more: all are launched before the first is retired, and `overlap` has no effect. The engine then looks at
+    its inbox and its queue only after that many steps, and computes for nothing what follows the end of a request. For
+    comparisons with engines that do this."""
     prefix_cache: bool = True
     weights: WeightFormat = "auto"
     """How a CPU keeps the weights of matrices, embeddings and the output projection included. auto: as precise as the
@@ -610,6 +747,11 @@ class EngineConfig:
     eviction_policy: Literal["lru", "queue-lru"] = "lru"
     """Which cached pages are evicted first. lru: those used least recently; queue-lru: the same, but pages that a
     waiting request can use come last, which raises hits where many requests wait."""
+    retained_share: float = 0.0
+    """Largest share of KV memory that the cache keeps for prefixes that are likely to return (`Submit.retain_s`), in
+    [0, 1]. These are evicted last, those of the namespace that has most of them first. 0: nothing is retained."""
+    max_retain_s: float = 3600.0
+    """Longest time for which a prefix is retained, seconds; clients that ask for more get this."""
     cache_history_tokens: int = 0
     """Evicted tokens that the prefix cache remembers, so that explanations know what was evicted; 4 bytes each."""
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"] = "auto"
@@ -622,6 +764,13 @@ class EngineConfig:
     """Folder on a disk for evicted KV, which survives the process; None: no disk cache. It needs a host cache."""
     disk_cache_gb: float | None = None
     """Largest total size of its files, in units of 1e9 bytes."""
+    remote_cache: str | None = None
+    """Where engines share KV: a folder that all of them can write, or `mooncake://HOST:PORT` of a `mooncake_master`,
+    with `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`; None: they
+    share none. It needs a host cache."""
+    remote_cache_gb: float | None = None
+    """Largest total size of the folder's files, or the memory that this engine gives to the others, in units of 1e9
+    bytes."""
     cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """When KV is copied to the host cache: as soon as it is cached, at its second use, or when it is evicted."""
     speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "auto"] = "off"
@@ -664,8 +813,21 @@ class EngineConfig:
     a probability."""
     seed: int = 0
     """Makes the seeds of requests without one."""
+    decision_log: str | None = None
+    """File for everything that decisions depend on, which `pagewood replay` and `pagewood why` read; an existing file
+    gets `.1` behind its name. None: nothing is written, and it costs nothing. Tokens and namespaces are renamed (see
+    `decision_log_tokens`). Unless `cache_history_tokens` is set, 2**20 evicted tokens are remembered."""
+    decision_log_mb: float = 256.0
+    """Largest size of that file and the one before it together, in units of 1e6 bytes. When the file has half of it,
+    it replaces the one before."""
+    decision_log_tokens: bool = False
+    """Whether the log has the real tokens and namespaces of requests. Otherwise both get other names, which are equal
+    where the real ones are. Namespaces keep theirs with the order "fair", which compares them, and where the
+    configuration names them."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.decision_log_mb < math.inf:
+            raise ValueError(f"decision_log_mb must be > 0 and finite, got {self.decision_log_mb}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
         if self.eviction_policy not in ("lru", "queue-lru"):
@@ -696,7 +858,8 @@ class EngineConfig:
             raise ValueError(f"target_step_s must be > 0, got {self.target_step_s}")
         if self.max_queue_s is not None and not self.max_queue_s > 0:  # true of NaN
             raise ValueError(f"max_queue_s must be > 0, got {self.max_queue_s}")
-        for name in ("page_size", "max_prefills", "speculative_num_tokens", "speculative_topk", *_OPTIONAL_COUNTS):
+        self._check_limits()
+        for name in (*_COUNTS, *_OPTIONAL_COUNTS):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL_COUNTS:
                 continue
@@ -710,6 +873,7 @@ class EngineConfig:
             where = f"on CUDA with dtype {dtype}" if self.device == "cuda" else "on a CPU"
             raise ValueError(f"kv_cache_dtype must be one of {', '.join(here)} {where}, got {self.kv_cache_dtype!r}")
         self._check_tiers()
+        self._check_retention()
         self._check_speculation()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ValueError(
@@ -736,6 +900,7 @@ class EngineConfig:
             dtype=dtype,
             kv_cache_dtype=dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
             max_running=self.num_rows,
+            overlap=defaults.overlap if self.overlap is None else self.overlap,
             chunked_prefill_size=self.max_chunk_tokens,
             cuda_graph_max_batch=min(self.cuda_graph_max_batch or self.num_rows, self.num_rows),
         )
@@ -743,6 +908,28 @@ class EngineConfig:
     @property
     def _defaults(self) -> _DeviceDefaults:
         return _CUDA if self.device == "cuda" else _CPU
+
+    @property
+    def mixing(self) -> SchedulePreset:
+        """How prompts and decodes share steps: `schedule_preset`, or what `prefill_first` says."""
+        return self.schedule_preset or ("prefill-first" if self.prefill_first else "decode-first")
+
+    def _check_limits(self) -> None:
+        presets = get_args(SchedulePreset)
+        if self.schedule_preset is not None and self.schedule_preset not in presets:
+            raise ValueError(f"schedule_preset must be one of {', '.join(presets)}, got {self.schedule_preset!r}")
+        if self.prefill_first and self.mixing != "prefill-first":
+            raise ValueError(f"schedule_preset must be prefill-first with prefill_first, got {self.schedule_preset!r}")
+        if self.max_queued is not None and self.max_queued < 0:
+            raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
+        names: set[str] = set()
+        for quota in self.quotas:
+            if quota.tenant in names:
+                raise ValueError(f"quotas must name each tenant once, got {quota.tenant!r} again")
+            names.add(quota.tenant)
+            for name, limit in zip(quota._fields[1:], quota[1:], strict=True):
+                if limit is not None and limit < 1:
+                    raise ValueError(f"quotas must have {name} >= 1, got {limit} for {quota.tenant!r}")
 
     def _check_speculation(self) -> None:
         for name, known in (
@@ -803,20 +990,27 @@ class EngineConfig:
                     f"got {place!r} for {name!r}"
                 )
 
+    def _check_retention(self) -> None:
+        if not 0.0 <= self.retained_share <= 1.0:
+            raise ValueError(f"retained_share must be in [0, 1], got {self.retained_share}")
+        if self.retained_share and not self.prefix_cache:
+            raise ValueError(f"retained_share must come with the prefix cache, got {self.retained_share} without it")
+        if not 0.0 < self.max_retain_s < math.inf:
+            raise ValueError(f"max_retain_s must be > 0 and finite, got {self.max_retain_s}")
+
     def _check_tiers(self) -> None:
         if self.cache_history_tokens < 0:
             raise ValueError(f"cache_history_tokens must be >= 0, got {self.cache_history_tokens}")
-        for name in ("host_cache_gb", "disk_cache_gb"):
+        for name in ("host_cache_gb", "disk_cache_gb", "remote_cache_gb"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
-        if (self.disk_cache_path is None) != (self.disk_cache_gb is None):
-            raise ValueError(
-                "disk_cache_path and disk_cache_gb must be given together, "
-                f"got {self.disk_cache_path!r} and {self.disk_cache_gb}"
-            )
-        if self.disk_cache_path is not None and self.host_cache_gb is None:
-            raise ValueError(f"disk_cache_path must come with host_cache_gb, got {self.disk_cache_path!r} without it")
+        for place, size in (("disk_cache_path", "disk_cache_gb"), ("remote_cache", "remote_cache_gb")):
+            found = getattr(self, place), getattr(self, size)
+            if (found[0] is None) != (found[1] is None):
+                raise ValueError(f"{place} and {size} must be given together, got {found[0]!r} and {found[1]}")
+            if found[0] is not None and self.host_cache_gb is None:
+                raise ValueError(f"{place} must come with host_cache_gb, got {found[0]!r} without it")
         if self.host_cache_gb is not None and not self.prefix_cache:
             raise ValueError(f"host_cache_gb must come with the prefix cache, got {self.host_cache_gb} without it")
         if self.cache_write_policy not in ("write_through", "write_through_selective", "write_back"):

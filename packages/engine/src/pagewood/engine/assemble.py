@@ -12,32 +12,37 @@ from functools import partial
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.core.batch import BatchBuilder
 from pagewood.engine.core.constrain import Compiler
+from pagewood.engine.core.deadlines import Deadlines
 from pagewood.engine.core.giving_way import GivingWay
+from pagewood.engine.core.held_back import HeldBack
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, PrefixCache
-from pagewood.engine.core.loop import Engine, EngineInfo, Runner
+from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner
 from pagewood.engine.core.pacing import Pacing
 from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.retention import Retention
 from pagewood.engine.core.speculation import Drafting, Speculation
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.core.waiting import WaitingQueue
+from pagewood.engine.measured_steps import MeasuredChunk, StepForecast
+from pagewood.engine.stream_interval import IntervalOutbox
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
     MATCH_ORDERS,
     ORDERS,
     Ageing,
-    DynamicChunk,
     InBatchDeferral,
     NewTokenRatio,
     Order,
+    Quota,
+    Quotas,
     SkipAhead,
-    StepModel,
-    StepSample,
+    budget_named,
     choose_victim,
-    decode_first,
     deserving,
     order_named,
     worth_preempting,
@@ -45,10 +50,11 @@ from pagewood.schedpolicy import (
 
 _log = logging.getLogger(__name__)
 
+_LOGGED_HISTORY = 1 << 20
+"""Evicted tokens that are remembered if decisions are logged, so that the log says what was evicted."""
+
 _SCORED_BYTES = 16 << 20
 """Of logits of one prompt in a step, if the log probabilities of its tokens are wanted."""
-_FEWEST_PREFILL_TOKENS = 16
-"""Of a step that has a target, so that prompts make progress."""
 _MAX_MASK_HELPERS = 7
 """Threads that fill masks beside the engine's own."""
 _MAX_COMPARED = 250_000
@@ -69,6 +75,7 @@ def assemble(
     inbox: Inbox,
     outbox: Outbox,
     clock: Callable[[], float] = time.monotonic,
+    observer: Observer | None = None,
 ) -> Engine:
     """Assemble an engine around any runner.
 
@@ -85,21 +92,46 @@ def assemble(
         inbox: source of commands.
         outbox: destination of answers.
         clock: returns monotonic seconds.
+        observer: hears what is decided; None: only the decision log does, if there is one.
 
     Raises:
         ValueError: `config.schedule_policy` is unknown, or it needs watches that the cache does not have.
+        OSError: the decision log cannot be written.
     """
     config = config.resolved()
+    if config.decision_log is not None and not config.cache_history_tokens:
+        config = replace(config, cache_history_tokens=_LOGGED_HISTORY)
     _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
     page_size = info.page_size
     name = _order_name(config.schedule_policy)
+    log = None
+    if config.decision_log is not None:
+        from pagewood.engine.decision_log.writer import DecisionLog  # needs msgspec
+
+        log = DecisionLog(config, info, clock)
+        observer, clock = log.recorder, log.recorder.clock
+        inbox, outbox = log.recorder.inbox(inbox), log.recorder.outbox(outbox)
+        make_cache = None if make_cache is None else log.recorder.caches(make_cache)
+        drafting = None if drafting is None else log.recorder.drafting(drafting)
+        compiler = None if compiler is None else log.recorder.compiler(compiler)
     kv = KVSpace(
         make_cache=make_cache
         or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
+        notes=observer,
         allocator=PageAllocator(info.num_pages),
         page_size=page_size,
         num_rows=config.num_rows,
+        retention=Retention(
+            num_pages=info.num_pages,
+            max_pages=int(info.num_pages * config.retained_share),
+            max_s=config.max_retain_s,
+            page_size=page_size,
+            clock=clock,
+        )
+        if config.retained_share
+        else None,
     )
+    quotas = _quotas(config)
     waiting = WaitingQueue(
         order=_order(config, name),
         kv=kv,
@@ -107,27 +139,34 @@ def assemble(
         if config.prefix_cache
         else None,
         is_watching=config.prefix_cache and (name in MATCH_ORDERS or config.eviction_policy == "queue-lru"),
+        held_back=None if quotas is None else HeldBack(quotas),
+        notes=observer,
     )
-    state = EngineState(waiting=waiting, rank=deserving)
-    pacing = None
-    if config.target_step_s is not None:
-        pacing = Pacing(_MeasuredChunk(config, config.target_step_s, page_size))
+    reserve = NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness))
+    state = EngineState(waiting=waiting, rank=deserving, on_end=reserve.on_end)
+    pacing = deadlines = None
+    if config.target_step_s is not None or config.refuse_late:
+        chunk = MeasuredChunk(config, page_size)
+        pacing = Pacing(chunk)
+        if config.refuse_late:
+            deadlines = Deadlines(state, kv, StepForecast(chunk, reserve, config), is_by_deadline=name == "edf")
     planner = Planner(
         kv=kv,
-        budget=replace(
-            decode_first(
-                max_running=config.num_rows,
-                max_prefill_tokens=config.max_chunk_tokens,
-                max_prefills=config.max_prefills,
-            ),
-            prefill_first=config.prefill_first,
+        budget=budget_named(
+            config.mixing,
+            max_running=config.num_rows,
+            max_prefill_tokens=config.max_chunk_tokens,
+            max_prefills=config.max_prefills,
         ),
-        reserve=NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness)),
+        reserve=reserve,
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
-        giving_way=None if config.preemption_threshold is None else _giving_way(kv, config.preemption_threshold),
-        pace=pacing,
+        giving_way=None
+        if config.preemption_threshold is None
+        else _giving_way(kv, config.preemption_threshold, observer),
+        pace=None if config.target_step_s is None else pacing,
+        notes=observer,
     )
     intake = Intake(
         state=state,
@@ -141,7 +180,22 @@ def assemble(
         vector_size=info.vector_size,
         low_priority_first=config.low_priority_first,
         max_queue_s=config.max_queue_s,
+        max_live=None if config.max_queued is None else config.num_rows + config.max_queued,
+        quotas=quotas,
+        deadlines=deadlines,
+        notes=observer,
+        clock=clock,
     )
+    runner = make_runner(kv)
+    if log is not None:
+        runner = log.recorder.runner(runner)
+        log.begin(
+            max_drafts=0 if drafting is None else drafting.max_tokens,
+            tree=tree,
+            drafts_constrained=drafts_constrained,
+            has_grammars=compiler is not None,
+            has_tiers=kv.tiers is not None,
+        )
     return Engine(
         config=config,
         info=info,
@@ -153,12 +207,13 @@ def assemble(
         else Speculation(drafting=drafting, kv=kv, tree=tree, drafts_constrained=drafts_constrained),
         kv=kv,
         builder=BatchBuilder(num_rows=config.num_rows, page_size=page_size, is_drafting=drafting is not None),
-        runner=make_runner(kv),
+        runner=runner,
         inbox=inbox,
-        outbox=outbox,
+        outbox=outbox if config.stream_interval == 1 else IntervalOutbox(outbox, config.stream_interval),
         clock=clock,
         pacing=pacing,
         num_mask_helpers=_num_mask_helpers(),
+        observer=observer,
     )
 
 
@@ -168,11 +223,25 @@ def radix_cache(config: EngineConfig, page_size: int, clock: Callable[[], float]
     return RadixCache(page_size, policy=policy, history_tokens=config.cache_history_tokens, clock=clock)
 
 
-def _giving_way(kv: KVSpace, threshold: int) -> GivingWay:
+def _giving_way(kv: KVSpace, threshold: int, notes: Notes | None) -> GivingWay:
     def choose(candidate: Request, running: Sequence[Request], num_missing: int) -> Sequence[Request]:
         return worth_preempting(candidate, running, threshold, num_missing=num_missing)
 
-    return GivingWay(kv, choose)
+    return GivingWay(kv, choose, notes=notes)
+
+
+def _quotas(config: EngineConfig) -> Quotas | None:
+    if not config.quotas:
+        return None
+    quotas = {
+        one.tenant: Quota(
+            max_running=one.max_running,
+            max_tokens_in_flight=one.max_tokens_in_flight,
+            max_kv_tokens=one.max_kv_tokens,
+        )
+        for one in config.quotas
+    }
+    return Quotas(quotas, default=quotas.pop("*", None))
 
 
 def _order(config: EngineConfig, name: str) -> Order[Request]:
@@ -184,25 +253,6 @@ def _order_name(name: str) -> str:
     if name.replace("_", "-") not in ORDERS:
         raise ValueError(f"schedule_policy must be one of {', '.join(ORDERS)}, got {name!r}")
     return name.replace("_", "-")
-
-
-class _MeasuredChunk(DynamicChunk):
-    """`core.pacing.Chunking` by schedpolicy's model of steps, which knows nothing until it is fitted."""
-
-    def __init__(self, config: EngineConfig, target_s: float, page_size: int) -> None:
-        super().__init__(
-            StepModel(base_s=0.0, prefill_s=target_s / config.max_chunk_tokens, decode_s=0.0, kv_s=0.0),
-            target_s=target_s,
-            max_tokens=max(config.max_chunk_tokens, page_size),
-            min_tokens=min(_FEWEST_PREFILL_TOKENS, config.max_chunk_tokens),
-            page_size=page_size,
-            window=256,
-            refit_every=16,
-        )
-
-    def record(self, *, num_prefill: int, num_decode: int, num_kv: int, seconds: float) -> None:
-        """Note what a step took."""
-        self.observe(StepSample(num_prefill, num_decode, num_kv, seconds))
 
 
 def _num_mask_helpers() -> int:

@@ -1,4 +1,4 @@
-"""Builds the host and disk caches that the configuration asks for; part of the composition root."""
+"""Builds the host, disk and shared caches that the configuration asks for; part of the composition root."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import radix_cache
 from pagewood.engine.available_memory import available_memory_bytes
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.tiers import DiskTier, HostTier, TieredIndex, WritePolicy
+from pagewood.kvpool.tiers import DiskTier, HostTier, PageStore, SharedFolder, TieredIndex, WritePolicy
 from pagewood.kvpool.tiers.arrays import Bytes
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
@@ -23,9 +24,9 @@ _SAMPLE_BYTES = 4096
 
 
 class TieredCaches:
-    """Makes prefix caches over a host cache and, if configured, a disk cache.
+    """Makes prefix caches over a host cache and, if configured, a disk cache and one that engines share.
 
-    Invariant: only the cache that was made last is in use, and only it uses the host and the disk.
+    Invariant: only the cache that was made last is in use, and only it uses these.
 
     Args:
         config: with a host cache.
@@ -38,7 +39,7 @@ class TieredCaches:
             cannot be used.
     """
 
-    __slots__ = ("_config", "_disk", "_fingerprint", "_host", "_last", "_memory", "_page_size")
+    __slots__ = ("_config", "_disk", "_fingerprint", "_host", "_last", "_memory", "_page_size", "_remote")
 
     def __init__(self, config: EngineConfig, *, memory: PageMemory, page_size: int, fingerprint: bytes) -> None:
         assert config.host_cache_gb is not None
@@ -63,6 +64,13 @@ class TieredCaches:
                 sets_aside=True,
             )
             _log.info("disk cache: %d pages, %d of them in use", num_disk_pages, self._disk.num_held)
+        self._remote: PageStore | None = None
+        if config.remote_cache is not None and config.remote_cache_gb is not None:
+            num_bytes = _num_pages("remote_cache_gb", config.remote_cache_gb, page_bytes) * page_bytes
+            self._remote = shared_store(
+                config.remote_cache, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=self._fingerprint
+            )
+            _log.info("shared cache: %s", config.remote_cache)
 
     def make(self) -> TieredIndex:
         """Return a cache with an empty device; the previous one, if any, is closed."""
@@ -73,11 +81,48 @@ class TieredCaches:
             device=device_pages(self._memory),
             host=self._host,
             disk=self._disk,
+            remote=self._remote,
             page_size=self._page_size,
             fingerprint=self._fingerprint,
             write_policy=WritePolicy(self._config.cache_write_policy),
         )
         return self._last
+
+
+def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: bytes) -> PageStore:
+    """Return the store that `EngineConfig.remote_cache` names.
+
+    Args:
+        place: a folder, or `mooncake://HOST:PORT?option=value`.
+        num_bytes: size of the folder's files, or of the memory that this process gives.
+        page_bytes: size of a page image, in bytes.
+        fingerprint: what the pages hold.
+
+    Raises:
+        ValueError: the place is wrong, cannot be used, or needs a package that is not installed.
+    """
+    scheme, found, rest = place.partition("://")
+    if not found:
+        return SharedFolder(place, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=fingerprint)
+    options = dict(parse_qsl(urlsplit(f"//{rest}").query))
+    unknown = options.keys() - {"host", "protocol", "devices", "metadata"}
+    if scheme != "mooncake" or unknown:
+        raise ValueError(
+            "remote_cache must be a folder or mooncake://HOST:PORT with host, protocol, devices or metadata, "
+            f"got {place!r}"
+        )
+    from pagewood.kvpool.integrations.mooncake import MooncakeStore
+
+    try:
+        return MooncakeStore.connect(
+            urlsplit(f"//{rest}").netloc, page_bytes=page_bytes, fingerprint=fingerprint, num_bytes=num_bytes, **options
+        )
+    except ImportError as error:
+        raise ValueError(
+            f"remote_cache {place!r} needs mooncake: pip install mooncake-transfer-engine ({error})"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"remote_cache {place!r} cannot be used: {error}") from error
 
 
 def tiered_cache(

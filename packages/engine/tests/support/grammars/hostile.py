@@ -69,6 +69,9 @@ CASES: dict[str, Callable[[], tuple[str, str]]] = {
     "schema with an escaped surrogate": lambda: ("json_schema", '{"const": "\\ud800"}'),
     "schema with NaN": lambda: ("json_schema", '{"const": NaN}'),
     "schema with a long number": lambda: ("json_schema", '{"minimum": ' + "1" * 5000 + "}"),
+    "least integer": lambda: schema({"enum": [[1, -(2**63)]]}),
+    "least integer as a bound": lambda: schema({"type": "integer", "minimum": -(2**63), "maximum": 5}),
+    "least number as a bound": lambda: schema({"type": "number", "minimum": -1e300, "maximum": -1e299}),
     "schema with white space only": lambda: ("json_schema", " " * 1000),
     "reference to itself": lambda: schema({"$ref": "#"}),
     "references in a circle": lambda: schema(

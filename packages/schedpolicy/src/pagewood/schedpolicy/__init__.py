@@ -1,9 +1,16 @@
 """Scheduling policies for LLM engines: which request runs next, how many tokens it computes, which one is preempted."""
 
 from pagewood.schedpolicy.adaptive import AdaptiveOrder, AdaptiveRule, Switch
-from pagewood.schedpolicy.admission import Admission, AdmissionLimits, Chunk, fits_until_all_end
 from pagewood.schedpolicy.ageing import Ageing
-from pagewood.schedpolicy.budget import Budget, StepBudget, decode_first, prefill_first
+from pagewood.schedpolicy.budget import (
+    MIXINGS,
+    Budget,
+    StepBudget,
+    budget_named,
+    decode_first,
+    prefill_first,
+    stall_free,
+)
 from pagewood.schedpolicy.chunking import DynamicChunk
 from pagewood.schedpolicy.deadlines import Feasibility, Load, TooLate
 from pagewood.schedpolicy.deferral import InBatchDeferral
@@ -48,10 +55,8 @@ from pagewood.schedpolicy.tree_drafting import TreeControl
 from pagewood.schedpolicy.urgency import Urgent, WeightByUrgency, weight_by_priority
 from pagewood.schedpolicy.verdict import Outcome, Verdict
 from pagewood.schedpolicy.victim import (
-    by_least_lost,
     by_least_output,
     by_lowest_priority,
-    by_most_slack,
     choose_victim,
     choose_victims,
     deserving,
@@ -61,15 +66,14 @@ from pagewood.schedpolicy.victim import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "MATCH_ORDERS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Admission", "AdmissionLimits",
-    "Ageing", "Budget", "ByLongestMatch", "ByShortest", "Chunk", "Decoding", "DepthFirstWeight", "DraftControl",
-    "DraftCost", "DynamicChunk", "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline",
-    "HasPrefix", "HasPrompt", "HasTag", "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load",
-    "NewTokenRatio", "Order", "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder",
-    "SkipAhead", "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers",
-    "TooLate", "TreeControl", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__",
-    "by_arrival", "by_deadline", "by_least_lost", "by_least_output", "by_longest_output", "by_lowest_priority",
-    "by_most_slack", "by_priority", "by_priority_low_first", "choose_victim", "choose_victims", "decode_first",
-    "deserving", "fair_share", "fits_until_all_end", "order_named", "prefill_first", "weight_by_priority",
-    "weighted_round_robin", "worth_preempting",
+    "MATCH_ORDERS", "MIXINGS", "ORDERS", "PLAIN_ORDERS", "AdaptiveOrder", "AdaptiveRule", "Ageing", "Budget",
+    "ByLongestMatch", "ByShortest", "Decoding", "DepthFirstWeight", "DraftControl", "DraftCost", "DynamicChunk",
+    "FallbackAbove", "Feasibility", "FullWaiting", "HasClass", "HasDeadline", "HasPrefix", "HasPrompt", "HasTag",
+    "HasTenant", "HighestResponseRatio", "InBatchDeferral", "LiveMatch", "Load", "NewTokenRatio", "Order",
+    "Outcome", "Quota", "Quotas", "RankedOrder", "Running", "ShareOrder", "ShuffledOrder", "SkipAhead",
+    "StepBudget", "StepCost", "StepModel", "StepReserve", "StepSample", "Switch", "TagAffinity", "Tiers", "TooLate",
+    "TreeControl", "Urgent", "Usage", "Verdict", "Waiting", "WeightByUrgency", "__version__", "budget_named",
+    "by_arrival", "by_deadline", "by_least_output", "by_longest_output", "by_lowest_priority", "by_priority",
+    "by_priority_low_first", "choose_victim", "choose_victims", "decode_first", "deserving", "fair_share",
+    "order_named", "prefill_first", "stall_free", "weight_by_priority", "weighted_round_robin", "worth_preempting",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Limits on the tokens and requests of one step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,55 @@ def decode_first(*, max_running: int, max_prefill_tokens: int, max_prefills: int
         max_prefills=max_prefills,
         max_prefill_tokens=max_prefill_tokens,
     )
+
+
+def stall_free(*, max_running: int, max_step_tokens: int, max_prefills: int = 8) -> Budget:
+    """Return the budget of Sarathi-Serve: each running request decodes in every step, and prompts fill up the rest.
+
+    So the time between two tokens hardly depends on how many requests run. Prompts get an eighth of the tokens in any
+    case, beyond `max_step_tokens` if need be, so that they make progress beside many decodes.
+
+    Args:
+        max_running: Requests that run at once.
+        max_step_tokens: Tokens of one step, decodes and prompts together, >= 1.
+        max_prefills: Requests that share those of the prompts.
+
+    Source: Sarathi-Serve (arXiv 2403.02310).
+    """
+    if max_step_tokens < 1:
+        raise ValueError(f"max_step_tokens must be >= 1, got {max_step_tokens}")
+    return Budget(
+        max_step_tokens=max(max_step_tokens, max_running + max(1, max_step_tokens // 8)),
+        max_chunk_tokens=max_step_tokens,
+        max_running=max_running,
+        max_prefills=max_prefills,
+        max_prefill_tokens=max_step_tokens,
+    )
+
+
+MIXINGS = ("decode-first", "stall-free", "prefill-first")
+"""Names of `budget_named`: how prompts and decodes share steps."""
+
+
+def budget_named(name: str, *, max_running: int, max_prefill_tokens: int, max_prefills: int = 8) -> Budget:
+    """Return one of the ways in which prompts and decodes can share steps, for the same limits.
+
+    Args:
+        name: decode-first: prompts get up to `max_prefill_tokens` beside the decodes; stall-free: together with the
+            decodes; prefill-first: in steps without decodes, which come first.
+        max_running: Requests that run at once.
+        max_prefill_tokens: Prompt tokens of one step, over all requests, >= 1.
+        max_prefills: Requests that share them.
+
+    Raises:
+        ValueError: The name is unknown, or a limit is out of range.
+    """
+    if name not in MIXINGS:
+        raise ValueError(f"name must be one of {', '.join(MIXINGS)}, got {name!r}")
+    if name == "stall-free":
+        return stall_free(max_running=max_running, max_step_tokens=max_prefill_tokens, max_prefills=max_prefills)
+    budget = decode_first(max_running=max_running, max_prefill_tokens=max_prefill_tokens, max_prefills=max_prefills)
+    return budget if name == "decode-first" else replace(budget, prefill_first=True)
 
 
 def prefill_first(*, max_running: int, max_prefill_tokens: int = 16_384) -> Budget:

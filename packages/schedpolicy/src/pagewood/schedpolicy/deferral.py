@@ -137,6 +137,11 @@ class InBatchDeferral(Generic[Q]):
                 self._index(leader, offset, windows)
         return any(self._park(request, leader) for leader in windows.get(request.window(offset, end), ()))
 
+    def leader_of(self, request: Q) -> Q | None:
+        """Return the running request that a parked one waits for; None: it is not parked, or ready."""
+        parked = self._parked.get(request.arrival)
+        return None if parked is None or parked.leader is None else parked.leader.request
+
     def discard(self, request: Q) -> None:
         """Forget a parked request that has ended; other requests are ignored."""
         self._parked.pop(request.arrival, None)

@@ -1,7 +1,7 @@
 """Limits on what one tenant may hold at once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewood.schedpolicy.requests import TenantWaiting
 from pagewood.schedpolicy.verdict import FITS, Outcome, Verdict
@@ -43,10 +43,13 @@ class Quotas:
     The caller passes over a request whose tenant is at its limit, and does not refuse it; others do not wait for it.
     Invariant: if requests are admitted only where `check` allows it, no tenant exceeds its `max_running` or
     `max_tokens_in_flight`, and no admission exceeds `max_kv_tokens`; running requests may grow beyond that by what
-    they generate.
+    they generate. A request that was preempted with more than `max_kv_tokens` runs again when its tenant runs nothing
+    else, so a request that `can_ever_run` allows is never passed over for ever.
+
+    The cost of a check does not depend on how many requests run, except for tenants with a `max_kv_tokens`.
     """
 
-    __slots__ = ("_default", "_quotas", "_running")
+    __slots__ = ("_default", "_held", "_quotas")
 
     def __init__(self, quotas: Mapping[str, Quota], *, default: Quota | None = None) -> None:
         """Start with no running requests.
@@ -57,20 +60,28 @@ class Quotas:
         """
         self._quotas = dict(quotas)
         self._default = default or Quota()
-        # Running requests by tenant and arrival; written by: admit, stop.
-        self._running: dict[str, dict[int, TenantWaiting]] = {}
+        # What tenants with running requests hold; written by: admit, stop.
+        self._held: dict[str, _Held] = {}
 
     def check(self, request: TenantWaiting) -> Verdict:
         """Return whether the tenant may run the request now; if not, requests of other tenants may still fit."""
+        held = self._held.get(request.tenant)
+        if held is None:
+            if request.num_generated:  # it ran before, and has outgrown `max_kv_tokens` at most
+                return FITS
+            return self.can_ever_run(request)
         quota = self._quotas.get(request.tenant, self._default)
-        usage = self.usage(request.tenant)
+        if quota.max_running is not None and len(held.requests) >= quota.max_running:
+            return _over("max_running", 1, 0)
         for name, limit, used, wanted in (
-            ("max_running", quota.max_running, usage.num_running, 1),
-            ("max_tokens_in_flight", quota.max_tokens_in_flight, usage.num_tokens_in_flight, _num_at_end(request)),
-            ("max_kv_tokens", quota.max_kv_tokens, usage.num_kv_tokens, request.num_tokens),
+            ("max_tokens_in_flight", quota.max_tokens_in_flight, held.num_at_end, _num_at_end(request)),
+            ("max_kv_tokens", quota.max_kv_tokens, None, request.num_tokens),
         ):
-            if limit is not None and used + wanted > limit:
-                return Verdict(outcome=Outcome.OTHER, short_of=name, wanted=wanted, left=max(0, limit - used))
+            if limit is None:
+                continue
+            left = limit - (held.num_kv if used is None else used)
+            if wanted > left:
+                return _over(name, wanted, max(0, left))
         return FITS
 
     def can_ever_run(self, request: TenantWaiting) -> Verdict:
@@ -81,28 +92,45 @@ class Quotas:
             ("max_kv_tokens", quota.max_kv_tokens, request.num_tokens),
         ):
             if limit is not None and wanted > limit:
-                return Verdict(outcome=Outcome.OTHER, short_of=name, wanted=wanted, left=limit)
+                return _over(name, wanted, limit)
         return FITS
 
     def usage(self, tenant: str) -> Usage:
         """Return what a tenant holds now."""
-        running = self._running.get(tenant, {}).values()
-        return Usage(
-            num_running=len(running),
-            num_tokens_in_flight=sum(map(_num_at_end, running)),
-            num_kv_tokens=sum(request.num_tokens for request in running),
-        )
+        held = self._held.get(tenant) or _Held()
+        return Usage(num_running=len(held.requests), num_tokens_in_flight=held.num_at_end, num_kv_tokens=held.num_kv)
 
     def admit(self, request: TenantWaiting) -> None:
         """Count a request that starts to run."""
-        self._running.setdefault(request.tenant, {})[request.arrival] = request
+        held = self._held.setdefault(request.tenant, _Held())
+        num_at_end = _num_at_end(request)
+        held.requests[request.arrival] = request, num_at_end
+        held.num_at_end += num_at_end
 
     def stop(self, request: TenantWaiting) -> None:
         """Stop counting a request that has ended or was preempted."""
-        running = self._running[request.tenant]
-        del running[request.arrival]
-        if not running:
-            del self._running[request.tenant]
+        held = self._held[request.tenant]
+        _, num_at_end = held.requests.pop(request.arrival)
+        held.num_at_end -= num_at_end
+        if not held.requests:
+            del self._held[request.tenant]
+
+
+@dataclass(slots=True)
+class _Held:
+    """The running requests of a tenant. Invariant: `num_at_end` is the sum of those of `requests`."""
+
+    requests: dict[int, tuple[TenantWaiting, int]] = field(default_factory=dict[int, tuple[TenantWaiting, int]])
+    """By arrival, each with the tokens that it may have in the end."""  # written by: Quotas
+    num_at_end: int = 0  # written by: Quotas
+
+    @property
+    def num_kv(self) -> int:
+        return sum(request.num_tokens for request, _ in self.requests.values())
+
+
+def _over(name: str, wanted: int, left: int) -> Verdict:
+    return Verdict(outcome=Outcome.OTHER, short_of=name, wanted=wanted, left=left)
 
 
 def _num_at_end(request: TenantWaiting) -> int:

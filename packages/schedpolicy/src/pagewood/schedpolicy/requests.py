@@ -177,7 +177,3 @@ class TagWaiting(Waiting, HasTag, Protocol):
 
 class FullWaiting(Waiting, HasPrefix, HasTenant, HasDeadline, HasClass, HasTag, Protocol):
     """A waiting request with every attribute that any order reads."""
-
-
-class DeadlineRunning(Running, HasDeadline, Protocol):
-    """A running request with a deadline."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from pagewood.schedpolicy.budget import Budget
+from pagewood.schedpolicy.budget import MIXINGS, Budget, budget_named
 from pagewood.schedpolicy.deadlines import Feasibility
 from pagewood.schedpolicy.names import ORDERS
 from pagewood.schedpolicy.quotas import Quota, Quotas
@@ -57,13 +57,7 @@ def _run(options: argparse.Namespace) -> None:
         num_replicas=options.replicas,
     )
     objective = Objective(first_token_s=options.slo_ttft, per_token_s=options.slo_itl)
-    budget = Budget(
-        max_running=options.max_running,
-        max_step_tokens=options.step_tokens,
-        max_chunk_tokens=options.chunk_tokens,
-        max_prefills=options.max_prefills,
-        prefill_first=options.prefill_first,
-    )
+    budget = _budget(options)
     feasibility = Feasibility(model=machine.model, chunk_tokens=options.step_tokens) if options.refuse_late else None
 
     def policies(name: str, replica: int) -> Policies:
@@ -109,6 +103,25 @@ def _run(options: argparse.Namespace) -> None:
         from pagewood.schedpolicy.simulation.plots import draw
 
         draw(options.plot, observed, num_pages=fleet.num_pages, title=trace.name)
+
+
+def _budget(options: argparse.Namespace) -> Budget:
+    if options.schedule_preset is None:
+        return Budget(
+            max_running=options.max_running,
+            max_step_tokens=options.step_tokens,
+            max_chunk_tokens=options.chunk_tokens,
+            max_prefills=options.max_prefills,
+            prefill_first=options.prefill_first,
+        )
+    if options.prefill_first or options.chunk_tokens is not None:
+        raise ValueError("--schedule-preset must be given without --prefill-first and --chunk-tokens")
+    return budget_named(
+        options.schedule_preset,
+        max_running=options.max_running,
+        max_prefill_tokens=options.step_tokens,
+        max_prefills=options.max_prefills,
+    )
 
 
 def _print_table(trace: Trace, fleet: Fleet, router: str, summaries: dict[str, Summary]) -> None:
@@ -202,6 +215,11 @@ def _parser() -> argparse.ArgumentParser:
     policy.add_argument("--chunk-tokens", type=int, metavar="T", help="prompt tokens of one request in one step")
     policy.add_argument("--max-prefills", type=int, default=8, metavar="N", help="prompts computed in one step")
     policy.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
+    policy.add_argument(
+        "--schedule-preset",
+        choices=MIXINGS,
+        help="how prompts and decodes share steps, as in pagewood-engine; --step-tokens is its chunked_prefill_size",
+    )
     policy.add_argument(
         "--victim", choices=VICTIMS, default=VICTIMS[0], help="which request to preempt when memory runs out"
     )

@@ -5,14 +5,12 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What the caller does after a check; the names are SGLang's."""
+    """What the caller does after a check."""
 
     CONTINUE = "continue"
     """The request fits; try the next one."""
-    NO_TOKEN = "no_token"
-    """Memory is short: nothing more fits until a request ends."""
     OTHER = "other"
-    """A limit of this step, or of the request's tenant, is reached: try again in the next step."""
+    """A limit of the request's tenant is reached: try again in the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

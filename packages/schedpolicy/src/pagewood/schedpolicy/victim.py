@@ -1,10 +1,10 @@
 """Which requests to preempt when memory runs out, and when a waiting request is worth preempting others."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pagewood.schedpolicy.pages import round_up
-from pagewood.schedpolicy.requests import DeadlineRunning, Running, Waiting
+from pagewood.schedpolicy.requests import Running, Waiting
 
 R = TypeVar("R", bound=Running)
 VictimRank = Callable[[R], tuple[float, ...]]
@@ -14,15 +14,6 @@ PREEMPTION_THRESHOLD = 10
 """A running request is preempted for a waiting one only if its priority is lower by more than this (SGLang's)."""
 HEADROOM_STEPS = 20
 """Steps that the remaining requests should be able to make before memory runs out again, as in SGLang."""
-
-
-class KeepingRunning(Running, Protocol):
-    """A running request that knows how much of its KV would stay cached."""
-
-    @property
-    def num_kept(self) -> int:
-        """Leading tokens whose KV would stay in memory if it were preempted now: published, or shared with others."""
-        ...
 
 
 def deserving(request: Running) -> tuple[int, int]:
@@ -46,25 +37,6 @@ def by_lowest_priority(request: Running) -> tuple[float, ...]:
 def by_least_output(request: Running) -> tuple[float, ...]:
     """Preempt the request with the least output first, then the one with the longest prompt, as SGLang does."""
     return request.num_generated, request.num_generated - request.num_tokens, -request.arrival
-
-
-def by_least_lost(request: KeepingRunning) -> tuple[float, ...]:
-    """Preempt the request with the fewest tokens to compute again first."""
-    return request.num_tokens - request.num_kept, -request.arrival
-
-
-def by_most_slack(seconds_per_token: float) -> VictimRank[DeadlineRunning]:
-    """Preempt the request with the most slack first: the time from its end, if it ran on undisturbed, to its deadline.
-
-    Args:
-        seconds_per_token: Duration of one decode step.
-    """
-
-    def rank(request: DeadlineRunning) -> tuple[float, ...]:
-        remaining_s = seconds_per_token * (request.max_new_tokens - request.num_generated)
-        return remaining_s - request.deadline_s, -request.arrival
-
-    return rank
 
 
 def choose_victim(running: Sequence[R], *, rank: VictimRank[R] = by_lowest_priority) -> R | None:

@@ -241,11 +241,12 @@ class BatchBuilder:
             self._decoded, self._decoded_rows = requests, rows
             self._decoded_sampling = self._table.take(rows)
         page_size, num = self._page_size, len(grants)
-        starts = np.array([grant.start for grant in grants], np.int32)
+        places = [grant.start for grant in grants]
+        starts = np.array(places, np.int32)
         rows = self._decoded_rows.copy()
         if page_size == 1:
             page_rows, columns = rows.copy(), starts.copy()
-            ids = [grant.request.pages.item(grant.start) for grant in grants]
+            ids = [request.pages.item(place) for request, place in zip(requests, places, strict=True)]
         else:
             fresh = np.flatnonzero(starts % page_size == 0)
             page_rows, columns = rows[fresh], starts[fresh] // page_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
 
@@ -19,10 +20,11 @@ WorthPreempting = Callable[[Request, Sequence[Request], int], Sequence[Request]]
 class GivingWay:
     """Knows which running requests make room for which waiting one. Invariant: for one at a time."""
 
-    __slots__ = ("_choose", "_kv", "_leaving", "favoured")
+    __slots__ = ("_choose", "_kv", "_leaving", "_notes", "favoured")
 
-    def __init__(self, kv: KVSpace, choose: WorthPreempting) -> None:
-        """Preempt what `choose` returns."""
+    def __init__(self, kv: KVSpace, choose: WorthPreempting, *, notes: Notes | None = None) -> None:
+        """Preempt what `choose` returns; `notes` gets the reasons, if they are wanted."""
+        self._notes = notes
         self._kv = kv
         self._choose = choose
         self._leaving: list[Request] = []  # written by: giving_way
@@ -41,8 +43,12 @@ class GivingWay:
         if self.favoured not in state.waiting:  # it has ended, or it runs
             self.favoured, self._leaving = None, []
             return [], 0
-        leaving = [request for request in self._leaving if request.row >= 0 and request.finish is None]
+        leaving = [one for one in self._leaving if one.row >= 0 and one.finish is None and one.pause == "no"]
         self._leaving = [request for request in leaving if request.num_in_flight]
+        if self._notes is not None:
+            for request in leaving:
+                reason = Reason.MUST_LEAVE if request.num_in_flight else Reason.GAVE_WAY
+                self._notes.note(reason, request, self.favoured)
         return self._leaving, stop_all(state, self._kv, leaving)
 
     def ask(self, state: EngineState, candidate: Request, *, num_reserved: int) -> None:
@@ -71,4 +77,7 @@ def stop_all(state: EngineState, kv: KVSpace, requests: Iterable[Request]) -> in
         kv.release(request)
         state.stop(request)
         state.waiting.add(request)
+        state.waiting.count_preempted(request.priority)
+        if request.timeline is not None:
+            request.timeline.preempted()
     return len(ready)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from time import monotonic
 
 import numpy as np
 
@@ -15,22 +16,30 @@ from pagewood.engine.api import (
     FinishReason,
     Flush,
     Pause,
+    PauseRequest,
     PoolingParams,
     Refusal,
     Refuse,
     Resume,
+    ResumeRequest,
+    Retain,
     SamplingParams,
     SetPriority,
     Submit,
 )
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiler
+from pagewood.engine.core.deadlines import Deadlines
+from pagewood.engine.core.held_back import Quotas
+from pagewood.engine.core.holding import hold, hold_compiled, resume, retract_all
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.processors import processors_refusal
+from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, refuse
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.timeline import Timeline
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd: neighbouring arrivals get distant seeds
 _MASK = 2**63 - 1
@@ -53,11 +62,17 @@ class Intake:
         vector_size: elements of a hidden state; 0: requests for a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
+        max_live: requests, waiting or running, at which further ones are refused; None: they never are.
+        quotas: limits of tenants; None: they have none.
+        deadlines: refuses requests that cannot end by their deadline; None: they wait.
+        notes: gets the reasons of decisions; None: they are not wanted.
+        clock: gives requests their times, if these are asked for.
     """
 
     __slots__ = (
-        "_compiler", "_eos_token_ids", "_fresh", "_kv", "_max_length", "_max_queue_s", "_num_arrivals", "_processors",
-        "_seed", "_sign", "_state", "_vector_size", "_vocab_size",
+        "_clock", "_compiler", "_deadlines", "_eos_token_ids", "_flushes", "_fresh", "_kv", "_max_length", "_max_live",
+        "_max_queue_s", "_notes", "_num_arrivals", "_processors", "_quotas", "_seed", "_sign", "_state",
+        "_vector_size", "_vocab_size",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +89,14 @@ class Intake:
         vector_size: int = 0,
         low_priority_first: bool = False,
         max_queue_s: float | None = None,
+        max_live: int | None = None,
+        quotas: Quotas | None = None,
+        deadlines: Deadlines | None = None,
+        notes: Notes | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._notes = notes
+        self._clock = clock
         self._compiler = compiler
         self._processors = processors or {}
         self._state = state
@@ -86,9 +108,29 @@ class Intake:
         self._vector_size = vector_size
         self._sign = -1 if low_priority_first else 1
         self._max_queue_s = max_queue_s
+        self._max_live = max_live
+        self._quotas = quotas
+        self._deadlines = deadlines
         self._fresh: deque[Request] = deque()
         """Requests in order of arrival, of which the first may never have run."""  # written by: intake
         self._num_arrivals = 0  # written by: intake
+        self._flushes: list[str] = []
+        """Ids of flushes that wait for an idle engine."""  # written by: intake
+
+    def take_all(self, commands: Iterable[Command], now_s: float) -> list[list[Delta]]:
+        """Carry out commands in their order; return the answers to each that there are already, its own last."""
+        if self._deadlines is not None:
+            self._deadlines.begin()
+        answers: list[list[Delta]] = []
+        for command in commands:
+            deltas: list[Delta] = []
+            if isinstance(command, Pause) and command.abort:
+                deltas += [end(self._state, self._kv, r, FinishReason.ABORT) for r in list(self._state.by_id.values())]
+            delta = self.take(command, now_s)
+            if delta is not None:
+                deltas.append(delta)
+            answers.append(deltas)
+        return answers
 
     def take(self, command: Command, now_s: float) -> Delta | None:
         """Carry out a command; return its answer if there is one already."""
@@ -97,17 +139,35 @@ class Intake:
                 return self._submit(command, now_s)
             case Abort():
                 request = self._state.by_id.get(command.request_id)
-                return None if request is None else end(self._state, self._kv, request, FinishReason.ABORT)
+                if request is None:
+                    return self._take_back(command.request_id)
+                return end(self._state, self._kv, request, FinishReason.ABORT)
             case SetPriority():
                 self._set_priority(command)
                 return None
             case Refuse():
                 return refuse(command.request_id, command.refusal, command.carry)
             case Flush():
-                num_tokens = self._kv.flush() * self._kv.page_size
-                return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
+                if command.when_idle and not self._state.is_idle:
+                    self._flushes.append(command.request_id)
+                    return None
+                return self._flush(command.request_id)
+            case Retain():
+                return self._retain(command)
+            case PauseRequest():
+                request = self._state.by_id.get(command.request_id)
+                if request is not None:
+                    hold(self._state, request, retract=command.retract)
+                return None
+            case ResumeRequest():
+                request = self._state.by_id.get(command.request_id)
+                if request is not None:
+                    resume(self._state, request)
+                return None
             case Pause():
                 self._state.paused = "retract" if command.retract else "in_place"
+                if command.retract:
+                    retract_all(self._state)
                 return Delta(command.request_id, finish=FinishReason.STOP, first=True)
             case Resume():
                 self._state.paused = "no"
@@ -137,9 +197,12 @@ class Intake:
             arrival=self._num_arrivals,
             arrived_s=now_s,
             deadline_s=inf if submit.deadline_s is None else submit.deadline_s,
+            tenant=(submit.namespace or "") if submit.tenant is None else submit.tenant,
             service_class=submit.service_class,
             tag=submit.tag,
-            explains=submit.explain,
+            retain_s=submit.retain_s,
+            explains=submit.explain or submit.explain_admission,
+            timeline=Timeline(self._clock, now_s) if submit.explain else None,
             num_prompt=len(prompt),
             num_before=submit.num_output,
             max_length=len(tokens),
@@ -150,11 +213,17 @@ class Intake:
             ),
             pool=None if pooling is None else Pool.of(pooling, len(prompt)),
         )
+        refusal = self._limit_refusal(request, now_s)
+        if refusal is not None:
+            return refuse(submit.request_id, refusal, submit.carry)
+        if not self._state.by_id:
+            self._state.has_priorities = False
+        self._state.has_priorities |= request.priority != 0
         self._state.by_id[request.request_id] = request
         if self._max_queue_s is not None:
             self._fresh.append(request)
         if sampling.grammar is None or self._compiler is None:
-            self._state.waiting.add(request)
+            self._queue(request)
         else:
             request.compiling = self._compiler.compile(sampling.grammar, end_tokens=request.stop_ids)
             self._state.compiling.append(request)
@@ -179,7 +248,12 @@ class Intake:
             request.matcher = result
             self._state.compiling.remove(request)
             self._state.num_constrained += 1
-            self._state.waiting.add(request)
+            if request.pause != "no":
+                hold_compiled(self._state, request)
+            else:
+                self._queue(request)
+            if self._notes is not None:
+                self._notes.note(Reason.COMPILED, request)
         return deltas
 
     def expire(self, now_s: float) -> list[Delta]:
@@ -187,7 +261,7 @@ class Intake:
         deltas: list[Delta] = []
         while self._fresh and self._max_queue_s is not None:
             request = self._fresh[0]
-            has_run = request.num_cached >= 0
+            has_run = request.num_cached >= 0 or request.was_paused
             if not has_run and request.finish is None:
                 if now_s - request.arrived_s < self._max_queue_s:
                     break
@@ -198,24 +272,86 @@ class Intake:
             self._fresh.popleft()
         return deltas
 
+    def flush_idle(self) -> list[Delta]:
+        """Carry out the flushes that have waited for an idle engine, which it is now; return the answers."""
+        names, self._flushes = self._flushes, []
+        return [self._flush(name) for name in names]
+
+    def drop_flushes(self) -> list[Delta]:
+        """Take back the flushes that wait, because the engine ends; return the answers."""
+        names, self._flushes = self._flushes, []
+        return [Delta(name, finish=FinishReason.ABORT, first=True) for name in names]
+
     def close(self) -> None:
         """Compile no more grammars."""
         if self._compiler is not None:
             self._compiler.close()
+
+    def _flush(self, request_id: str) -> Delta:
+        num_tokens = self._kv.flush() * self._kv.page_size
+        return Delta(request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
+
+    def _take_back(self, request_id: str) -> Delta | None:
+        """Take back a flush that waits; return its answer, or None if there is no such flush."""
+        if request_id not in self._flushes:
+            return None
+        self._flushes.remove(request_id)
+        return Delta(request_id, finish=FinishReason.ABORT, first=True)
+
+    def _retain(self, command: Retain) -> Delta:
+        """Retain the cached prefix of a text, or drop it."""
+        if len(command.tokens) % 4 or not command.tokens:
+            message = f"tokens must be one or more int32 token ids, got {len(command.tokens)} bytes"
+            return refuse(command.request_id, Refusal(message=message, param="prompt"), b"")
+        tokens = np.frombuffer(command.tokens, "<i4").astype(np.int32, copy=False)
+        if not command.seconds:
+            num_tokens = self._kv.drop(tokens, command.namespace) * self._kv.page_size
+        else:
+            found = self._kv.retain(tokens, command.namespace, command.seconds)
+            if found is None:
+                message = "seconds must be 0: this engine retains nothing, because retained_share is 0"
+                return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"), b"")
+            num_tokens = found
+        return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
+
+    def _queue(self, request: Request) -> None:
+        self._state.waiting.add(request)
+        if request.timeline is not None:
+            request.timeline.queued()
 
     def _set_priority(self, command: SetPriority) -> None:
         request = self._state.by_id.get(command.request_id)
         if request is None:
             return
         request.priority = self._sign * command.priority
+        self._state.has_priorities |= request.priority != 0
         if request.row < 0:
-            if request not in self._state.compiling:
+            if request.pause == "no" and request not in self._state.compiling:
                 self._state.waiting.update(request)
         else:
             self._state.sort_running()
 
     def _next_seed(self) -> int:
         return (self._seed + self._num_arrivals * _GOLDEN) & _MASK
+
+    def _limit_refusal(self, request: Request, now_s: float) -> Refusal | None:
+        """Return why a request is refused that exceeds a limit of the operator; None: it does not."""
+        if self._max_live is not None and len(self._state.by_id) >= self._max_live:
+            return Refusal(
+                message=f"the engine already holds {self._max_live} requests, as many as may run and be queued",
+                code="queue_full",
+            )
+        if self._quotas is not None and not (verdict := self._quotas.can_ever_run(request)).fits:
+            return Refusal(
+                message=f"the request exceeds the quota of its tenant even if it runs alone: {verdict.reason}",
+                code="quota_exceeded",
+            )
+        if self._deadlines is not None:
+            refusal = self._deadlines.refusal(request, now_s)
+            if refusal is not None:
+                return refusal
+            self._deadlines.accepted(request)
+        return None
 
     def _refusal(self, submit: Submit, prompt: Int32) -> Refusal | None:
         if submit.request_id in self._state.by_id:

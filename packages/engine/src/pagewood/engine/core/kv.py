@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from pagewood.engine.api import CachedPrefix
+from pagewood.engine.api import CachedPrefix, FinishReason
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.retention import Retention
 
 _SPARE_SHARE = 256
 """An eviction frees 1 / _SPARE_SHARE of all pages beyond what is needed, so that most requests need none. This costs at
@@ -123,6 +125,15 @@ class TieredCache(PrefixCache, Protocol):
         ...
 
 
+@runtime_checkable
+class ReleasingCache(PrefixCache, Protocol):
+    """A prefix cache that can drop a branch that is not needed any more."""
+
+    def release(self, node: Any, *, keeps_longer: bool = False) -> Int32:
+        """Remove the unlocked pages that only this prefix needs, unless longer ones follow; the caller owns them."""
+        ...
+
+
 class FoundPrefix(Protocol):
     """Why a cached prefix is not longer."""
 
@@ -161,8 +172,18 @@ class FoundPrefix(Protocol):
 class ExplainingCache(Protocol):
     """A prefix cache that knows why a cached prefix is not longer."""
 
-    def explain(self, tokens: Int32, namespace: str | None = None) -> FoundPrefix:
+    def explain(self, tokens: Int32, namespace: str | None = None, *, searches_others: bool) -> FoundPrefix:
         """Return why the cached prefix of these tokens is not longer; this does not count as a use."""
+        ...
+
+
+@runtime_checkable
+class CountingTiers(Protocol):
+    """A cache with lower tiers that counts the pages it copies."""
+
+    @property
+    def counters(self) -> Any:
+        """A dataclass of counts."""
         ...
 
 
@@ -256,9 +277,14 @@ class KVSpace:
         allocator: where fresh pages come from.
         page_size: positions per page.
         num_rows: requests that can hold a row at the same time.
+        retention: retains prefixes that are likely to return; None: they are evicted like others.
+        notes: gets the reasons of evictions, and every admitted request is then explained; None: they are not wanted.
     """
 
-    __slots__ = ("_allocator", "_free_rows", "_make_cache", "cache", "epoch", "page_size", "tiers")
+    __slots__ = (
+        "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "cache", "epoch", "num_evicted",
+        "page_size", "tiers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -267,8 +293,12 @@ class KVSpace:
         allocator: PageAllocator,
         page_size: int,
         num_rows: int,
+        retention: Retention | None = None,
+        notes: Notes | None = None,
     ) -> None:
+        self._notes = notes
         self._make_cache = make_cache
+        self._retention = retention
         self.cache = make_cache()  # written by: kv
         self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
         """The cache, if it has lower tiers."""  # written by: kv
@@ -277,6 +307,8 @@ class KVSpace:
         self.page_size = page_size
         self.epoch = 0
         """Increases whenever pages are added to or removed from the cache."""  # written by: kv, waiting
+        self.num_evicted = 0
+        """Cached pages that were evicted to make room."""  # written by: kv
 
     @property
     def num_pages(self) -> int:
@@ -303,13 +335,20 @@ class KVSpace:
         """Requests that can still be given a row."""
         return len(self._free_rows)
 
+    def tier_counts(self) -> dict[str, int]:
+        """Return the counts of the lower tiers by their names; empty if there are none."""
+        if not isinstance(self.tiers, CountingTiers):
+            return {}
+        counters = self.tiers.counters
+        return {one.name: getattr(counters, one.name) for one in fields(counters)}
+
     def peek(self, request: Request) -> int:
         """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
         return self.cache.peek(request.reusable_tokens(), request.namespace).num_tokens
 
     def take(self, n: int, *, num_available: int) -> Int32 | None:
         """Return `[n]` pages, owned by the caller, or None if fewer than `num_available` are available."""
-        if self.num_available < num_available:
+        if self.num_available < num_available and not self._regain(num_available):
             return None
         self._make_room(n)
         return self._allocator.alloc(n)
@@ -344,10 +383,10 @@ class KVSpace:
         num_matched_pages = len(match.pages)
         to_complete = -(-request.num_known // self.page_size) - num_matched_pages
         num_free, num_needed = self._allocator.num_free, to_complete + num_reserved
-        if num_free < num_needed and num_free + self.cache.num_evictable < num_needed:
+        if num_free < num_needed and num_free + self.cache.num_evictable < num_needed and not self._regain(num_needed):
             self.cache.unlock(lease)
             return 0
-        if request.explains and request.num_cached < 0:
+        if (request.explains or self._notes is not None) and request.num_cached < 0:
             request.cached_prefix = self._explained(request, match.num_tokens)
         if request.num_cached < 0:
             request.num_cached = match.num_tokens
@@ -373,7 +412,8 @@ class KVSpace:
         num_missing = -(-num_tokens // self.page_size) - request.num_pages
         if num_missing > 0:
             num_free, num_needed = self._allocator.num_free, num_missing + num_reserved
-            if num_free < num_needed and num_free + self.cache.num_evictable < num_needed:
+            num_available = num_free if num_free >= num_needed else num_free + self.cache.num_evictable
+            if num_available < num_needed and not self._regain(num_needed):
                 return False
             self._append(request, num_missing)
         return True
@@ -383,8 +423,9 @@ class KVSpace:
         if len(requests) > self._allocator.num_free:
             return False
         for request, page in zip(requests, self._allocator.alloc(len(requests)).tolist(), strict=True):
-            request.pages[request.num_pages] = page
-            request.num_pages += 1
+            end = request.num_pages
+            request.pages[end] = page
+            request.num_pages = end + 1
         return True
 
     def publish(self, request: Request) -> None:
@@ -401,12 +442,41 @@ class KVSpace:
             self._offer(request)
         self._allocator.free(private_pages(request))
         self.cache.unlock(request.lease)
+        if request.retain_s is not None and request.finish is not None:
+            self._remember(request)
         self._free_rows.append(request.row)
         request.row = -1
         request.lease = None
         request.num_pages = 0
         request.num_published = 0
         request.duplicates = ()
+
+    @property
+    def num_retained(self) -> int:
+        """Cached pages that are kept from eviction because they are likely to return."""
+        return 0 if self._retention is None else self._retention.num_pages
+
+    def retain(self, tokens: Int32, namespace: str | None, seconds: float, *, of_request: bool = False) -> int | None:
+        """Retain the cached prefix of some tokens; return how many of them are, or None if there is no retention.
+
+        Args:
+            tokens: `[num_tokens] int32`.
+            namespace: of the prefix.
+            seconds: how long, at most.
+            of_request: whether it is what a request has computed, so that a continuation of it may end it.
+        """
+        if self._retention is None:
+            return None
+        return self._retention.keep(
+            self.cache, tokens, namespace, seconds, of_request=of_request, ended=self._drop_ended
+        )
+
+    def drop(self, tokens: Int32, namespace: str | None) -> int:
+        """Drop what only the cached prefix of some tokens needs; return how many pages that are."""
+        match = self.cache.peek(tokens, namespace)
+        if self._retention is not None and len(match.pages):
+            self._retention.drop(self.cache, match.pages)
+        return self._drop(match.node)
 
     def held_pages(self) -> Int32:
         """Return `[num_pages - num_free]` ids of the pages that are not free; reads the whole pool, for audits."""
@@ -429,12 +499,17 @@ class KVSpace:
             )
         if len(np.unique(owned)) != len(owned):
             return "a page is private to two requests"
-        if not holders and not is_recalling and self.cache.num_locked:
-            return f"{self.cache.num_locked} cached pages are locked, but no request holds a lease"
+        if not holders and not is_recalling and self.cache.num_locked != self.num_retained:
+            return (
+                f"{self.cache.num_locked} cached pages are locked and {self.num_retained} retained, but no request "
+                "holds a lease"
+            )
         return None
 
     def flush(self) -> int:
         """Drop the cached pages that no request uses, in host memory too; return how many the device had."""
+        if self._retention is not None:
+            self._retention.clear(self.cache)
         pages = self.cache.evict(self.cache.num_evictable) if self.tiers is None else self.tiers.clear()
         self._allocator.free(pages)
         self.epoch += 1
@@ -444,12 +519,16 @@ class KVSpace:
         """Forget all cached prefixes and free every page. No request may wait or hold a row."""
         self.cache = self._make_cache()
         self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
+        if self._retention is not None:
+            self._retention.reset()
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
 
     def _append(self, request: Request, num_fresh: int) -> None:
         """Allocate pages directly into the list of a request, evicting if there are too few; they must be available."""
         if num_fresh > self._allocator.num_free:
+            if self._notes is not None:
+                self._notes.note(Reason.EVICTED, request, None, num_fresh - self._allocator.num_free)
             self._make_room(num_fresh)
         end = request.num_pages + num_fresh
         self._allocator.alloc(num_fresh, out=request.pages[request.num_pages : end])
@@ -485,7 +564,7 @@ class KVSpace:
                 first_difference=num_matched,
                 num_possible_tokens=len(tokens),
             )
-        found = self.cache.explain(tokens, request.namespace)
+        found = self.cache.explain(tokens, request.namespace, searches_others=False)
         cause, num_possible = _CAUSES.get(found.cause.name), found.num_possible_tokens
         if cause is None:
             is_in_page = found.first_difference > num_matched or len(tokens) - num_matched < self.page_size
@@ -500,11 +579,55 @@ class KVSpace:
             evicted_s=found.evicted_at_s,
         )
 
+    def _remember(self, request: Request) -> None:
+        """Retain or drop the published prefix of a request that has ended, as the request says."""
+        tokens = request.tokens[: request.num_published * self.page_size]
+        if not request.retain_s:
+            self.drop(tokens, request.namespace)
+        elif request.finish is not FinishReason.ERROR:
+            self.retain(tokens, request.namespace, request.retain_s, of_request=True)
+
+    def _regain(self, num_needed: int) -> bool:
+        """End retentions until a number of pages is available; return whether it is."""
+        self._expire()
+        while self._retention is not None and self.num_available < num_needed:
+            ended = self._retention.shrink(self.cache)
+            if ended is None:
+                return False
+            self._drop_ended(ended)
+        return self._retention is not None
+
+    def _expire(self) -> None:
+        """End the retentions whose time is over."""
+        if self._retention is not None:
+            for node in self._retention.expire(self.cache):
+                self._drop_ended(node)
+
+    def _drop_ended(self, node: Any) -> None:
+        """Drop a prefix whose retention has ended, unless it can move to lower tiers: then it is evicted as others are.
+
+        It is not unlocked as if it had just been used, because a client could keep more than the bound by that.
+        """
+        if self.tiers is None:
+            self._drop(node)
+
+    def _drop(self, node: Any) -> int:
+        """Drop what no other sequence needs of a prefix; return how many pages that were."""
+        if not isinstance(self.cache, ReleasingCache):
+            return 0
+        pages = self.cache.release(node, keeps_longer=True)
+        self._allocator.free(pages)
+        self.epoch += len(pages) > 0
+        return len(pages)
+
     def _make_room(self, n: int) -> None:
         """Evict cached pages until n pages are free; they must be available."""
+        self._expire()
         num_lacking = n - self._allocator.num_free
         if num_lacking > 0:
-            self._allocator.free(self.cache.evict(num_lacking + self._allocator.num_pages // _SPARE_SHARE))
+            evicted = self.cache.evict(num_lacking + self._allocator.num_pages // _SPARE_SHARE)
+            self.num_evicted += len(evicted)
+            self._allocator.free(evicted)
             self.epoch += 1
 
 

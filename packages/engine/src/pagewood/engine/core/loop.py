@@ -1,4 +1,4 @@
-"""The engine's loops, plain and overlapped: the same calls in a different order."""
+"""The engine's loops, plain, overlapped and of several steps: the same calls in a different order."""
 
 from __future__ import annotations
 
@@ -9,21 +9,39 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from pagewood.engine.api import Delta, EngineConfig, FinishReason, Inbox, Outbox, Refusal
+from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Inbox, Outbox, Refusal
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.batch import Batch, BatchBuilder, num_masks
 from pagewood.engine.core.constrain import fill_masks, open_masks
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.kv import KVSpace, PrefixCache
+from pagewood.engine.core.measures import (
+    BUILD,
+    CONSTRAIN,
+    INTAKE,
+    LAUNCH,
+    PLAN,
+    RETIRE,
+    WAIT,
+    Measurement,
+    Measures,
+    Stage,
+    counts_of,
+)
 from pagewood.engine.core.pacing import Pacing
-from pagewood.engine.core.plan import Grant, Planner
+from pagewood.engine.core.plan import Grant, Planner, StepPlan
+from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.shared_work import SharedWork
 from pagewood.engine.core.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.step_record import StepRecord
 from pagewood.engine.core.tree_shape import DraftTree
+from pagewood.engine.core.viewing import view_pool, view_requests, view_tree
+from pagewood.engine.core.watchdog import Watchdog
+from pagewood.engine.view import EngineView
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +49,10 @@ _IDLE_WAIT_S = 0.5
 """How long an idle engine waits for commands before it checks again whether to stop."""
 
 _RECALL_WAIT_S = 0.001
-"""How long the engine sleeps when it can only wait for KV from a lower tier."""
+"""How long the engine sleeps when it can only wait: for KV from a lower tier, a grammar, or room for a request."""
+
+_BARREN_PASSES = 16
+"""Passes in a row that plan nothing, though requests wait and none runs, after which the engine sleeps between them."""
 
 
 class StepHandle(Protocol):
@@ -80,6 +101,31 @@ class Runner(Protocol):
         ...
 
 
+class Observer(Notes, Protocol):
+    """Gets what the engine takes in and what it decides, in the engine's thread; must be quick, and must not raise."""
+
+    def took(self, commands: Sequence[Command], answers: Sequence[Delta | None], now_s: float) -> None:
+        """Note commands, with the answer of each that has one already.
+
+        Args:
+            commands: in the order in which they were carried out.
+            answers: one for each.
+            now_s: when they were taken, on the engine's clock.
+        """
+        ...
+
+    def planned(self, plan: StepPlan, grants: Sequence[Grant], state: EngineState, num_free_pages: int) -> None:
+        """Note a plan before it is launched, which it is unless it has no grants.
+
+        Args:
+            plan: as the planner made it.
+            grants: the same with drafts; they may be kept, the state may not.
+            state: after the plan.
+            num_free_pages: after the plan.
+        """
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Pending:
     """A step in flight."""
@@ -94,6 +140,8 @@ class Pending:
     """How many masks they need at most."""
     is_drafting: bool = False
     """Whether any of its grants was made longer by drafts."""
+    is_decode: bool = False
+    """Whether every grant is for one token, so that the same requests can decode again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +174,16 @@ class Counters:
     num_waiting: int
     num_running: int
     num_draining: int
+    num_held: int = 0
+    """Requests that are paused alone."""
+    num_stuck: int = 0
+    """Waiting requests of an admission that stands still: none runs, memory is free, and nothing is planned; 0: it does
+    not."""
     num_pages: int
     num_free_pages: int
     num_cached_pages: int
+    num_retained_pages: int = 0
+    """Cached pages that are kept from eviction because they are likely to return."""
     speculation: SpeculationCounts | None = None
     """None: the engine does not speculate."""
 
@@ -147,9 +202,9 @@ class Engine:
     """
 
     __slots__ = (
-        "_builder", "_clock", "_inbox", "_intake", "_kv", "_mask_work", "_num_preempted", "_num_steps",
-        "_num_tokens", "_num_violations", "_outbox", "_overlap", "_pacing", "_planner", "_runner", "_speculation",
-        "_state", "config", "info",
+        "_builder", "_clock", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted", "_num_steps",
+        "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_record", "_runner",
+        "_speculation", "_state", "_watch_clock", "_watchdog", "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +224,7 @@ class Engine:
         clock: Callable[[], float],
         pacing: Pacing | None = None,
         num_mask_helpers: int = 0,
+        observer: Observer | None = None,
     ) -> None:
         self.config = config
         """What it was built from, with every "auto" and None that was chosen replaced."""
@@ -183,9 +239,15 @@ class Engine:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
-        self._overlap = config.overlap
         self._pacing = pacing
+        self._observer = observer
         self._mask_work = SharedWork(num_mask_helpers)
+        self._watchdog = Watchdog()
+        self._measures: Measures | None = None
+        """None: nothing is measured."""  # written by: loop
+        self._record: StepRecord | None = None
+        """The latest steps; None while the engine is not watched."""  # written by: loop
+        self._watch_clock: Callable[[], float] = time.monotonic  # written by: loop
         self._num_steps = 0  # written by: loop
         self._num_tokens = 0  # written by: loop
         self._num_preempted = 0  # written by: loop
@@ -198,10 +260,13 @@ class Engine:
             pending = self.advance(pending)
         self._finish(pending)
         self._send([end(self._state, self._kv, r, FinishReason.ABORT) for r in list(self._state.by_id.values())])
+        self._send(self._intake.drop_flushes())
 
     def advance(self, last: Pending | None) -> Pending | None:
         """Do one step of the configured loop; pass its return value to the next call."""
-        return self.step_overlapped(last) if self._overlap else self.step()
+        if self.config.num_continuous_decode_steps > 1:
+            return self.step_several()
+        return self.step_overlapped(last) if self.config.overlap else self.step()
 
     def step(self) -> None:
         """Launch one step and retire it."""
@@ -225,10 +290,36 @@ class Engine:
             raise
         return pending
 
+    def step_several(self) -> None:
+        """Plan one step, launch it and those in which the same requests decode on, then retire them all in order."""
+        self._take_commands(None)
+        launched: list[Pending] = []
+        try:
+            pending = self._launch()
+            while pending is not None:
+                launched.append(pending)
+                if len(launched) == self.config.num_continuous_decode_steps:
+                    break
+                pending = self._launch_again(pending)
+        finally:
+            interrupts: list[BaseException] = []
+            for pending in launched:
+                try:
+                    self._finish(pending)
+                except BaseException as error:  # the others are in flight
+                    interrupts.append(error)
+            if interrupts:
+                raise interrupts[-1]
+
     @property
     def prefix_cache(self) -> PrefixCache:
         """The prefix cache of this moment, to be read in the engine's thread; it is replaced if it is found broken."""
         return self._kv.cache
+
+    @property
+    def frozen_s(self) -> float:
+        """For how long requests wait although nothing runs and memory is free; 0 while admission goes on."""
+        return self._watchdog.stuck_s
 
     def counters(self) -> Counters:
         """Return the counters, in constant time."""
@@ -240,16 +331,110 @@ class Engine:
             num_waiting=len(self._state.waiting),
             num_running=len(self._state.running),
             num_draining=len(self._state.draining),
+            num_held=len(self._state.held),
+            num_stuck=len(self._state.waiting) if self._watchdog.is_stuck else 0,
             num_pages=self._kv.num_pages,
             num_free_pages=self._kv.num_free,
             num_cached_pages=self._kv.num_cached,
+            num_retained_pages=self._kv.num_retained,
             speculation=None if self._speculation is None else self._speculation.counts(),
+        )
+
+    def measure(self, clock: Callable[[], float] = time.monotonic) -> Measures:
+        """Measure steps from now on, and return what is counted; a second call changes nothing.
+
+        `clock` must agree with the engine's, and is another one, because readings of that are inputs of decisions.
+        """
+        if self._measures is None:
+            self._measures = Measures(clock, low_priority_first=self.config.low_priority_first)
+        return self._measures
+
+    def measurement(self) -> Measurement | None:
+        """Return what has been measured, or None if `measure` was not called."""
+        measures, waiting = self._measures, self._state.waiting
+        if measures is None:
+            return None
+        preempted: dict[str, int] = {}
+        for priority, num in waiting.preempted.items():
+            name = measures.priority(priority)
+            preempted[name] = preempted.get(name, 0) + num
+        return Measurement(
+            stage_s={stage.name.lower(): measures.stage_s[stage] for stage in Stage},
+            step_s=counts_of(measures.step_s),
+            step_tokens=counts_of(measures.step_tokens),
+            num_prefill_tokens=measures.num_prefill_tokens,
+            num_decode_tokens=measures.num_decode_tokens,
+            num_available_pages=self._kv.num_available,
+            num_evicted_pages=self._kv.num_evicted,
+            preempted=preempted,
+            queue=measures.queue(self._state),
+            num_parked=len(waiting) - waiting.num_candidates,
+            num_compiling=len(self._state.compiling),
+            num_recalling=waiting.num_recalling,
+            tiers=self._kv.tier_counts(),
+        )
+
+    @property
+    def runner(self) -> Runner:
+        """What computes the steps."""
+        return self._runner
+
+    def watch(self, *, is_on: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to record steps for `view`, or stop; it costs some microseconds per step and request while it is on.
+
+        `clock` is that of `measure`.
+        """
+        self._watch_clock = clock
+        if not is_on:
+            self._record = None
+        elif self._record is None:
+            self._record = StepRecord(num_pages=self._kv.num_pages, page_size=self._kv.page_size)
+
+    def view(
+        self,
+        *,
+        max_requests: int = 300,
+        wanted: Sequence[str] = (),
+        shows_tree: bool = False,
+        shows_tokens: bool = False,
+    ) -> EngineView:
+        """Return what the engine shows of itself, with the steps since the last call if they are recorded.
+
+        Args:
+            max_requests: the most requests in it, those that run first.
+            wanted: ids of requests that are in it even if they wait behind these.
+            shows_tree: whether it has the largest branches of the prefix cache.
+            shows_tokens: whether these have their first token ids.
+        """
+        began_s, state, record = time.perf_counter(), self._state, self._record
+        now_s, sign = self._watch_clock(), -1 if self.config.low_priority_first else 1
+        held_pages = self._kv.held_pages()
+        steps, first_tokens_s = ((), ()) if record is None else record.take()
+        tree = None
+        if shows_tree:
+            if record is not None:
+                record.forget_free(held_pages)
+            tree = view_tree(self._kv, None if record is None else record.hits, shows_tokens=shows_tokens)
+        requests = view_requests(state, self._kv, now_s, max_requests=max_requests, sign=sign, wanted=wanted)
+        pool = view_pool(state, self._kv, held_pages)
+        return EngineView(
+            now_s=now_s,
+            paused=state.paused,
+            num_rows=self.config.num_rows,
+            num_steps=self._num_steps,
+            num_preempted=self._num_preempted,
+            num_requests=len(state.by_id) + len(state.draining),
+            requests=tuple(requests),
+            pool=pool,
+            tree=tree,
+            steps=steps,
+            first_tokens_s=first_tokens_s,
+            took_s=time.perf_counter() - began_s,
         )
 
     def violation(self) -> str | None:
         """Return what is wrong with the accounting of KV memory, or None; reads the whole pool, for tests."""
-        holders = [*self._state.running, *self._state.draining]
-        return self._kv.violation(holders, is_recalling=bool(self._state.waiting.num_recalling))
+        return self._kv.violation(self._state.holders, is_recalling=bool(self._state.waiting.num_recalling))
 
     def close(self) -> None:
         """Release the runner's threads and memory, and store the KV that must survive the process."""
@@ -264,35 +449,72 @@ class Engine:
         if idle:
             if self._state.is_idle:
                 self._check_invariant()
+                self._send(self._intake.flush_idle())
             self._kv.poll()
             timeout_s = _IDLE_WAIT_S
-        elif last is None and not self._state.running and (self._state.waiting.num_recalling or self._state.compiling):
+        elif last is None and not self._state.running and self._can_only_wait():
             time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
         commands = self._inbox.receive(timeout_s=timeout_s)
+        if idle and self._measures is not None:
+            self._measures.skip()
         if commands:
             now_s = self._clock()
-            self._send([delta for command in commands if (delta := self._intake.take(command, now_s)) is not None])
+            answers = self._intake.take_all(commands, now_s)
+            if self._observer is not None:
+                self._observer.took(commands, [deltas[-1] if deltas else None for deltas in answers], now_s)
+            self._send([delta for deltas in answers for delta in deltas])
         if self._state.compiling:
             self._send(self._intake.poll())
         if self.config.max_queue_s is not None:
             self._send(self._intake.expire(self._clock()))
 
-    def _launch(self) -> Pending | None:
+    def _can_only_wait(self) -> bool:
+        """Return whether another pass can plan nothing before something else has ended, or has not for many passes."""
         state = self._state
-        if not len(state.waiting) and not state.running:
-            return None
-        if state.paused != "no":
+        return bool(state.waiting.num_recalling or state.compiling) or self._watchdog.num_passes > _BARREN_PASSES
+
+    def _launch(self) -> Pending | None:
+        state, measures = self._state, self._measures
+        if state.held:
+            self._num_preempted += self._planner.settle(state)
+        if state.paused != "no" or not (len(state.waiting) or state.running):
+            if self._watchdog.num_passes:
+                self._watchdog.reset()
             if state.paused == "retract":
                 self._num_preempted += self._planner.retract(state)
+            if measures is not None:
+                measures.skip()  # otherwise an idle engine would send a new pulse whenever it looks for commands
             return None
-        plan = self._planner.plan(state, self._clock())
+        if measures is not None:
+            measures.mark(INTAKE)
+        now_s = self._clock()
+        plan = self._planner.plan(state, now_s)
         self._num_preempted += plan.num_preempted
         if not plan.grants:
+            self._watchdog.nothing_planned(state, self._kv, now_s)
+        elif self._watchdog.num_passes:
+            self._watchdog.reset()
+        return self._launch_plan(plan)
+
+    def _launch_again(self, last: Pending) -> Pending | None:
+        """Launch the step in which the requests of a step in flight decode on, if they can without another decision."""
+        if not last.is_decode or last.constrained:
             return None
+        plan = self._planner.plan_again(last.grants)
+        return self._launch_plan(plan) if plan.grants else None
+
+    def _launch_plan(self, plan: StepPlan) -> Pending | None:
+        state, measures = self._state, self._measures
+        if measures is not None:
+            measures.mark(PLAN)
         grants, speculation, is_followed = plan.grants, self._speculation, True
-        if speculation is not None:
+        if speculation is not None and grants:
             grants = speculation.extend(grants)
             is_followed = speculation.is_followed
+        if self._observer is not None:
+            self._observer.planned(plan, grants, state, self._kv.num_free)
+        if not grants:
+            return None
         is_drafting = grants is not plan.grants
         is_decode = plan.is_decode and not is_drafting
         try:
@@ -301,6 +523,10 @@ class Engine:
                 grants, is_constraining=is_constraining, is_decode=is_decode, is_followed=is_followed
             )
             launched_s = 0.0 if self._pacing is None else self._clock()
+            if self._record is not None:
+                launched_s = launched_s or self._watch_clock()
+            if measures is not None:
+                measures.mark(BUILD)
             handle = self._runner.launch(batch)
         except Exception as error:
             _log.exception("a step could not be launched")
@@ -311,6 +537,10 @@ class Engine:
             raise
         self._num_steps += 1
         self._num_tokens += batch.num_tokens
+        if measures is not None:
+            measures.mark(LAUNCH)
+            measured_s = measures.launched(grants, num_tokens=batch.num_tokens, is_decode=is_decode)
+            launched_s = launched_s or measured_s
         if is_decode:
             for grant in grants:
                 request = grant.request
@@ -324,7 +554,9 @@ class Engine:
                 request.num_in_flight += 1
                 request.num_unseen += grant.num_promised
         if not is_constraining:
-            return Pending(grants=grants, handle=handle, is_drafting=is_drafting, launched_s=launched_s)
+            return Pending(
+                grants=grants, handle=handle, is_drafting=is_drafting, is_decode=is_decode, launched_s=launched_s
+            )
         for grant in grants:
             grant.request.num_untold = 0
         promising = [grant.request for grant in grants if grant.num_promised]
@@ -336,6 +568,7 @@ class Engine:
             constrained=[promising[index] for index in waiting],
             num_masks=num_masks(batch),
             is_drafting=is_drafting,
+            is_decode=is_decode,
         )
 
     def _constrain(self, pending: Pending | None) -> None:
@@ -363,7 +596,10 @@ class Engine:
         """Wait for a step and retire it; the masks of the step that follows come before the answers of others."""
         if pending is None:
             return
+        measures = self._measures
         self._constrain(pending)
+        if measures is not None:
+            measures.mark(CONSTRAIN)
         result: StepResult | None = None
         failure: Exception | None = None
         interrupt: BaseException | None = None
@@ -375,12 +611,23 @@ class Engine:
                 failure = error
             except BaseException as error:  # the device still uses the requests' pages: wait again, raise later
                 interrupt = error
+        if measures is not None:
+            measures.mark(WAIT)
+            measures.ended(launched_s=pending.launched_s)
         if self._pacing is not None:
             self._pacing.ended(pending.grants, launched_s=pending.launched_s, now_s=self._clock())
-        for grant in pending.grants:
-            request = grant.request
-            request.num_in_flight -= 1
-            request.num_unseen -= grant.num_promised - request.num_foreseen
+        if self._record is not None:
+            self._record.ended(pending.grants, launched_s=pending.launched_s, now_s=self._watch_clock())
+        if pending.is_decode and not self._state.num_constrained:  # so nothing was foreseen
+            for grant in pending.grants:
+                request = grant.request
+                request.num_in_flight -= 1
+                request.num_unseen -= 1
+        else:
+            for grant in pending.grants:
+                request = grant.request
+                request.num_in_flight -= 1
+                request.num_unseen -= grant.num_promised - request.num_foreseen
         if result is not None:
             if self._speculation is not None:
                 self._speculation.settle(pending.grants, result, is_drafting=pending.is_drafting)
@@ -392,6 +639,8 @@ class Engine:
             interrupt = errors[0] if errors else interrupt
         elif failure is not None:
             self._send(self._fail(pending.grants, failure))
+        if measures is not None:
+            measures.mark(RETIRE)
         if interrupt is not None:
             raise interrupt
 

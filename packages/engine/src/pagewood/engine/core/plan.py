@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pagewood.engine.core.giving_way import GivingWay, stop_all
+from pagewood.engine.core.holding import give_back, settle
 from pagewood.engine.core.kv import KVSpace
+from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.state import EngineState
 
@@ -22,17 +24,18 @@ _ANY_NUMBER = 1 << 30
 class Grant:
     """Compute positions [start, start + num_tokens) of a request.
 
-    It must not be changed. It is not a frozen dataclass because a step makes hundreds, and a frozen one takes three
-    times as long to make.
+    It must not be changed when it has been made. It is not a frozen dataclass because a step makes hundreds, and a
+    frozen one takes three times as long to make.
     """
 
-    request: Request
-    start: int
-    num_tokens: int
+    request: Request  # written by: plan
+    start: int  # written by: plan
+    num_tokens: int  # written by: plan
     num_promised: int
     """The most tokens that it may yield; 0 if it ends before the last known token, as a chunk of a prompt does."""
+    # written by: plan
     is_admitted: bool = False
-    """Whether the request was admitted in this step, so its row is new to the runner."""
+    """Whether the request was admitted in this step, so its row is new to the runner."""  # written by: plan
 
     @property
     def num_advanced(self) -> int:
@@ -116,6 +119,10 @@ class Reserve(Protocol):
         """Note that a step passed without preemption."""
         ...
 
+    def on_idle(self) -> None:
+        """Note that no request runs, so the next ones start together."""
+        ...
+
     def on_preempt(self, survivors: Iterable[Request]) -> None:
         """Note that requests were preempted, and which still run."""
         ...
@@ -164,7 +171,9 @@ class Planner:
     a step in flight cannot be preempted at once: it gets no grant in this step, and is preempted in the next.
     """
 
-    __slots__ = ("_budget", "_giving_way", "_kv", "_max_scored", "_pace", "_reserve", "_skip_ahead", "_victim")
+    __slots__ = (
+        "_budget", "_giving_way", "_kv", "_max_scored", "_notes", "_pace", "_reserve", "_skip_ahead", "_victim",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -177,6 +186,7 @@ class Planner:
         max_scored: int = _ANY_NUMBER,
         giving_way: GivingWay | None = None,
         pace: Pace | None = None,
+        notes: Notes | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -190,9 +200,11 @@ class Planner:
                 for the logits of the whole vocabulary.
             giving_way: preempts running requests for waiting ones; None: that is done for running ones only.
             pace: limits the prompt tokens of steps; None: only the budget does.
+            notes: gets the reasons of decisions; None: they are not wanted.
         """
         self._giving_way = giving_way
         self._pace = pace
+        self._notes = notes
         self._max_scored = max_scored
         self._kv = kv
         self._budget = budget
@@ -202,12 +214,14 @@ class Planner:
 
     def plan(self, state: EngineState, now_s: float) -> StepPlan:
         """Decide the next step; moves requests between `waiting` and `running` and gives them pages."""
-        shortage = Shortage(state, self._kv, self._victim)
+        shortage = Shortage(state, self._kv, self._victim, self._notes)
         num_moved = 0
         if self._giving_way is not None:
             leaving, num_moved = self._giving_way.begin_step(state)
             shortage.excluded += leaving
         room = None if self._pace is None else self._pace.max_prefill_tokens(state)
+        if room is not None and self._notes is not None:
+            self._notes.note(Reason.LIMITED_BY_TARGET, None, None, room)
         budget = self._budget.open(len(state.running), max_prefill_tokens=room)
         grants: list[Grant] = []
         if self._budget.prefill_first:
@@ -228,15 +242,40 @@ class Planner:
             grants=tuple(grants), num_preempted=len(shortage.preempted) + num_moved, is_decode=not num_others
         )
 
+    def plan_again(self, grants: Sequence[Grant]) -> StepPlan:
+        """Return the step in which the requests of a launched step of decodes get one more position each.
+
+        Requests that may not have another token are left out. There is no other decision: if there is not a page for
+        each of the rest, the plan is empty.
+        """
+        decoding, full = self._next_decodes([grant.request for grant in grants])
+        if not self._kv.add_page_to_each(full):
+            for request in full:
+                if not self._kv.grow(request, request.num_launched + 1):
+                    return StepPlan(grants=())
+        self._reserve.on_step()
+        return StepPlan(grants=tuple(decoding), is_decode=True)
+
     def retract(self, state: EngineState) -> int:
         """Move the running requests without a step in flight to the queue; return how many."""
+        if self._notes is not None:
+            for request in state.running:
+                if not request.num_in_flight:
+                    self._notes.note(Reason.RETRACTED, request)
         return stop_all(state, self._kv, state.running)
+
+    def settle(self, state: EngineState) -> int:
+        """Take the memory of the requests that were paused alone and give it back; return how many there are."""
+        return settle(state, self._kv)
 
     def _preempt(self, state: EngineState, shortage: Shortage) -> None:
         """Move the requests that lost their pages to the queue, and report to the reserve whether there were any."""
         for request in shortage.preempted:
             state.stop(request)
             state.waiting.add(request)
+            state.waiting.count_preempted(request.priority)
+            if request.timeline is not None:
+                request.timeline.preempted()
         if shortage.preempted:
             self._reserve.on_preempt(state.running)
         else:
@@ -245,16 +284,10 @@ class Planner:
     def _plan_decodes(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Grant one position to every request whose other positions have all been launched."""
         page_size, excluded = self._kv.page_size, shortage.excluded
-        decoding: list[Grant] = []
-        full: list[Request] = []
-        for request in state.running:
-            if excluded and request in excluded:  # it may have lost its pages to a prompt
-                continue
-            start = request.num_launched
-            if request.num_known + request.num_unseen - start == 1 and start + 1 < request.max_length:
-                decoding.append(Grant(request, start, 1, 1))
-                if start >= request.num_pages * page_size:
-                    full.append(request)
+        running = state.running
+        if excluded:  # they may have lost their pages to a prompt
+            running = [request for request in running if request not in excluded]
+        decoding, full = self._next_decodes(running)
         grown = self._kv.add_page_to_each(full)
         if grown and not excluded:
             grants += decoding[: budget.take_decodes(len(decoding))]
@@ -264,9 +297,30 @@ class Planner:
             if excluded and request in excluded:
                 continue
             if not budget.take_decode():
+                if self._notes is not None:
+                    self._notes.note(Reason.NO_DECODE, request)
                 return
             if grown or grant.start < request.num_pages * page_size or shortage.grow(request, grant.start + 1, grants):
                 grants.append(grant)
+
+    def _next_decodes(self, requests: Sequence[Request]) -> tuple[list[Grant], list[Request]]:
+        """Return a grant for each request that lacks just the position of its last token, and those without a page."""
+        page_size = self._kv.page_size
+        decoding: list[Grant] = []
+        full: list[Request] = []
+        new_grant: Callable[[type[Grant]], Grant] = object.__new__
+        for request in requests:
+            start = request.num_launched
+            if request.num_known + request.num_unseen - start == 1 and start + 1 < request.max_length:
+                grant = new_grant(Grant)  # Grant(request, start, 1, 1), which would take a third longer than the rest
+                grant.request = request
+                grant.start = start
+                grant.num_tokens = grant.num_promised = 1
+                grant.is_admitted = False
+                decoding.append(grant)
+                if start >= request.num_pages * page_size:
+                    full.append(request)
+        return decoding, full
 
     def _plan_prompts(self, state: EngineState, budget: StepBudget, grants: list[Grant], shortage: Shortage) -> None:
         """Continue the prompts in progress; part of the step is left for requests that wait to start."""
@@ -281,8 +335,12 @@ class Planner:
             if num_missing <= (request.pool is None) or request in shortage.excluded:  # a last token alone is decoded
                 continue
             count = self._at_most(request, min(budget.offer_prefill(num_missing), room))
+            if count < num_missing and self._notes is not None:
+                self._note_chunk(request, count, num_missing, room)
             if count and shortage.grow(request, start + count, grants):
                 room -= budget.take_prefill(count)
+                if request.timeline is not None:
+                    request.timeline.chunk(count)
                 grants.append(Grant(request, start, count, request.num_promised_at(start + count)))
 
     def _admit(
@@ -291,35 +349,68 @@ class Planner:
         """Admit waiting requests while budget, rows and memory last, unless a running request lacks memory."""
         kv, waiting = self._kv, state.waiting
         if not len(waiting) or shortage.excluded:
+            if self._notes is not None and len(waiting):
+                self._notes.note(Reason.CLOSED_FOR_MEMORY, None, shortage.excluded[-1])
             return
+        if state.held and budget.can_admit and not kv.num_free_rows:
+            give_back(state, kv)
         has_place = budget.can_admit and kv.num_free_rows > 0
         if not budget.offer_prefill(1) or not (has_place or self._giving_way):
+            if self._notes is not None:
+                self._notes.note(
+                    Reason.CLOSED_FOR_TOKENS if kv.num_free_rows else Reason.CLOSED_FOR_PLACES,
+                    None, None, len(state.running),
+                )  # fmt: skip
             return
         self._skip_ahead.begin_step(waiting)
-        reserve = self._open_reserve(state.running)
+        reserve: StepReserve | None = None  # it reads all running requests, so only if one could be admitted
         admitted: list[Request] = []
+        is_declined = False
         for request in waiting.examine(now_s, first=self._giving_way and self._giving_way.favoured):
             count = self._at_most(request, budget.offer_prefill(request.num_known - request.num_matched))
             if not count:
+                if self._notes is not None:
+                    self._notes.note(Reason.NO_TOKENS, request)
                 break
+            if waiting.hold_back(request):
+                continue
             if not budget.can_admit or not kv.num_free_rows:
+                if self._notes is not None:
+                    self._notes.note(Reason.NO_PLACE, request, None, len(state.running), kv.num_free_rows)
                 if self._giving_way is not None and not has_place:
                     self._giving_way.ask(state, request, num_reserved=0)
                 break
             if waiting.defer(request):
+                if self._notes is not None:
+                    self._notes.note(Reason.PARKED, request, waiting.parked_on(request), request.num_matched)
                 continue
+            if reserve is None:
+                reserve = self._open_reserve(state.running)
             num_reserved = reserve.num_reserved(request)
             if waiting.recall(request, num_reserved=num_reserved):
+                if self._notes is not None:
+                    self._notes.note(Reason.RECALLING, request)
                 continue
             count = kv.admit(request, max_tokens=count, num_reserved=num_reserved)
             if not count:
+                is_declined = True
                 if self._giving_way is not None:
                     self._giving_way.ask(state, request, num_reserved=num_reserved)
-                if self._skip_ahead.pass_over(request):
+                is_passed_over = self._skip_ahead.pass_over(request)
+                if self._notes is not None:
+                    num_wanted = -(-request.num_known // kv.page_size) - request.num_matched // kv.page_size
+                    reason = Reason.PASSED_OVER if is_passed_over else Reason.NO_MEMORY
+                    self._notes.note(reason, request, None, num_wanted, num_reserved, kv.num_available)
+                if is_passed_over:
                     continue
                 break
             if request.explains and not request.admitted_s:
                 request.admitted_s = now_s
+            if request.timeline is not None:
+                request.timeline.chunk(count)
+            if self._notes is not None:
+                num_wanted = request.num_known - request.num_matched
+                self._notes.note(Reason.ADMITTED, request, None, request.num_matched, count, num_wanted)
             budget.take_prefill(count)
             budget.admit()
             reserve.admit(request, num_to_complete=self._num_to_complete(request))
@@ -330,10 +421,21 @@ class Planner:
             start = request.num_matched
             grants.append(Grant(request, start, count, request.num_promised_at(start + count), is_admitted=True))
         waiting.end_pass(admitted)
+        if is_declined and state.held:  # not before the pass has ended, in which the order must not change
+            give_back(state, kv)
 
     def _open_reserve(self, running: Sequence[Request]) -> StepReserve:
+        if not running:
+            self._reserve.on_idle()
         num_to_complete = sum(map(self._num_to_complete, running))
         return self._reserve.open(running, page_size=self._kv.page_size, num_to_complete=num_to_complete)
+
+    def _note_chunk(self, request: Request, count: int, num_missing: int, room: int) -> None:
+        assert self._notes is not None
+        if count:
+            self._notes.note(Reason.CHUNKED, request, None, count, num_missing, room)
+        else:
+            self._notes.note(Reason.NO_CHUNK, request, None, num_missing)
 
     def _at_most(self, request: Request, count: int) -> int:
         return min(count, self._max_scored) if request.num_unscored else count
@@ -346,9 +448,10 @@ class Planner:
 class Shortage:
     """Finds pages when none are left, within one step. Invariant: an excluded request gets no grant in this step."""
 
-    __slots__ = ("_is_relief_coming", "_kv", "_state", "_victim", "excluded", "preempted")
+    __slots__ = ("_is_relief_coming", "_kv", "_notes", "_state", "_victim", "excluded", "preempted")
 
-    def __init__(self, state: EngineState, kv: KVSpace, victim: Victim) -> None:
+    def __init__(self, state: EngineState, kv: KVSpace, victim: Victim, notes: Notes | None = None) -> None:
+        self._notes = notes
         self._state = state
         self._kv = kv
         self._victim = victim
@@ -361,16 +464,26 @@ class Shortage:
     def grow(self, request: Request, num_tokens: int, grants: Sequence[Grant]) -> bool:
         """Give a request pages for its first `num_tokens` positions, preempting worse-ranked ones if needed."""
         while not self._kv.grow(request, num_tokens):
+            if give_back(self._state, self._kv):
+                continue
             if self._is_relief_coming:
                 self.excluded.append(request)
+                if self._notes is not None:
+                    self._notes.note(Reason.NO_PAGE, request)
                 return False
             victim = self._victim(self._without_grant(grants)) or request
             self.excluded.append(victim)
             if victim.num_in_flight:
                 self._is_relief_coming = True
+                if self._notes is not None:
+                    self._notes.note(Reason.MUST_LEAVE, victim, request)
                 if victim is not request:
                     self.excluded.append(request)
+                    if self._notes is not None:
+                        self._notes.note(Reason.NO_PAGE, request)
                 return False
+            if self._notes is not None:
+                self._notes.note(Reason.PREEMPTED, victim, request)
             self._kv.release(victim)
             self.preempted.append(victim)
             if victim is request:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, Toke
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.core.constrain import Compiling
 from pagewood.engine.core.pooling import Pool
+from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.grammar.matcher import Matcher
 
 _NO_PAGES: Int32 = np.empty(0, np.int32)
@@ -43,10 +45,16 @@ class Request:
     arrived_s: float
     deadline_s: float = inf
     """Time by which it should have ended, on the engine's clock."""
+    tenant: str = ""
+    """Whose quotas and share of the engine it uses."""
     service_class: str = ""
     tag: str = ""
+    retain_s: float | None = None
+    """Seconds after its end for which its prefix is likely to return; 0: it is done, None: nothing is known."""
     explains: bool = False
     """Whether its first answer says what was cached of its prompt, and when it was admitted."""
+    timeline: Timeline | None = None
+    """The times that its last answer tells; None: none."""
     num_prompt: int
     num_before: int | None = None
     """Tokens of the prompt, the last ones, that are output of the search of which it is a step; None: of no search."""
@@ -67,6 +75,10 @@ class Request:
     pool: Pool | None = None
     """The vector that it is answered with; None: with tokens."""  # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
+    pause: Literal["no", "in_place", "retract"] = "no"
+    """Whether it is paused alone, and whether it then keeps its memory."""  # written by: holding
+    was_paused: bool = False
+    """Whether it was ever paused alone, so that the limits of the queue do not apply to it."""  # written by: holding
     answered: bool = False
     """Whether its first `Delta` has been made."""  # written by: retire
 
@@ -93,7 +105,7 @@ class Request:
 
     num_matched: int = 0
     """Leading tokens whose KV is cached; kept up to date while it waits, fixed when it is admitted."""
-    # written by: waiting, kv
+    # written by: waiting, kv, deadlines
     num_cached: int = -1
     """Tokens found in the cache when it was first admitted; -1 before that."""  # written by: kv
     cached_prefix: CachedPrefix | None = None
@@ -147,11 +159,6 @@ class Request:
     def max_new_tokens(self) -> int:
         """Output tokens that it may have in total."""
         return self.max_length - self.num_prompt
-
-    @property
-    def tenant(self) -> str:
-        """The sender, for policies that share the engine fairly: its namespace."""
-        return self.namespace or ""
 
     def reusable_tokens(self) -> Int32:
         """Return the tokens whose KV may come from a cache.

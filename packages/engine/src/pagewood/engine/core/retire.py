@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
+from pagewood.engine.core.holding import forget
 from pagewood.engine.core.kv import KVSpace
 from pagewood.engine.core.plan import Grant
 from pagewood.engine.core.pooling import Float32, Pool
@@ -45,7 +46,8 @@ def retire(
             in their order.
 
     Returns:
-        One answer for each request that got tokens or its vector, or whose logits or states were not numbers.
+        One answer for each request that got tokens or its vector, or whose logits or states were not numbers; those of
+        higher priority come first.
     """
     if between is None:
         deltas = _retire(state, kv, grants, result, None)
@@ -54,6 +56,9 @@ def retire(
         between()
         deltas += _retire(state, kv, grants, result, False)
     release_drained(state, kv)
+    if state.has_priorities:
+        priorities = {grant.request.request_id: -grant.request.priority for grant in grants}
+        deltas.sort(key=lambda delta: priorities[delta.request_id])
     return deltas
 
 
@@ -116,6 +121,7 @@ def _retire(
                         (),  # prompt_logprobs
                         b"",  # vector
                         None,  # explanation
+                        None,  # timings
                     ),
                 )
             )
@@ -292,11 +298,16 @@ def _answer(
         prompt_logprobs=tuple(request.prompt_logprobs),
         vector=vector,
     )
-    if first and request.cached_prefix is not None:
+    if first and request.explains and request.cached_prefix is not None:
         explanation = Explanation(
             prefix=request.cached_prefix, arrived_s=request.arrived_s, admitted_s=request.admitted_s
         )
         delta = delta._replace(explanation=explanation)
+    if request.timeline is not None:
+        if tokens:
+            request.timeline.answered()
+        if finish is not None:
+            delta = delta._replace(timings=request.timeline.ended())
     if request.prompt_logprobs:
         request.prompt_logprobs = []
     if finish is not None:
@@ -311,10 +322,17 @@ def _leave(state: EngineState, kv: KVSpace, request: Request, finish: FinishReas
     if request.row < 0 and request in state.compiling:
         state.compiling.remove(request)
         return
-    if request.row < 0:
+    if request.pause != "no":
+        forget(state, request)
+        if request.row < 0:
+            return
+    elif request.row < 0:
         state.waiting.remove(request)
         return
-    state.stop(request)
+    if state.on_end is not None and finish in (FinishReason.STOP, FinishReason.LENGTH):
+        state.on_end(request)
+    if request.pause == "no":
+        state.stop(request)
     if request.num_in_flight:
         state.draining.append(request)
     else:

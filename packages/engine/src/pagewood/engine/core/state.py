@@ -15,14 +15,16 @@ from pagewood.engine.core.waiting import WaitingQueue
 class EngineState:
     """The requests whose last answer has not been made, and those whose pages a launched step still reads.
 
-    Invariant: a request is in exactly one of `compiling`, `waiting`, `running` and `draining`; only the last two kinds
-    hold a row.
+    Invariant: a request is in exactly one of `compiling`, `waiting`, `running`, `held` and `draining`; those that run
+    and drain hold a row, those that are held may.
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, giving_way, retire
+    """Queued, without a row."""  # written by: intake, plan, giving_way, holding, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
+    on_end: Callable[[Request], None] | None = None
+    """Called with each running request that ends by itself, before it leaves."""
     compiling: list[Request] = field(default_factory=list["Request"])
     """Not queued yet, because their grammars are being compiled; in no order."""  # written by: intake, retire
     num_constrained: int = 0
@@ -31,6 +33,12 @@ class EngineState:
     """Holding a row, sorted by rank."""  # written by: state
     draining: list[Request] = field(default_factory=list["Request"])
     """Ended, but a launched step still reads their pages."""  # written by: retire
+    has_priorities: bool = False
+    """Whether a request since the engine was last without any has had a priority other than 0."""
+    # written by: intake
+    held: list[Request] = field(default_factory=list["Request"])
+    """Paused alone, in the order in which they were; those in place hold a row while memory lasts."""
+    # written by: holding
     paused: Literal["no", "in_place", "retract"] = "no"
     """Whether steps are launched, and if not, whether running requests leave."""  # written by: intake
     by_id: dict[str, Request] = field(default_factory=dict[str, "Request"])
@@ -38,16 +46,23 @@ class EngineState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is compiled, queued, running or draining."""
-        return not (len(self.waiting) or self.running or self.draining or self.compiling)
+        """Whether nothing is compiled, queued, running, paused alone or draining."""
+        return not (len(self.waiting) or self.running or self.held or self.draining or self.compiling)
 
     @property
     def is_resting(self) -> bool:
         """Whether nothing will change before a command arrives: idle, or paused with nothing left to do."""
+        if self.held and any(request.pause == "retract" and request.row >= 0 for request in self.held):
+            return False
         if self.paused == "no":
-            return self.is_idle
+            return not (len(self.waiting) or self.running or self.draining or self.compiling)
         leaving = self.paused == "retract" and self.running
         return not (leaving or self.draining or self.compiling)
+
+    @property
+    def holders(self) -> list[Request]:
+        """The requests that hold a row."""
+        return [*self.running, *self.draining, *(request for request in self.held if request.row >= 0)]
 
     def run(self, request: Request) -> None:
         """Add a request that has just been given a row to the running ones, by rank."""
@@ -57,6 +72,16 @@ class EngineState:
         """Remove a request that ended or was preempted from the running ones."""
         self.running.remove(request)
         self.waiting.stopped(request)
+
+    def suspend(self, request: Request) -> None:
+        """Take a running request out without ending its turn: it keeps its row, but no request waits for its prompt."""
+        self.running.remove(request)
+        self.waiting.suspended(request)
+
+    def go_on(self, request: Request) -> None:
+        """Add a suspended request to the running ones again."""
+        self.run(request)
+        self.waiting.resumed(request)
 
     def sort_running(self) -> None:
         """Restore the order of the running requests after a rank has changed."""

@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.held_back import HeldBack
 from pagewood.engine.core.kv import KVSpace, PrefixCache
+from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 
 _MAX_EXAMINED = 256
+"""Requests that one pass looks at, not counting those that it defers or holds back."""
+_MAX_SET_ASIDE = 1024
+"""Requests that one pass parks where tenants have limits, so that a flood of one tenant does not make a step long."""
 """Requests that one pass looks at, not counting those that it defers."""
+_MAX_PRIORITIES = 64
+"""Priorities whose preemptions are counted by themselves."""
 
 
 class Order(Protocol):
@@ -59,6 +66,10 @@ class Deferral(Protocol):
 
     def defer(self, request: Request) -> bool:
         """Park a waiting request if it will match much more of a prompt in progress; return whether it is parked."""
+        ...
+
+    def leader_of(self, request: Request) -> Request | None:
+        """Return the running request that a parked one waits for; None: it is not parked, or ready."""
         ...
 
     def discard(self, request: Request) -> None:
@@ -129,22 +140,40 @@ class _Entry:
 class WaitingQueue:
     """The requests without a row. Invariant: each is in the order or parked; only those in the order have a watch.
 
+    A request is parked behind another's prompt, or because its tenant is at its limit.
+
     Args:
         order: decides which request is next; must be empty, and from now on only this queue changes it.
         kv: the cache in which requests are matched.
         deferral: parks requests that repeat a prompt in progress; None: requests are never parked.
         is_watching: whether the order compares requests by how much of them is cached.
+        held_back: holds back requests whose tenant is at its limit; None: tenants have no limits.
+        notes: gets the reasons of decisions; None: they are not wanted.
 
     Raises:
         ValueError: `is_watching`, and the cache has no watches.
     """
 
-    __slots__ = ("_deferral", "_entries", "_group", "_is_watching", "_kv", "_num_recalling", "_order", "_parked")
+    __slots__ = (
+        "_deferral", "_entries", "_group", "_held_back", "_is_watching", "_kv", "_notes", "_num_recalling", "_order",
+        "_parked", "preempted",
+    )  # fmt: skip
 
-    def __init__(self, *, order: Order, kv: KVSpace, deferral: Deferral | None, is_watching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        order: Order,
+        kv: KVSpace,
+        deferral: Deferral | None,
+        is_watching: bool,
+        held_back: HeldBack | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        self._notes = notes
         self._order = order
         self._kv = kv
         self._deferral = deferral
+        self._held_back = held_back
         self._is_watching = is_watching
         self._group = self._new_group()  # written by: waiting
         self._entries: dict[int, _Entry] = {}
@@ -152,6 +181,9 @@ class WaitingQueue:
         self._parked: list[Request] = []
         """Parked in this pass, still in the order."""  # written by: waiting
         self._num_recalling = 0  # written by: waiting
+        self.preempted: dict[int, int] = {}
+        """Priority -> how often a request that had run was queued again, for a bounded number of priorities; the last
+        of them counts for all others."""  # written by: waiting
 
     def __len__(self) -> int:
         """Return how many requests wait."""
@@ -164,22 +196,48 @@ class WaitingQueue:
     @property
     def num_candidates(self) -> int:
         """Waiting requests that are not parked."""
-        return len(self._entries) - (0 if self._deferral is None else len(self._deferral))
+        num_parked = 0 if self._deferral is None else len(self._deferral)
+        return len(self._entries) - num_parked - (0 if self._held_back is None else len(self._held_back))
 
     @property
     def num_recalling(self) -> int:
         """Waiting requests with a recall: their prefix is being copied back from a lower tier."""
         return self._num_recalling
 
+    def is_parked(self, request: Request) -> bool:
+        """Return whether a waiting request waits for the prompt of another one, or for its tenant's other requests."""
+        if self.is_held_back(request):
+            return True
+        return self._deferral is not None and request in self._deferral
+
+    def is_held_back(self, request: Request) -> bool:
+        """Return whether a waiting request waits because its tenant is at its limit."""
+        return self._held_back is not None and request in self._held_back
+
+    def is_recalling(self, request: Request) -> bool:
+        """Return whether the prefix of a waiting request is being copied back from a lower tier."""
+        entry = self._entries.get(request.arrival)
+        return entry is not None and entry.recall is not None
+
     def add(self, request: Request) -> None:
-        """Queue a request: a new one, or one that was preempted."""
+        """Queue a request: a new one, or one that was preempted or paused alone."""
         self._entries[request.arrival] = _Entry()
-        self._enter(request)
+        if self._held_back is not None and self._held_back.join(request):
+            self._order.add(request)
+            self._order.park(request)
+            if self._notes is not None:
+                self._notes.note(Reason.HELD_BACK, request)
+        else:
+            self._enter(request)
 
     def remove(self, request: Request) -> None:
         """Drop a request that has ended."""
-        if self._is_parked(request) and self._deferral is not None:
+        is_parked = self.is_parked(request)
+        if self._held_back is not None:
+            self._held_back.discard(request)
+        if self._deferral is not None and request in self._deferral:
             self._deferral.discard(request)
+        if is_parked:
             self._order.stop(request)
         else:
             self._order.remove(request)
@@ -190,17 +248,31 @@ class WaitingQueue:
         self._order.stop(request)
         if self._deferral is not None:
             self._deferral.stop(request)
+        if self._held_back is not None:
+            self._held_back.stop(request)
+
+    def suspended(self, request: Request) -> None:
+        """Note that a running request is paused alone: nothing is to wait for its prompt."""
+        if self._deferral is not None:
+            self._deferral.stop(request)
+
+    def resumed(self, request: Request) -> None:
+        """Note that a suspended request runs again."""
+        if self._deferral is not None:
+            self._deferral.start(request)
 
     def update(self, request: Request) -> None:
         """Note that the priority of a waiting request has changed."""
-        if not self._is_parked(request):
+        if self._held_back is not None and request in self._held_back:
+            self._held_back.update(request)
+        elif not self.is_parked(request):
             self._order.update(request)
 
     def examine(self, now_s: float, *, first: Request | None = None) -> Iterator[Request]:
         """Begin a pass: yield requests in the order of admission, each with an up-to-date `num_matched`.
 
-        Close the pass with `end_pass`. Until then requests may be deferred and recalled, and none may be added or
-        removed.
+        Close the pass with `end_pass`. Until then requests may be held back, deferred and recalled, and none may be
+        added or removed.
 
         Args:
             now_s: time on the engine's clock.
@@ -209,12 +281,19 @@ class WaitingQueue:
         if self._deferral is not None:
             for request in self._deferral.ready():
                 self._enter(request)
+                if self._notes is not None:
+                    self._notes.note(Reason.UNPARKED, request)
+        if self._held_back is not None:
+            for request in self._held_back.ready():
+                self._enter(request)
+                if self._notes is not None:
+                    self._notes.note(Reason.UNPARKED, request)
         if self._group is not None:
             for request in self._group.changed():
                 self._match(request)
                 self._order.update(request)
         num_examined = 0
-        if first is not None and self._is_parked(first):
+        if first is not None and self.is_parked(first):
             first = None
         ordered = self._order.ordered(now_s)
         for request in ordered if first is None else _with_first(first, ordered):
@@ -222,8 +301,17 @@ class WaitingQueue:
             num_parked = len(self._parked)
             yield request
             num_examined += len(self._parked) == num_parked
-            if num_examined == _MAX_EXAMINED:
+            if num_examined == _MAX_EXAMINED or (self._held_back is not None and len(self._parked) == _MAX_SET_ASIDE):
                 return
+
+    def hold_back(self, request: Request) -> bool:
+        """Park a request of this pass if its tenant is at its limit; return whether it is parked now."""
+        if self._held_back is None or not self._held_back.hold(request):
+            return False
+        self._parked.append(request)
+        if self._notes is not None:
+            self._notes.note(Reason.HELD_BACK, request)
+        return True
 
     def defer(self, request: Request) -> bool:
         """Park a request of this pass if it repeats a prompt in progress; return whether it is parked now.
@@ -234,6 +322,10 @@ class WaitingQueue:
             return False
         self._parked.append(request)
         return True
+
+    def parked_on(self, request: Request) -> Request | None:
+        """Return the running request that a parked one waits for, for explanations."""
+        return None if self._deferral is None else self._deferral.leader_of(request)
 
     def recall(self, request: Request, *, num_reserved: int) -> bool:
         """Copy the request's prefix back from lower tiers; return whether to admit it later, when the copy is done.
@@ -272,6 +364,8 @@ class WaitingQueue:
         self._end(self._entries[request.arrival])
         if self._deferral is not None:
             self._deferral.start(request)
+        if self._held_back is not None:
+            self._held_back.admit(request)
 
     def end_pass(self, admitted: list[Request]) -> None:
         """End a pass: the admitted and the parked requests leave the order."""
@@ -305,8 +399,12 @@ class WaitingQueue:
             entry.matched_epoch = self._kv.epoch
             request.num_matched = self._kv.peek(request)
 
-    def _is_parked(self, request: Request) -> bool:
-        return self._deferral is not None and request in self._deferral
+    def count_preempted(self, priority: int) -> None:
+        """Count a request that has lost its memory before its end."""
+        counts = self.preempted
+        if priority not in counts and len(counts) >= _MAX_PRIORITIES:
+            priority = next(reversed(counts))
+        counts[priority] = counts.get(priority, 0) + 1
 
     def _forget(self, request: Request) -> None:
         self._end(self._entries.pop(request.arrival))

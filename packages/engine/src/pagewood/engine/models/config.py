@@ -209,7 +209,7 @@ def _architecture(fields: Fields) -> tuple[str, _Traits]:
         if name in _TRAITS:
             return name, _TRAITS[name]
     wanted = " or ".join(names[:3])[:80] or "no architecture"
-    if fields.values.get("model_type") in _ENCODERS:
+    if fields.text("model_type", "") in _ENCODERS:
         wanted += ", an encoder: its tokens see later ones, so it needs its whole text in one step and no KV cache"
     raise ValueError(f"{fields.source}: architectures must name one of {', '.join(_TRAITS)}, got {wanted}")
 

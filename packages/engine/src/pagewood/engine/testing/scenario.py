@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,11 +18,15 @@ from pagewood.engine.api import (
     EngineConfig,
     FinishReason,
     Pause,
+    PauseRequest,
     PoolingParams,
     Resume,
+    ResumeRequest,
+    Retain,
     SamplingParams,
     SetPriority,
     Submit,
+    TenantQuota,
     TokenLogprob,
 )
 from pagewood.engine.assemble import assemble
@@ -40,6 +45,13 @@ MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 
 VOCAB_SIZE = 40
 _EOS = 0
+_REFUSALS: Mapping[str | None, Callable[[EngineConfig], bool]] = {
+    "queue_timeout": lambda config: config.max_queue_s is not None,
+    "queue_full": lambda config: config.max_queued is not None,
+    "quota_exceeded": lambda config: bool(config.quotas),
+    "deadline_infeasible": lambda config: config.refuse_late,
+}
+"""Codes of refusals that depend on the load or on limits of the operator, and whether a configuration has them."""
 
 
 class WatchedRunner(Runner, Protocol):
@@ -77,6 +89,10 @@ class Arrival:
     """A new priority, and the step at which it is set."""
     pooling: PoolingParams | None = None
     """The vector that it asks for, instead of tokens."""
+    hold: tuple[int, int, bool] | None = None
+    """Steps at which it is paused alone and resumed, and whether it gives its memory back."""
+    retain_s: float | None = None
+    """See `Submit.retain_s`; the clock of a scenario counts steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +107,12 @@ class Scenario:
     """After these steps the runner computes everything launched; otherwise it computes as late as possible."""
     pauses: tuple[tuple[int, int, bool], ...] = ()
     """Steps before which the engine is paused and resumed, and whether the running requests leave."""
+    deadline_after_s: float = 30.0
+    """Time from the arrival to the deadline of every second request, in steps."""
+    retains: tuple[tuple[int, int, float], ...] = ()
+    """Steps before which a part of a prompt is retained or dropped, the index of its arrival, and the seconds."""
+    abort_all_at: int | None = None
+    """The step before which the engine is paused and all requests are aborted; it is resumed two steps later."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     tree: TreeShape | None = None
@@ -113,7 +135,15 @@ class Report:
     num_cached_tokens: int
     num_aborted: int
     num_refused: int
+    num_refused_by_code: Mapping[str, int]
+    """Requests that were refused with a code, by the code."""
     num_failed: int
+    num_held: int
+    """Steps after which a request was paused alone, added up over requests."""
+    num_aborted_held: int
+    """Requests that were aborted while they were paused alone."""
+    most_retained: int
+    """The most pages that were retained after a step."""
     num_drafted: int
     num_accepted: int
     num_rebuilt: int
@@ -186,7 +216,8 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
 
     Args:
         rng: source of all choices.
-        overlap: whether the engine launches a step before it retires the one before.
+        overlap: whether the engine launches a step before it retires the one before; if not, two thirds of the
+            scenarios launch several steps in which the same requests decode.
         bursts: probability that the requests come almost at once, most of them with one of a few prompts.
     """
     page_size = rng.choice((1, 4, 16))
@@ -232,6 +263,7 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
             target_step_s=(None, 1.0)[len(arrivals) % 2],
             schedule_conservativeness=rng.choice((0.05, 0.05, 1.0)),
             overlap=overlap,
+            num_continuous_decode_steps=1 if overlap else (1, 2, 5)[max_length % 3],
             prefix_cache=rng.random() < 0.9,
             eviction_policy="queue-lru" if num_pages % 3 == 0 else "lru",
         ),
@@ -267,6 +299,60 @@ def with_interruptions(scenario: Scenario, rng: random.Random) -> Scenario:
             max_queue_s=rng.choice((None, None, rng.randint(3, 60))),
         ),
         pauses=tuple((start, start + rng.randint(1, 12), rng.random() < 0.5) for start in starts),
+    )
+
+
+def with_limits(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with quotas of tenants, refusals of late and of too many requests, and another mixing."""
+    largest = scenario.max_length
+
+    def limit(low: int, high: int) -> int | None:
+        return rng.choice((None, rng.randint(low, high)))
+
+    def quota(tenant: str) -> TenantQuota:
+        return TenantQuota(tenant, limit(1, 3), limit(largest // 2, 2 * largest), limit(largest // 3, largest))
+
+    presets = ("decode-first", "stall-free", "prefill-first") if not scenario.config.prefill_first else (None,)
+    return replace(
+        scenario,
+        config=replace(
+            scenario.config,
+            quotas=rng.choice(((quota("*"),), (quota("tenant"),), (quota("tenant"), quota("*")))),
+            schedule_preset=rng.choice((None, *presets)),
+            refuse_late=rng.random() < 0.5,
+            max_queued=limit(0, 5),
+            stream_interval=rng.choice((1, 1, 2, 5)),
+        ),
+        deadline_after_s=rng.choice((-1.0, 10.0, 30.0)),
+    )
+
+
+def with_holds(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with requests that are paused alone, retention under a small bound, and aborts.
+
+    Some requests are aborted while they are paused; in some scenarios all are at once.
+    """
+    arrivals: list[Arrival] = []
+    for arrival in scenario.arrivals:
+        start = arrival.at_step + rng.randint(0, 15)
+        hold = (start, start + rng.randint(1, 15), rng.random() < 0.5) if rng.random() < 0.6 else None
+        aborts = hold is not None and rng.random() < 0.15
+        arrivals.append(
+            replace(
+                arrival,
+                hold=hold,
+                abort_at_step=rng.randint(*hold[:2]) if hold is not None and aborts else arrival.abort_at_step,
+                retain_s=rng.choice((None, None, 0.0, 3.0, 40.0, 1e6)),
+            )
+        )
+    share = rng.choice((0.0, 0.3, 0.5, 1.0)) if scenario.config.prefix_cache else 0.0
+    steps = rng.sample(range(50), rng.randint(0, 4))
+    return replace(
+        scenario,
+        arrivals=tuple(arrivals),
+        config=replace(scenario.config, retained_share=share, max_retain_s=rng.choice((5.0, 1e6))),
+        retains=tuple((step, rng.randrange(len(arrivals)), rng.choice((0.0, 4.0, 1e6))) for step in steps),
+        abort_all_at=rng.randint(1, 30) if rng.random() < 0.1 else None,
     )
 
 
@@ -362,7 +448,15 @@ class _Run:
         self._logprobs: dict[str, list[TokenLogprob]] = {}
         self._prompt_logprobs: dict[str, list[TokenLogprob]] = {}
         self._aborted: set[str] = set()
+        self._num_held = 0
+        self._num_aborted_held = 0
+        self._paused: set[str] = set()
+        """Requests that were paused alone, so that they must not be refused for the time that they wait."""
+        self._launched_before: dict[str, int] = {}
+        """Launched positions of the requests that were paused alone after the last step."""
+        self._most_retained = 0
         self._failed: set[str] = set()
+        self._num_preempted_known = 0
         self._drafting = RandomDrafting(
             max_tokens=scenario.max_drafts,
             seed=len(scenario.arrivals),
@@ -392,11 +486,14 @@ class _Run:
             outbox=self._outbox,
             clock=lambda: float(self._step),
         )
+        self._engine.measure(lambda: float(self._step))
 
     def to_the_end(self, after_step: Callable[[Engine], None] | None) -> Report:
         scenario, engine = self._scenario, self._engine
         last_event = max(max(a.at_step, a.abort_at_step or 0) for a in scenario.arrivals)
         last_event = max(last_event, *(end for _, end, _ in scenario.pauses), 0)
+        last_event = max(last_event, *(a.hold[1] for a in scenario.arrivals if a.hold is not None), 0)
+        last_event = max(last_event, *(step for step, _, _ in scenario.retains), (scenario.abort_all_at or 0) + 2)
         num_positions = sum(len(a.prompt) + (a.sampling.max_tokens or scenario.max_length) for a in scenario.arrivals)
         deadline = last_event + 20 * num_positions + 100
         pending: Pending | None = None
@@ -408,6 +505,7 @@ class _Run:
             self._collect()
             violation = engine.violation()
             assert violation is None, violation
+            self._check_bounds()
             if after_step is not None:
                 after_step(engine)
             if self._step in scenario.eager_steps and self._runner is not None:
@@ -417,7 +515,9 @@ class _Run:
         self._check_ends()
         engine.close()
         counters = engine.counters()
+        self._check_measurement()
         assert counters.num_violations == 0
+        assert self._num_preempted_known <= counters.num_preempted
         assert counters.num_free_pages + counters.num_cached_pages == scenario.num_pages
         assert self._runner is not None
         assert self._runner.num_in_flight == 0
@@ -428,7 +528,11 @@ class _Run:
             num_cached_tokens=sum(delta.num_cached_tokens for delta in self._ends.values()),
             num_aborted=sum(delta.finish is FinishReason.ABORT for delta in self._ends.values()),
             num_refused=sum(delta.finish is FinishReason.REFUSED for delta in self._ends.values()),
+            num_refused_by_code=Counter(d.refusal.code or "" for d in self._ends.values() if d.refusal is not None),
             num_failed=len(self._failed),
+            num_held=self._num_held,
+            num_aborted_held=self._num_aborted_held,
+            most_retained=self._most_retained,
             num_drafted=counters.speculation.num_drafted if counters.speculation else 0,
             num_accepted=counters.speculation.num_accepted if counters.speculation else 0,
             num_rebuilt=counters.speculation.num_rebuilt if counters.speculation else 0,
@@ -466,8 +570,7 @@ class _Run:
         return self._runner
 
     def _requests_with_rows(self) -> list[Request]:
-        state = self._engine._state  # pyright: ignore[reportPrivateUsage]
-        return [*state.running, *state.draining]
+        return self._engine._state.holders  # pyright: ignore[reportPrivateUsage]
 
     def _arrive(self) -> None:
         for index, arrival in enumerate(self._scenario.arrivals):
@@ -479,17 +582,28 @@ class _Run:
                         sampling=arrival.sampling,
                         pooling=arrival.pooling,
                         priority=arrival.priority,
-                        deadline_s=arrival.at_step + 30.0 if index % 2 else None,
+                        deadline_s=arrival.at_step + self._scenario.deadline_after_s if index % 2 else None,
+                        tenant=arrival.namespace if index % 4 else "shared",
                         service_class=str(arrival.priority),
                         tag=str(index % 3),
                         namespace=arrival.namespace,
                         carry=str(index).encode(),
+                        retain_s=arrival.retain_s,
+                        explain=index % 3 == 0,
                     )
                 )
             priority, step = arrival.priority_from_step or (0, None)
             if step == self._step:
                 self._inbox.put(SetPriority(request_id=str(index), priority=priority))
+            start, end, retracts = arrival.hold or (-1, -1, False)
+            if start == self._step:
+                self._inbox.put(PauseRequest(request_id=str(index), retract=retracts))
+                if str(index) not in self._ends:
+                    self._paused.add(str(index))
+            if end == self._step:
+                self._inbox.put(ResumeRequest(request_id=str(index)))
             if arrival.abort_at_step == self._step:
+                self._num_aborted_held += self._is_held(str(index))
                 self._inbox.put(Abort(request_id=str(index)))
                 self._aborted.add(str(index))
 
@@ -499,28 +613,99 @@ class _Run:
                 self._inbox.put(Pause(request_id=f"pause at {start}", retract=retracts))
             if end == self._step:
                 self._inbox.put(Resume(request_id=f"resume at {end}"))
+        abort_at = self._scenario.abort_all_at
+        if abort_at == self._step:
+            self._aborted.update(set(map(str, range(len(self._scenario.arrivals)))) - self._ends.keys())
+            self._inbox.put(Pause(request_id="pause and abort", abort=True))
+        if abort_at is not None and abort_at + 2 == self._step:
+            self._inbox.put(Resume(request_id="resume after the abort"))
+        for number, (step, index, seconds) in enumerate(self._scenario.retains):
+            if step == self._step:
+                arrival = self._scenario.arrivals[index]
+                tokens = np.array(arrival.prompt, "<i4").tobytes()
+                name = f"retain {number}"
+                self._inbox.put(Retain(request_id=name, tokens=tokens, seconds=seconds, namespace=arrival.namespace))
+
+    def _is_held(self, name: str) -> bool:
+        request = self._engine._state.by_id.get(name)  # pyright: ignore[reportPrivateUsage]
+        return request is not None and request.pause != "no"
+
+    def _check_bounds(self) -> None:
+        """A request that is paused alone gets no grant; retention keeps its bound."""
+        state, scenario = self._engine._state, self._scenario  # pyright: ignore[reportPrivateUsage]
+        self._num_held += len(state.held)
+        for request in state.held:
+            assert request not in state.running
+            assert request not in state.waiting
+            before = self._launched_before.get(request.request_id, request.num_launched)
+            assert request.num_launched <= before, f"request {request.request_id} was computed while it was paused"
+        self._launched_before = {request.request_id: request.num_launched for request in state.held}
+        num_retained = self._engine.counters().num_retained_pages
+        self._most_retained = max(self._most_retained, num_retained)
+        assert num_retained <= scenario.num_pages * scenario.config.retained_share
+        kept = self._engine._kv  # pyright: ignore[reportPrivateUsage]
+        assert kept.num_retained <= kept.cache.num_locked
 
     def _collect(self) -> None:
         for delta in self._outbox.take():
             if not delta.request_id.isdecimal():
-                assert (delta.finish, delta.first) == (FinishReason.STOP, True)
+                refused = delta.refusal is not None and delta.refusal.code == "no_retention"
+                assert (delta.finish, delta.first) == (FinishReason.REFUSED if refused else FinishReason.STOP, True)
+                assert not refused or not self._scenario.config.retained_share
                 continue
             assert delta.request_id not in self._ends, f"request {delta.request_id} was answered after its end"
             assert delta.first == (delta.request_id not in self._outputs)
             assert delta.carry == (delta.request_id.encode() if delta.first else b"")
+            self._check_times(delta)
             self._outputs.setdefault(delta.request_id, []).extend(delta.tokens)
             self._logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
             self._prompt_logprobs.setdefault(delta.request_id, []).extend(delta.prompt_logprobs)
             if delta.finish is not None:
                 self._ends[delta.request_id] = delta
 
+    def _check_times(self, delta: Delta) -> None:
+        """The last answer to a request that asks for its times must have them, and no other one."""
+        timings = delta.timings
+        is_refused_at_once = delta.finish is FinishReason.REFUSED and delta.first and timings is None
+        is_wanted = delta.finish is not None and int(delta.request_id) % 3 == 0 and not is_refused_at_once
+        assert (timings is not None) == is_wanted
+        if timings is None:
+            return
+        arrived_s = self._scenario.arrivals[int(delta.request_id)].at_step
+        chunks_s = [at_s for at_s, _ in timings.chunks]
+        assert timings.arrived_s == arrived_s
+        assert timings.finished_s == self._step
+        known = [timings.queued_s, timings.admitted_s, timings.first_token_s]
+        times = [timings.arrived_s, *(at_s for at_s in known if at_s is not None), timings.finished_s]
+        assert times == sorted(times)
+        assert chunks_s == sorted(chunks_s)
+        assert chunks_s[:1] == ([] if timings.admitted_s is None else [timings.admitted_s])
+        assert timings.num_preempted == len(timings.preempted_s)
+        assert timings.num_preempted == 0 or timings.admitted_s is not None
+        self._num_preempted_known += timings.num_preempted
+
+    def _check_measurement(self) -> None:
+        """Check that what the engine measured agrees with its counters and with time."""
+        counters, found = self._engine.counters(), self._engine.measurement()
+        assert found is not None
+        assert found.num_prefill_tokens + found.num_decode_tokens == counters.num_tokens
+        assert sum(found.step_tokens[1]) == sum(found.step_s[1]) == counters.num_steps
+        assert found.step_tokens[2] == counters.num_tokens
+        assert sum(found.preempted.values()) == counters.num_preempted
+        assert sum(found.stage_s.values()) + found.step_s[2] <= 2 * self._step
+        assert (found.queue.waiting, found.queue.running, found.queue.oldest_s) == ({}, {}, 0.0)
+        assert found.num_available_pages + counters.num_retained_pages == self._scenario.num_pages
+        assert found.num_parked == found.num_compiling == found.num_recalling == 0
+
     def _check_ends(self) -> None:
         for index, arrival in enumerate(self._scenario.arrivals):
             name = str(index)
             output, last = self._outputs[name], self._ends[name]
-            if last.refusal is not None and last.refusal.code == "queue_timeout":
+            code = None if last.refusal is None else last.refusal.code
+            if code in _REFUSALS:
                 assert not output
-                assert self._scenario.config.max_queue_s is not None
+                assert _REFUSALS[code](self._scenario.config), f"request {name}: {last.refusal}"
+                assert code != "queue_timeout" or name not in self._paused, f"request {name} was refused though paused"
                 continue
             if arrival.pooling is not None:
                 self._check_vector(name, arrival, arrival.pooling)

@@ -12,7 +12,8 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pagewood.engine.text.bounded_template import MAX_LENGTH, MAX_SECONDS, BoundedEnvironment, TemplateTooLong
 
 ChatMessage = Mapping[str, Any]
 """`role`, `content` and any other keys that the template reads; plain JSON values."""
@@ -59,10 +60,8 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     filters: dict[str, Any] = environment.filters
     filters["tojson"] = _to_json
     return environment
@@ -71,24 +70,29 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """A compiled template in a sandbox: templates come with models, and a model may come from any source.
 
-    Renders the same text as `transformers` for the same messages and special tokens.
+    Renders the same text as `transformers` for the same messages and special tokens. A rendering that takes longer than
+    `max_seconds` of processor time, or writes more than 64 Mi characters, ends with an error.
 
     Args:
         source: Jinja template.
         special_tokens: name -> text; variables of the template (`bos_token`, `eos_token`, ...).
+        max_seconds: longest time of the processor for one rendering.
 
     Raises:
         ChatTemplateError: the source is not a template.
     """
 
-    __slots__ = ("_special_tokens", "_template")
+    __slots__ = ("_bounds", "_max_seconds", "_special_tokens", "_template")
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str], max_seconds: float = MAX_SECONDS) -> None:
+        environment = _environment()
+        self._bounds = environment.bounds
+        self._max_seconds = max_seconds
         try:
-            self._template = _environment().from_string(
-                source, globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+            self._template = environment.bounded(
+                source, variables={"raise_exception": _raise_exception, "strftime_now": _strftime_now}
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
             raise ChatTemplateError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
 
@@ -118,7 +122,8 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: there are no messages, a variable has a name that is taken, the arguments of a call are
-                no JSON object, the last message cannot be continued, or the template rejects the messages.
+                no JSON object, the last message cannot be continued, or the template rejects the messages, takes too
+                long or writes too much.
         """
         if not messages:
             raise ChatTemplateError("messages must hold at least one message")
@@ -141,10 +146,13 @@ class ChatTemplate:
             "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
         }
+        self._bounds.begin(self._max_seconds, MAX_LENGTH)
         try:
             text = self._template.render(variables)
         except ChatTemplateError:
             raise
+        except TemplateTooLong as error:
+            raise ChatTemplateError(f"chat template was ended: {error}") from error
         except Exception as error:  # a template is a program, and can raise anything
             raise ChatTemplateError(f"chat template failed: {error}") from error
         return _cut(text, mark, last) if continue_final_message else text

@@ -1,6 +1,7 @@
 """Runs policies over traces in virtual time; `python -m pagewood.schedpolicy.simulate` is its command line."""
 
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
+from pagewood.schedpolicy.simulation.decisions import Decision
 from pagewood.schedpolicy.simulation.fleet import Fleet, simulate
 from pagewood.schedpolicy.simulation.machine import Machine, load_machine
 from pagewood.schedpolicy.simulation.policies import Policies, policies_named
@@ -12,7 +13,7 @@ from pagewood.schedpolicy.simulation.trace_file import load_trace, save_trace
 from pagewood.schedpolicy.simulation.workloads import generate
 
 __all__ = [
-    "H100_8B", "H100_70B", "BlockCache", "Fleet", "Machine", "Objective", "OverTokens", "Policies", "PrefixCache",
-    "Summary", "Trace", "TraceRequest", "generate", "load_machine", "load_trace", "policies_named", "save_trace",
-    "simulate", "summarise",
+    "H100_8B", "H100_70B", "BlockCache", "Decision", "Fleet", "Machine", "Objective", "OverTokens", "Policies",
+    "PrefixCache", "Summary", "Trace", "TraceRequest", "generate", "load_machine", "load_trace", "policies_named",
+    "save_trace", "simulate", "summarise",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
+from pagewood.schedpolicy.simulation.decisions import OnDecision
 from pagewood.schedpolicy.simulation.machine import Machine
 from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.policies import Policies
@@ -49,6 +50,7 @@ def simulate(
     make_policies: Callable[[int], Policies],
     router: Router | None = None,
     make_cache: Callable[[], PrefixCache] = BlockCache,
+    on_decision: OnDecision | None = None,
 ) -> list[Observations]:
     """Run a trace to its end.
 
@@ -60,6 +62,7 @@ def simulate(
         make_policies: Makes the policies of a replica, given its number.
         router: Chooses the replica of each request; by default in turn.
         make_cache: Makes the prefix cache of a replica.
+        on_decision: Gets every decision of every replica; None to record none.
 
     Returns:
         The observations of each replica.
@@ -73,6 +76,7 @@ def simulate(
             num_pages=fleet.num_pages,
             page_size=fleet.page_size,
             make_cache=make_cache,
+            on_decision=on_decision,
         )
         for index in range(fleet.num_replicas)
     ]

@@ -70,6 +70,17 @@ class Memory:
             assert num_evicted >= num_lacking, "take must not exceed num_available"
         self._num_private += num_pages
 
+    def take_singly(self, num_pages: int) -> None:
+        """Make available pages private one after the other, as decoding requests of pagewood-engine get them.
+
+        Each eviction frees a page and the spare ones, so it evicts as often as the pages in between run out.
+        """
+        num_lacking, num_freed = num_pages - self.num_free, 1 + self.num_pages // _SPARE_SHARE
+        if num_lacking > 0:
+            num_evicted = self.cache.evict(-(-num_lacking // num_freed) * num_freed)
+            assert num_evicted >= num_lacking, "take_singly must not exceed num_available"
+        self._num_private += num_pages
+
     def grow(self, request: SimRequest, num_tokens: int) -> bool:
         """Give a request that does not decode pages for its first `num_tokens` tokens; return whether they fit."""
         num_lacking = self.pages_of(num_tokens) - request.num_pages

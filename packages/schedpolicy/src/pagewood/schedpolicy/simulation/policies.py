@@ -103,7 +103,7 @@ def policies_named(
         order=order,
         budget=budget,
         reserve=NewTokenRatio(),
-        skip_ahead=SkipAhead(max_skipped=8, max_passes=16),
+        skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
         deferral=InBatchDeferral[SimRequest](page_size=page_size) if "defer" in extras else None,
         victim=by_lowest_priority if victim == "priority" else by_least_output,
         quotas=quotas,

@@ -50,6 +50,11 @@ class Queue:
         """Yield the waiting requests in the order in which they were added."""
         return iter(self._waiting.values())
 
+    @property
+    def num_candidates(self) -> int:
+        """Waiting requests that are not parked."""
+        return len(self._waiting) - (0 if self._deferral is None else len(self._deferral))
+
     def add(self, request: SimRequest) -> None:
         """Add a request that has arrived or was preempted."""
         self._waiting[request.arrival] = request

@@ -8,6 +8,7 @@ from pagewood.schedpolicy.budget import StepBudget
 from pagewood.schedpolicy.deadlines import Load
 from pagewood.schedpolicy.quotas import Quotas
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
+from pagewood.schedpolicy.simulation.decisions import Decision, OnDecision
 from pagewood.schedpolicy.simulation.decoding import Decoding
 from pagewood.schedpolicy.simulation.machine import Machine
 from pagewood.schedpolicy.simulation.memory import Memory
@@ -17,6 +18,11 @@ from pagewood.schedpolicy.simulation.queue import Queue
 from pagewood.schedpolicy.simulation.recorder import Recorder
 from pagewood.schedpolicy.simulation.request import SimRequest
 from pagewood.schedpolicy.victim import choose_victim, deserving
+
+_PARTS_OF_STEP = 8
+"""Prompts in progress leave 1 / _PARTS_OF_STEP of a step's prompt tokens to waiting requests, as in pagewood-engine."""
+_ANY_NUMBER = 1 << 30
+"""More prompt tokens than any step can have."""
 
 
 class Replica:
@@ -31,8 +37,9 @@ class Replica:
     """
 
     __slots__ = (
-        "_decoding", "_inbox", "_is_decoding", "_machine", "_memory", "_num_run_steps", "_policies", "_prefilling",
-        "_prefills", "_queue", "_recorder", "_run_started_s", "_running", "end_s",
+        "_completing", "_decoding", "_inbox", "_index", "_is_decoding", "_machine", "_memory", "_num_run_steps",
+        "_on_decision", "_policies", "_prefilling", "_prefills", "_queue", "_recorder", "_run_started_s", "_running",
+        "end_s",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +51,7 @@ class Replica:
         num_pages: int,
         page_size: int,
         make_cache: Callable[[], PrefixCache] = BlockCache,
+        on_decision: OnDecision | None = None,
     ) -> None:
         """Start idle, with an empty cache.
 
@@ -54,6 +62,7 @@ class Replica:
             num_pages: Pages of KV, >= 1.
             page_size: Tokens per page, >= 1.
             make_cache: Makes the empty prefix cache.
+            on_decision: Gets every decision; None to record none.
 
         Raises:
             ValueError: `num_pages` or `page_size` is out of range.
@@ -61,6 +70,8 @@ class Replica:
         for name, value in (("num_pages", num_pages), ("page_size", page_size)):
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
+        self._index = index
+        self._on_decision = on_decision
         self._recorder = Recorder(index)
         self._policies = policies
         self._machine = machine
@@ -70,6 +81,7 @@ class Replica:
         self._running: dict[int, SimRequest] = {}  # by arrival
         self._prefilling: list[SimRequest] = []  # running requests with prompts in progress, most deserving first
         self._prefills: list[tuple[SimRequest, int]] = []  # prompt tokens of the present step
+        self._completing: list[SimRequest] = []  # those whose last prompt token, alone, is decoded in the present step
         self._inbox: list[SimRequest] = []  # arrived since the last event
         self._run_started_s = 0.0
         self._num_run_steps = 0
@@ -106,22 +118,31 @@ class Replica:
     def finish_run(self) -> None:
         """End the present steps at `end_s`, and start the next."""
         now_s, decoding, num_steps = self.end_s, self._decoding, self._num_run_steps
+        if self._on_decision is not None and num_steps:
+            self._on_decision(self._decision())
         self._recorder.ran(
             self._run_started_s,
             now_s,
             num_steps,
-            self._prefills,
+            [*((request, 1) for request in self._completing), *self._prefills],
             decoding if self._is_decoding else None,
             self._machine,
         )
+        ended: dict[int, SimRequest] = {}  # by arrival; one that was preempted may be found twice
         if self._is_decoding:
             # The pages of the first step were taken when it began, and the reserve has counted it.
-            self._memory.take(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
+            self._memory.take_singly(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
             for _ in range(num_steps - 1):
                 self._policies.reserve.on_step()
             decoding.advance(num_steps)
             while (request := decoding.pop_ended()) is not None:
+                ended[request.arrival] = request
+        # What is used last is evicted last, so the order matters: that of the grants.
+        for request in sorted((*ended.values(), *self._completing), key=deserving):
+            if request.is_decoding:
                 self._end(request, self._stop_decoding(request), now_s)
+            else:
+                self._computed(request, 1, now_s)
         for request, num_tokens in self._prefills:
             self._computed(request, num_tokens, now_s)
         for request in self._inbox:
@@ -134,10 +155,23 @@ class Replica:
         self._inbox.clear()
         self._start(now_s)
 
+    def _decision(self) -> Decision:
+        """Return what the present steps compute; they have not been applied to the requests yet."""
+        decoding = [request for request in self._running.values() if self._is_decoding and request.is_decoding]
+        decoding += self._completing
+        return Decision(
+            replica=self._index,
+            began_s=self._run_started_s,
+            num_steps=self._num_run_steps,
+            running=tuple(sorted(self._running)),
+            decodes=tuple(sorted((request.arrival, request.num_tokens - 1) for request in decoding)),
+            prompts=tuple((request.arrival, request.num_computed, num) for request, num in self._prefills),
+        )
+
     def _start(self, now_s: float) -> None:
         """Decide the next step, and how often it repeats."""
         decoding, policies, memory = self._decoding, self._policies, self._memory
-        self._prefills = []
+        self._prefills, self._completing = [], []
         self._run_started_s = now_s
         self._is_decoding = False
         self._num_run_steps = 0
@@ -145,32 +179,39 @@ class Replica:
             self.end_s = inf
             return
         budget = policies.budget.open(len(self._running))
-        has_preempted = False
-        if not policies.budget.prefill_first:
-            has_preempted = self._decode(budget)
-        has_preempted |= self._continue_prompts(budget)
-        if has_preempted:
-            policies.reserve.on_preempt(self._running.values())
-        else:
-            policies.reserve.on_step()
-            if self._queue:
+        if policies.budget.prefill_first:
+            has_preempted = self._continue_prompts(budget)
+            if not has_preempted:
                 self._admit(budget, now_s)
-        if policies.budget.prefill_first and not self._prefills and self._decode(budget):
-            policies.reserve.on_preempt(self._running.values())
-            has_preempted = True
+            if not self._prefills:
+                has_preempted |= self._decode(budget)
+            self._note_step(has_preempted)
+        else:
+            has_preempted = self._decode(budget)
+            has_preempted |= self._continue_prompts(budget)
+            self._note_step(has_preempted)
+            if not has_preempted:
+                self._admit(budget, now_s)
         self._recorder.moment(now_s, num_running=len(self._running), num_waiting=len(self._queue), memory=memory)
-        if self._prefills:
+        if self._prefills or self._completing:
             self._num_run_steps = 1
             self.end_s = now_s + self._machine.model.step_s(
                 num_prefill=sum(num for _, num in self._prefills),
-                num_decode=decoding.num_requests if self._is_decoding else 0,
-                num_kv=decoding.kv_tokens if self._is_decoding else 0,
+                num_decode=len(self._completing) + (decoding.num_requests if self._is_decoding else 0),
+                num_kv=sum(request.num_tokens for request in self._completing)
+                + (decoding.kv_tokens if self._is_decoding else 0),
             )
         elif self._is_decoding:
             self._set_run(self._num_alike())
         else:
             assert has_preempted, "a waiting request must fit when no request runs"
             self._start(now_s)
+
+    def _note_step(self, has_preempted: bool) -> None:
+        if has_preempted:
+            self._policies.reserve.on_preempt(self._running.values())
+        else:
+            self._policies.reserve.on_step()
 
     def _set_run(self, num_steps: int) -> None:
         """Start a run of `num_steps` steps in which requests only decode."""
@@ -187,47 +228,95 @@ class Replica:
         return decoding.steps_within(num_pages, at_most=decoding.steps_to_end)
 
     def _decode(self, budget: StepBudget) -> bool:
-        """Grant a token to every decoding request; preempt until they fit; return whether any request was preempted."""
-        decoding, has_preempted = self._decoding, False
-        while decoding.num_requests and decoding.num_new_pages(1) > self._memory.num_available:
-            self._preempt(list(self._running.values()))
+        """Grant a token to every request that decodes or lacks just the last token of its prompt.
+
+        Returns:
+            Whether any request was preempted for them.
+        """
+        decoding, memory = self._decoding, self._memory
+        completing = [request for request in self._prefilling if _lacks_one(request)]
+        num_pages = sum(memory.pages_of(request.num_tokens) - request.num_pages for request in completing)
+        if num_pages + decoding.num_new_pages(1) <= memory.num_available:
+            memory.take_singly(decoding.num_new_pages(1))
+            for request in completing:
+                memory.grow(request, request.num_tokens)
+            has_preempted = False
+        else:
+            completing = self._decode_in_turn(completing)
             has_preempted = True
-        if decoding.num_requests:
-            self._memory.take(decoding.num_new_pages(1))
-            self._is_decoding = budget.take_decode(decoding.num_requests)
-            assert self._is_decoding, "max_step_tokens >= max_running"
+        if decoding.num_requests or completing:
+            has_room = budget.take_decode(decoding.num_requests + len(completing))
+            assert has_room, "max_step_tokens >= max_running"
+        self._is_decoding = decoding.num_requests > 0
+        self._completing = completing
         return has_preempted
+
+    def _decode_in_turn(self, completing: list[SimRequest]) -> list[SimRequest]:
+        """Give the decoding requests their pages, most deserving first, and preempt others when there are none left.
+
+        Pages are taken and requests preempted in the same order as in pagewood-engine, because it decides what is
+        evicted.
+
+        Returns:
+            Those of `completing` that still run.
+        """
+        memory, without_grant = self._memory, dict(self._running)
+        decoding = [request for request in self._running.values() if request.is_decoding]
+        for request in sorted((*decoding, *completing), key=deserving):
+            is_running = request.arrival in self._running
+            if is_running and (request.num_tokens - 1) % memory.page_size == 0:
+                while is_running and not memory.num_available:
+                    del without_grant[self._preempt(list(without_grant.values()))]
+                    is_running = request.arrival in self._running
+                if is_running and request.is_decoding:
+                    memory.take_singly(1)
+                elif is_running:
+                    memory.grow(request, request.num_tokens)
+            without_grant.pop(request.arrival, None)
+        return [request for request in completing if request.arrival in self._running]
 
     def _continue_prompts(self, budget: StepBudget) -> bool:
         """Grant tokens to prompts in progress, most deserving first; return whether any request was preempted."""
         has_preempted = False
+        room = budget.offer_prefill(_ANY_NUMBER)
+        limits = self._policies.budget
+        if self._queue.num_candidates and len(self._running) < limits.max_running and limits.max_prefills > 1:
+            room -= room // _PARTS_OF_STEP
         for request in list(self._prefilling):
-            if request.arrival not in self._running:
-                continue  # it was preempted for a more deserving one
-            num_tokens = budget.offer_prefill(request.num_tokens - request.num_computed)
+            if request.arrival not in self._running or _lacks_one(request):
+                continue  # it was preempted for a more deserving one, or decodes
+            num_tokens = min(budget.offer_prefill(request.num_tokens - request.num_computed), room)
             if not num_tokens:
                 break
             while request.arrival in self._running:
                 if self._memory.grow(request, request.num_computed + num_tokens):
-                    budget.take_prefill(num_tokens)
+                    room -= budget.take_prefill(num_tokens)
                     self._prefills.append((request, num_tokens))
                     break
-                granted = {granted.arrival for granted, _ in self._prefills}
-                self._preempt([other for other in self._prefilling if other.arrival not in granted])
+                self._preempt(self._without_grant())
                 has_preempted = True
         return has_preempted
 
+    def _without_grant(self) -> list[SimRequest]:
+        """Return the running requests that have got nothing in the present step."""
+        granted = {request.arrival for request in (*self._completing, *(request for request, _ in self._prefills))}
+        running = self._running.values()
+        return [one for one in running if one.arrival not in granted and not (self._is_decoding and one.is_decoding)]
+
     def _admit(self, budget: StepBudget, now_s: float) -> None:
         """Admit waiting requests while budget and memory last."""
-        if not budget.can_admit:
+        if not self._queue or not budget.can_admit:
             return
         policies, memory = self._policies, self._memory
         passing = self._queue.ordered(now_s)
         policies.skip_ahead.begin_step(self._queue)
+        if not self._running:
+            policies.reserve.on_idle()
+        num_to_complete = sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling)
+        if not self._is_decoding:  # the decoding requests have no pages for their next tokens yet
+            num_to_complete += self._decoding.num_new_pages(1)
         reserve = policies.reserve.open(
-            self._running.values(),
-            page_size=memory.page_size,
-            num_to_complete=sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling),
+            self._running.values(), page_size=memory.page_size, num_to_complete=num_to_complete
         )
         full_tenants: set[str] = set()
         admitted: list[SimRequest] = []
@@ -318,9 +407,12 @@ class Replica:
 
     def _computed(self, request: SimRequest, num_tokens: int, now_s: float) -> None:
         """Record computed prompt tokens of a request; after the last of them it gets a token."""
+        is_in_prompt = request.num_computed < request.num_prompt
         request.num_computed += num_tokens
-        self._memory.publish(request, request.num_computed)
-        if request.num_computed < request.num_tokens:
+        is_complete = request.num_computed == request.num_tokens
+        if is_in_prompt or not is_complete:  # output that is computed again is published at the end, as other output
+            self._memory.publish(request, request.num_computed)
+        if not is_complete:
             return
         self._prefilling.remove(request)
         num_computed = request.num_tokens
@@ -339,8 +431,12 @@ class Replica:
         self._recorder.stop_decoding(request)
         return num_computed
 
-    def _preempt(self, candidates: list[SimRequest]) -> None:
-        """Put one of the candidates back into the queue; its computed tokens stay in the cache while there is room."""
+    def _preempt(self, candidates: list[SimRequest]) -> int:
+        """Put one of the candidates back into the queue; its computed tokens stay in the cache while there is room.
+
+        Returns:
+            Its arrival number.
+        """
         request = choose_victim(candidates, rank=self._policies.victim)
         assert request is not None, "the request that needs memory is itself a candidate"
         if request.is_decoding:
@@ -351,10 +447,12 @@ class Replica:
         request.num_preemptions += 1
         self._leave_batch(request)
         self._enqueue(request)
+        return request.arrival
 
     def _end(self, request: SimRequest, num_computed: int, now_s: float) -> None:
         self._memory.release(request, num_computed)
         self._leave_batch(request)
+        self._policies.reserve.on_end(request)
         self._recorder.ended(request, now_s)
 
     def _leave_batch(self, request: SimRequest) -> None:
@@ -362,3 +460,8 @@ class Replica:
         self._queue.stop(request)
         if self._policies.quotas is not None:
             self._policies.quotas.stop(request)
+
+
+def _lacks_one(request: SimRequest) -> bool:
+    """Return whether just the last token of a prompt in progress has to be computed, which is done as a decode is."""
+    return request.num_tokens - request.num_computed == 1

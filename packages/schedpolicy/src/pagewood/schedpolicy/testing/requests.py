@@ -20,8 +20,6 @@ class FakeRequest:
     service_class: str = ""  # written by: traffic
     tag: str = ""  # written by: traffic
     num_computed: int = 0  # written by: traffic
-    ignores_eos: bool = False
-    num_kept: int = 0
     text: bytes = b""
     """Four bytes for each token of the prompt."""
 

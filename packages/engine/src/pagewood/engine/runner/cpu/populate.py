@@ -120,6 +120,11 @@ class PopulatingRunner:
         self._runner = runner
         self._populator = populator
 
+    @property
+    def inner(self) -> Runner:
+        """The runner that computes."""
+        return self._runner
+
     def launch(self, batch: Batch) -> StepHandle:
         """Launch a batch on the runner."""
         if len(batch.page_ids) > 0:

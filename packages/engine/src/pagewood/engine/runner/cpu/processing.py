@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pagewood.engine.core.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.passes import Grants
-from pagewood.engine.runner.cpu.tape import Run
+from pagewood.engine.runner.cpu.tape import MeasuredRun, Run
 from pagewood.engine.runner.cpu.worker import Later
 from pagewood.engine.runner.processors import RowCalls
 
@@ -30,7 +30,7 @@ class Processing:
 
     calls: Mapping[int, RowCalls]
     """By the batch's sampled grants."""
-    rest: Later[Run | None] = field(default_factory=Later)
+    rest: Later[Run | MeasuredRun | None] = field(default_factory=Later)
     """The instructions behind the calls; None: there are none."""
 
     def change(

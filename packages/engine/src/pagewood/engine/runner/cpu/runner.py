@@ -30,6 +30,7 @@ from pagewood.engine.core.result import EXCLUDED, StepResult
 from pagewood.engine.core.sampling import SamplingArrays
 from pagewood.engine.core.tree_shape import DraftTree
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.profiling import Span
 from pagewood.engine.runner.cpu import reports
 from pagewood.engine.runner.cpu.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.attention import CPUAttention
@@ -39,8 +40,9 @@ from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.processing import Processing, integers_at
+from pagewood.engine.runner.cpu.spans import RunnerSpans
 from pagewood.engine.runner.cpu.step_program import StepWriter
-from pagewood.engine.runner.cpu.tape import Buffer, Program, Run
+from pagewood.engine.runner.cpu.tape import Buffer, MeasuredRun, Program, Run
 from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
 from pagewood.kvpool.storage import KVStorage
@@ -61,7 +63,7 @@ class CPUStepHandle(Generic[Result]):
     __slots__ = ("_constraint", "_result", "_runs")
 
     def __init__(
-        self, runs: Sequence[Later[Run | None]], constraint: _Constraint | None, result: Later[Result]
+        self, runs: Sequence[Later[Run | MeasuredRun | None]], constraint: _Constraint | None, result: Later[Result]
     ) -> None:
         """Make `wait` compute `runs` one after the other, and then return `result`."""
         self._runs = runs
@@ -112,7 +114,7 @@ class _Constraint:
     """M"""
     is_drafting: bool
     """Whether any of them may have drafts."""
-    drafting: Later[Run | None] = field(default_factory=Later)
+    drafting: Later[Run | MeasuredRun | None] = field(default_factory=Later)
     """The instructions that draft, if `is_drafting`; None: there are none."""
     drafts: Later[Sequence[Sequence[int] | DraftTree]] = field(default_factory=Later)
     """Of each of them."""
@@ -156,7 +158,7 @@ class _Step:
     """[<= S], which of the batch's sampled grants are computed; None: all."""  # written by: _leave_out
     samples: bool
     """Whether tokens are drawn; otherwise the logits of all tokens of sampled grants are computed."""
-    run: Later[Run | None] = field(default_factory=Later)
+    run: Later[Run | MeasuredRun | None] = field(default_factory=Later)
     """The instructions to compute, once their inputs are in place; None: there are none."""
     constraint: _Constraint | None = None
     """What some draws wait for; None: none waits."""
@@ -172,7 +174,7 @@ class _Step:
             self.constraint.drafting.give(None)
             self.constraint.drafts.give([()] * self.constraint.num)
 
-    def runs(self) -> tuple[Later[Run | None], ...]:
+    def runs(self) -> tuple[Later[Run | MeasuredRun | None], ...]:
         """Return the runs of its instructions, in their order."""
         runs = (self.run,)
         if self.constraint is not None and self.constraint.is_drafting:
@@ -191,7 +193,7 @@ class CPURunner:
 
     __slots__ = (
         "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_lookup", "_model", "_now",
-        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_selected", "_unread",
+        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_selected", "_spans", "_unread",
         "_worker", "_writer",
     )  # fmt: skip
 
@@ -272,6 +274,8 @@ class CPURunner:
         """For steps with it."""  # written by: the worker
         self._now = self._full
         """Of the step that is computed, or was computed last."""  # written by: the worker
+        self._spans: RunnerSpans | None = None
+        """What a profile records; None: no profile is taken."""  # written by: start_spans, take_spans
         self._worker = Worker("runner", begin=partial(torch.set_num_threads, 1))  # torch computes little here
         self._helpers = ThreadPoolExecutor(max(1, num_threads - 2), "runner-helper")
 
@@ -316,6 +320,15 @@ class CPURunner:
         )
         step = _Step(batch=batch, grants=grants, samples=False)
         return self._handle(step, self._worker.submit(partial(self._all_logits, step))).wait()
+
+    def start_spans(self) -> None:
+        """Record steps and the time of each of their instructions, from the next step on; steps become slower."""
+        self._spans = RunnerSpans()
+
+    def take_spans(self) -> tuple[Sequence[Span], int]:
+        """Return what was recorded, and how many spans there was no room for; record no more."""
+        spans, self._spans = self._spans, None
+        return ((), 0) if spans is None else spans.taken()
 
     def close(self) -> None:
         """Finish the launched steps and end the threads; a second call does nothing."""
@@ -429,8 +442,12 @@ class CPURunner:
     def _work_through(self, step: _Step, scopes: Int64, counts: Int64, first: int, last: int | None) -> None:
         """Compute instructions [first, last), interrupted where the host needs drafts or calls processors."""
 
-        def run(first: int, last: int | None) -> Run:
-            return self._program.start(counts, scopes, first=first, last=last)
+        spans = self._spans
+
+        def run(first: int, last: int | None) -> Run | MeasuredRun:
+            if spans is None:
+                return self._program.start(counts, scopes, first=first, last=last)
+            return spans.begin(self._program, counts, scopes, first=first, last=last)
 
         constraint, processing, later = step.constraint, step.processing, step.run
         if constraint is not None:
@@ -472,12 +489,15 @@ class CPURunner:
             drafts.append(own if parents is None else DraftTree(own, tuple(parents[nodes].tolist())))
         return drafts
 
-    def _work(self, run: Run, later: Later[Run | None]) -> None:
+    def _work(self, run: Run | MeasuredRun, later: Later[Run | MeasuredRun | None]) -> None:
         """Compute a run, together with the threads that help."""
         later.give(run)
         for _ in range(self._num_threads - 2):
             self._helpers.submit(run.work)
-        run.work()
+        if isinstance(run, MeasuredRun):
+            run.measure()
+        else:
+            run.work()
 
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""

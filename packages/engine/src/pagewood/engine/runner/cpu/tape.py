@@ -9,8 +9,9 @@ hidden state is wanted, N instructions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,6 +227,38 @@ class Program:
         instructions = self.instructions[first:last]
         counters = np.zeros(len(instructions) * COUNTER_STRIDE, np.int64)
         return Run(self.kernel, (instructions, self.numbers[first:last], counts, counters, scopes))
+
+    def described(self, place: int, counts: Int64) -> tuple[str, dict[str, int]]:
+        """Return the name of an instruction and facts about it, for profiles."""
+        operation, rows = self.instructions[place, :2].tolist()
+        return Operation(operation).name.lower(), {"instruction": place, "rows": int(counts[rows])}
+
+
+class MeasuredRun:
+    """The same run as of a program, instruction by instruction, so that each can be timed.
+
+    Threads that join it wait behind every instruction. So it takes longer, and its results are the same.
+    """
+
+    __slots__ = ("_note", "_runs")
+
+    def __init__(self, runs: Sequence[Run], note: Callable[[list[float]], None]) -> None:
+        """Prepare runs of one instruction each, in their order; `measure` calls `note` with their times."""
+        self._runs = runs
+        self._note = note
+
+    def work(self) -> None:
+        """Compute until the run is complete, as `Run.work` does."""
+        for run in self._runs:
+            run.work()
+
+    def measure(self) -> None:
+        """Compute until the run is complete; note its beginning and the end of every instruction, monotonic seconds."""
+        times = [monotonic()]
+        for run in self._runs:
+            run.work()
+            times.append(monotonic())
+        self._note(times)
 
 
 class Run:

@@ -1,0 +1,157 @@
+"""Waiting requests whose tenant is at its limit: they wait apart from the order, so that no other request waits."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagewood.engine.core.request import Request
+
+_NUM_RETURNED = 8
+"""Requests of a tenant that return to the order when it has room; the order then chooses among them."""
+_MAX_HOLDS = 32
+"""Times that a request is held back while others of its tenant are admitted; after that they wait for it."""
+
+
+class Verdict(Protocol):
+    """Whether a request is within its tenant's limits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Which number was short, if it is not."""
+        ...
+
+
+class Quotas(Protocol):
+    """Limits on what the running requests of a tenant hold."""
+
+    def check(self, request: Request) -> Verdict:
+        """Return whether a waiting request may run now; it may if it can ever run and its tenant runs nothing."""
+        ...
+
+    def can_ever_run(self, request: Request) -> Verdict:
+        """Return whether a request that has just arrived may run if its tenant runs nothing else."""
+        ...
+
+    def admit(self, request: Request) -> None:
+        """Count a request that starts to run."""
+        ...
+
+    def stop(self, request: Request) -> None:
+        """Stop counting a request that has ended or was preempted."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Tenant:
+    """The requests of a tenant that are held back."""
+
+    ranked: list[tuple[int, int, Request]] = field(default_factory=list[tuple[int, int, Request]])
+    """(-priority, arrival, request), sorted."""  # written by: held_back
+    has_room: bool = False
+    """Whether it may have room since requests returned for the last time."""  # written by: held_back
+
+
+class HeldBack:
+    """Holds back requests whose tenant is at its limit, until one of its requests has stopped.
+
+    Invariant: a tenant whose requests are held back has running requests, or one that waits in the order, or returns
+    requests in the next pass; so it never waits for nothing. Requests return by priority, then by arrival. One that was
+    held back `_MAX_HOLDS` times returns alone when it is first, so smaller ones cannot pass it for ever.
+    """
+
+    __slots__ = ("_keys", "_num_holds", "_quotas", "_tenants")
+
+    def __init__(self, quotas: Quotas) -> None:
+        """Hold back nothing; from now on `quotas` counts the requests that run."""
+        self._quotas = quotas
+        self._tenants: dict[str, _Tenant] = {}
+        """Those with requests that are held back."""  # written by: held_back
+        self._keys: dict[int, tuple[int, int, Request]] = {}
+        """By arrival."""  # written by: held_back
+        self._num_holds: dict[int, int] = {}
+        """By arrival, how often a waiting request was held back after it was examined."""  # written by: held_back
+
+    def __len__(self) -> int:
+        """Return how many requests are held back."""
+        return len(self._keys)
+
+    def __contains__(self, request: Request) -> bool:
+        """Return whether a request is held back."""
+        return request.arrival in self._keys
+
+    def hold(self, request: Request) -> bool:
+        """Hold a request back if its tenant is at its limit; return whether it is held back."""
+        if self._quotas.check(request).fits:
+            return False
+        self._num_holds[request.arrival] = self._num_holds.get(request.arrival, 0) + 1
+        self._add(request)
+        return True
+
+    def join(self, request: Request) -> bool:
+        """Hold back a request that starts to wait if others of its tenant are; return whether it is held back."""
+        if request.tenant not in self._tenants:
+            return False
+        self._add(request)
+        return True
+
+    def ready(self) -> list[Request]:
+        """Remove and return the requests that return to the order; called once in each pass."""
+        returned: list[Request] = []
+        for name, tenant in list(self._tenants.items()):
+            if not tenant.has_room:
+                continue
+            tenant.has_room = False
+            is_due = self._num_holds.get(tenant.ranked[0][1], 0) >= _MAX_HOLDS
+            num_returned = 1 if is_due else _NUM_RETURNED
+            for _, arrival, request in tenant.ranked[:num_returned]:
+                del self._keys[arrival]
+                returned.append(request)
+            del tenant.ranked[:num_returned]
+            if not tenant.ranked:
+                del self._tenants[name]
+        return returned
+
+    def update(self, request: Request) -> None:
+        """Note that the priority of a request that is held back has changed."""
+        self._remove(request)
+        self._add(request)
+
+    def discard(self, request: Request) -> None:
+        """Forget a waiting request that has ended, held back or not."""
+        self._num_holds.pop(request.arrival, None)
+        if request in self:
+            self._remove(request)
+        self._note_room(request)
+
+    def admit(self, request: Request) -> None:
+        """Count a request that starts to run."""
+        self._quotas.admit(request)
+        self._num_holds.pop(request.arrival, None)
+        self._note_room(request)
+
+    def stop(self, request: Request) -> None:
+        """Stop counting a request that has ended or was preempted."""
+        self._quotas.stop(request)
+        self._note_room(request)
+
+    def _add(self, request: Request) -> None:
+        key = self._keys[request.arrival] = (-request.priority, request.arrival, request)
+        insort(self._tenants.setdefault(request.tenant, _Tenant()).ranked, key)
+
+    def _remove(self, request: Request) -> None:
+        key, ranked = self._keys.pop(request.arrival), self._tenants[request.tenant].ranked
+        del ranked[bisect_left(ranked, key)]
+        if not ranked:
+            del self._tenants[request.tenant]
+
+    def _note_room(self, request: Request) -> None:
+        tenant = self._tenants.get(request.tenant)
+        if tenant is not None:
+            tenant.has_room = True

@@ -1,0 +1,109 @@
+"""What a log consists of: a header, and a record for each turn of the engine's loop in which something happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+"""Of the format. Logs of another version are refused."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
+    """The first frame of a file."""
+
+    version: int = VERSION
+    run: str
+    """Differs between engines."""
+    first: int
+    """Number of the first record of this file; more than 0 if older ones are in another file, or were dropped."""
+    unix_s: float
+    """When the engine was built."""
+    clock_s: float
+    """The same time on the engine's clock."""
+    config: dict[str, Any]
+    """Fields of `EngineConfig`, with every value that was chosen."""
+    info: dict[str, Any]
+    """Fields of `EngineInfo`."""
+    max_drafts: int = 0
+    """The most draft tokens of a request in one step; 0: the engine does not speculate."""
+    tree: tuple[int, int] | None = None
+    """Nodes and most children of trees of drafts; None: drafts are chains."""
+    drafts_constrained: bool = False
+    has_grammars: bool = False
+    has_tiers: bool = False
+    """Whether the prefix cache has lower tiers, so that its answers are in the log."""
+    has_tokens: bool = False
+    """Whether tokens and namespaces are the real ones."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a wait for a step gave, as far as decisions depend on it."""
+
+    tokens: bytes = b""
+    """int32, little-endian, renamed as those of prompts are."""
+    counts: bytes | None = None
+    """int32, little-endian: tokens of each sampled grant; None: one of each."""
+    excluded: tuple[int, ...] = ()
+    num_scored: int = -1
+    """Prompt tokens with log probabilities; -1: there are none."""
+    pooled: tuple[bool, ...] = ()
+    """Of each sum of hidden states, whether it consists of numbers."""
+    fault: str = ""
+    """error: the step failed; interrupt: the wait was interrupted; empty: neither."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A plan, and the numbers that it ended with."""
+
+    grants: tuple[int, ...] | None = None
+    """Of each grant the request's arrival, its start, tokens, promised tokens, and 1 if it was admitted; None: those of
+    the plan before, each one position later."""
+    num_preempted: int = 0
+    num_waiting: int
+    num_running: int
+    num_free_pages: int
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="turn"):
+    """A turn of the loop: inputs first, then what was decided."""
+
+    number: int
+    commands: tuple[tuple[str, dict[str, Any]], ...] = ()
+    clock: tuple[float, ...] = ()
+    """Readings, in their order."""
+    grammars: tuple[tuple[int, bool], ...] = ()
+    """Grammars that were ready, by the order in which they were given to the compiler, and whether they are right."""
+    matchers: tuple[tuple[int, int, str, Any], ...] = ()
+    """Answers of matchers that are not the usual ones: grammar, tokens before, method, answer."""
+    drafts: tuple[list[int] | None, ...] = ()
+    """Draft lengths by decision; None: it rested."""
+    cache: dict[str, list[Any]] = {}
+    """Answers of a prefix cache with lower tiers, by method."""
+    launches: tuple[str, ...] = ()
+    """Of each launch error, interrupt or nothing; empty if all is well."""
+    results: tuple[Result, ...] = ()
+
+    plans: tuple[Plan, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    """Ids of requests that were refused, with the codes."""
+    notes: tuple[tuple[int, ...], ...] = ()
+    """Reason, arrival (0: all waiting requests), arrival of the other request (0: none), numbers. Of a state that
+    lasts, only the first note is kept. Reason 0: the queue was examined to its end."""
+
+    names: tuple[tuple[int, str], ...] = ()
+    """Arrivals that are mentioned for the first time in this file, with the ids of their requests."""
+    misses: tuple[tuple[Any, ...], ...] = ()
+    """Of admitted requests the arrival, and the fields of `CachedPrefix`."""
+    events: tuple[tuple[float, str, str, str, int], ...] = ()
+    """First tokens and ends of requests: time, id, first or the reason of the end, code of a refusal, output tokens."""
+
+    @property
+    def decisions(self) -> bytes:
+        """What must be the same in a replay."""
+        return msgspec.msgpack.encode((self.plans, self.refused, self.notes))
+
+
+ENCODER = msgspec.msgpack.Encoder()
+DECODER: msgspec.msgpack.Decoder[Header | Record] = msgspec.msgpack.Decoder(Header | Record)

@@ -1,0 +1,299 @@
+"""Listens to an engine: at its inbox, outbox, clock, runner, compiler, drafting and lower tiers, and to its plans.
+
+The engine's thread only keeps references and copies small arrays; a sink makes records of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.constrain import Compiler, Compiling
+from pagewood.engine.core.kv import PrefixCache, TieredCache
+from pagewood.engine.core.loop import Runner, StepHandle
+from pagewood.engine.core.plan import Grant, StepPlan
+from pagewood.engine.core.reasons import Reason
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.speculation import Drafting
+from pagewood.engine.core.state import EngineState
+from pagewood.engine.core.tree_shape import DraftTree
+from pagewood.engine.decision_log.recorded_tiers import RecordedCache
+from pagewood.engine.decision_log.turn import Note, PlanHeard, ResultHeard, Turn
+from pagewood.engine.grammar.matcher import Matcher
+
+
+class Recorder:
+    """Satisfies `core.loop.Observer`, and wraps what an engine is assembled from. Use it from the engine's thread.
+
+    Invariant: everything that is heard between two calls of the inbox's `receive` is one turn.
+
+    Args:
+        sink: gets each turn when it is over; must not raise.
+        close: is called when the runner is closed, after the last turn.
+        clock: of the engine, read for times that no decision depends on.
+    """
+
+    def __init__(self, sink: Callable[[Turn], None], *, close: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._sink = sink
+        self._close = close
+        self._clock = clock
+        self._num_grammars = 0  # written by: recorder
+        self.turn = Turn()
+        """Not over yet."""  # written by: recorder
+
+    def note(self, reason: Reason, request: Request | None, other: Request | None = None, *numbers: int) -> None:
+        """Keep a note."""
+        prefix = request.cached_prefix if request is not None and reason is Reason.ADMITTED else None
+        self.turn.notes.append(Note(reason, request, other, numbers, prefix))
+
+    def took(self, commands: Sequence[Command], answers: Sequence[Delta | None], now_s: float) -> None:
+        """Keep commands."""
+        self.turn.commands += zip(commands, answers, strict=True)
+
+    def planned(self, plan: StepPlan, grants: Sequence[Grant], state: EngineState, num_free_pages: int) -> None:
+        """Keep a plan."""
+        self.turn.plans.append(
+            PlanHeard(
+                grants, plan.is_decode, plan.num_preempted, len(state.waiting), len(state.running), num_free_pages
+            )
+        )
+
+    def end_turn(self) -> None:
+        """Hand the turn over, and begin another."""
+        turn, self.turn = self.turn, Turn()
+        self._sink(turn)
+
+    def inbox(self, inner: Inbox) -> Inbox:
+        """Return an inbox whose calls of `receive` separate the turns."""
+        return _RecordedInbox(inner, self)
+
+    def outbox(self, inner: Outbox) -> Outbox:
+        """Return an outbox whose answers are kept."""
+        return _RecordedOutbox(inner, self, self._clock)
+
+    def clock(self) -> float:
+        """Read the clock, and keep the reading."""
+        now_s = self._clock()
+        self.turn.clock.append(now_s)
+        return now_s
+
+    def runner(self, inner: Runner) -> Runner:
+        """Return a runner whose results are kept; to close it closes the log."""
+        return _RecordedRunner(inner, self)
+
+    def compiler(self, inner: Compiler) -> Compiler:
+        """Return a compiler whose results are kept, and what their matchers answer."""
+        return _RecordedCompiler(inner, self)
+
+    def drafting(self, inner: Drafting) -> Drafting:
+        """Return a drafting policy whose decisions are kept."""
+        return _RecordedDrafting(inner, self)
+
+    def caches(self, make: Callable[[], PrefixCache]) -> Callable[[], PrefixCache]:
+        """Return a function that makes the same caches; the answers of those with lower tiers are kept."""
+
+        def made() -> PrefixCache:
+            cache = make()
+            return RecordedCache(cache, self._answered) if isinstance(cache, TieredCache) else cache
+
+        return made
+
+    def next_grammar(self) -> int:
+        """Return the number of the next grammar."""
+        self._num_grammars += 1
+        return self._num_grammars - 1
+
+    def close(self) -> None:
+        """End the last turn, and the log."""
+        self.end_turn()
+        self._close()
+
+    def _answered(self, method: str, answer: Any) -> None:
+        self.turn.cache.setdefault(method, []).append(answer)
+
+
+class _RecordedInbox:
+    def __init__(self, inner: Inbox, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
+        self._recorder.end_turn()
+        return self._inner.receive(timeout_s=timeout_s)
+
+
+class _RecordedOutbox:
+    def __init__(self, inner: Outbox, recorder: Recorder, clock: Callable[[], float]) -> None:
+        self._inner = inner
+        self._recorder = recorder
+        self._clock = clock
+
+    def send(self, deltas: Sequence[Delta]) -> None:
+        self._recorder.turn.answers.append((self._clock(), deltas))
+        self._inner.send(deltas)
+
+
+class _RecordedRunner:
+    def __init__(self, inner: Runner, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    def launch(self, batch: Batch) -> StepHandle:
+        launches = self._recorder.turn.launches
+        try:
+            handle = self._inner.launch(batch)
+        except Exception:
+            launches.append("error")
+            raise
+        except BaseException:
+            launches.append("interrupt")
+            raise
+        launches.append("")
+        return _RecordedHandle(handle, self._recorder)
+
+    def close(self) -> None:
+        self._inner.close()
+        self._recorder.close()
+
+
+class _RecordedHandle:
+    def __init__(self, inner: Any, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    def drafts(self) -> Sequence[Sequence[int] | DraftTree]:
+        return self._inner.drafts()
+
+    def constrain(self, masks: Int32) -> None:
+        self._inner.constrain(masks)
+
+    def wait(self) -> StepResult:
+        try:
+            result: StepResult = self._inner.wait()
+        except Exception:
+            self._recorder.turn.results.append(ResultHeard(b"", None, (), -1, (), "error"))
+            raise
+        except BaseException:
+            self._recorder.turn.results.append(ResultHeard(b"", None, (), -1, (), "interrupt"))
+            raise
+        vectors = result.vectors
+        self._recorder.turn.results.append(
+            ResultHeard(
+                result.tokens.astype("<i4").tobytes(),
+                result.counts.astype(np.int32),
+                tuple(result.excluded),
+                -1 if result.prompt_logprobs is None else len(result.prompt_logprobs.tokens),
+                () if vectors is None else tuple(bool(np.isfinite(vector).all()) for vector in vectors),
+            )
+        )
+        return result
+
+
+class _RecordedCompiler:
+    def __init__(self, inner: Compiler, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> Compiling:
+        return _RecordedCompiling(self._inner.compile(grammar, end_tokens=end_tokens), self._recorder)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _RecordedCompiling:
+    def __init__(self, inner: Compiling, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+        self._index = recorder.next_grammar()
+
+    def done(self) -> bool:
+        return self._inner.done()
+
+    def result(self) -> Matcher | Refusal:
+        result = self._inner.result()
+        is_right = not isinstance(result, Refusal)
+        self._recorder.turn.grammars.append((self._index, is_right))
+        return _RecordedMatcher(result, self._index, self._recorder) if is_right else result
+
+
+class _RecordedMatcher:
+    """A matcher whose answers are kept if they are not the usual ones. They depend on its text only.
+
+    What `fill` finds is kept by the next `advance`, because helper threads fill masks.
+    """
+
+    def __init__(self, inner: Matcher, index: int, recorder: Recorder) -> None:
+        self._inner = inner
+        self._index = index
+        self._recorder = recorder
+        self._place = 0
+        """Tokens so far."""  # written by: advance
+        self._finished_at = -1  # written by: is_finished
+        self.fill, self.fill_ahead, self.accepts, self.copy = inner.fill, inner.fill_ahead, inner.accepts, inner.copy
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        is_allowed = self._inner.advance(tokens)
+        self._place += len(tokens)
+        if not is_allowed:
+            self._answered("advance", is_allowed)
+        if self._inner.error is not None:
+            self._answered("error", True)
+        return is_allowed
+
+    def forced(self) -> tuple[int, ...]:
+        forced = self._inner.forced()
+        if forced:
+            self._answered("forced", list(forced))
+        return forced
+
+    @property
+    def is_finished(self) -> bool:
+        is_finished = self._inner.is_finished
+        if is_finished and self._finished_at != self._place:
+            self._finished_at = self._place
+            self._answered("is_finished", True)
+        return is_finished
+
+    @property
+    def can_end(self) -> bool:
+        return self._inner.can_end
+
+    @property
+    def error(self) -> str | None:
+        return self._inner.error
+
+    def _answered(self, method: str, answer: Any) -> None:
+        self._recorder.turn.matchers.append((self._index, self._place, method, answer))
+
+
+class _RecordedDrafting:
+    def __init__(self, inner: Drafting, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+        self.max_tokens = inner.max_tokens
+        self.observe, self.forget = inner.observe, inner.forget
+
+    @property
+    def reason(self) -> str:
+        return self._inner.reason
+
+    @property
+    def is_far(self) -> bool:
+        return self._inner.is_far
+
+    def rests(self, num_requests: int) -> bool:
+        rests = self._inner.rests(num_requests)
+        self._recorder.turn.drafts.append(None if rests else [])
+        return rests
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        lengths = list(self._inner.lengths(requests, num_other_tokens))
+        self._recorder.turn.drafts[-1] = lengths
+        return lengths

@@ -1,0 +1,380 @@
+"""Takes the decisions of a log again: the core and its policies, around a runner that gives the logged results."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pagewood.engine.api import Command, Delta, Grammar, Refusal
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.arrays import Int32
+from pagewood.engine.core.batch import Batch
+from pagewood.engine.core.logprobs import Logprobs
+from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.core.request import Request
+from pagewood.engine.core.result import StepResult
+from pagewood.engine.core.tree_shape import TreeShape
+from pagewood.engine.decision_log.differences import difference
+from pagewood.engine.decision_log.frames import Header, Record, Result
+from pagewood.engine.decision_log.log_file import Log
+from pagewood.engine.decision_log.plain import PROCESSOR, Renaming, command_of, config_of
+from pagewood.engine.decision_log.recorded_tiers import ReplayedCache
+from pagewood.engine.decision_log.recorder import Recorder
+from pagewood.engine.decision_log.turn import Turn, TurnEncoder
+from pagewood.engine.grammar.mask import Mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a replay has found."""
+
+    num_records: int
+    """Records whose decisions were taken again, the one that differs included."""
+    num_plans: int
+    difference: str | None
+    """The first difference in words; None: every decision is the same, byte for byte."""
+
+
+def replay(path: Path) -> Replayed:
+    """Take the decisions of the log at `path` again, and compare them.
+
+    Raises:
+        ValueError: the log cannot be read, or its beginning was dropped.
+        FileNotFoundError: there is no such file.
+    """
+    return _Replay(Log.at(path)).run()
+
+
+class _Replay:
+    """A log that is replayed: source of all inputs, and judge of all decisions."""
+
+    def __init__(self, log: Log) -> None:
+        header = log.header
+        if header.first:
+            raise ValueError(
+                f"log must have its beginning to be replayed, got one from record {header.first} on: "
+                "raise decision_log_mb"
+            )
+        self._frames = log.frames()
+        next(self._frames)
+        self._header = header
+        self._record: Record | None = None
+        """The current one; None: before the first, and behind the last."""  # written by: _advance
+        self._following: Record | None = None  # written by: _advance
+        self._restarts = False
+        """Whether a file begins with the record that follows."""  # written by: _advance
+        self._clock: deque[float] = deque()
+        self._now_s = header.clock_s
+        self._launches: deque[str] = deque()
+        self._results: deque[Result] = deque()
+        self._drafts: deque[list[int] | None] = deque()
+        self._cache: dict[str, deque[Any]] = {}
+        self.grammars: dict[int, bool] = {}
+        """Those that are ready."""
+        self.answers: dict[tuple[int, int, str], Any] = {}
+        """Of matchers: by grammar, tokens before and method."""
+        self._names: dict[int, str] = {}
+        """Ids of requests, by arrival."""
+        self._num_records = 0
+        self._num_plans = 0
+        self._difference: str | None = None
+        self._encoder = TurnEncoder(Renaming(header.info["vocab_size"], is_real=True, keeps_names=True))
+        self._recorder = Recorder(self._judge, close=lambda: None, clock=lambda: self._now_s)
+        self._fetch()
+        self._engine = self._assembled()
+
+    def run(self) -> Replayed:
+        """Replay to the end, or to the first difference."""
+        while not self._is_over:
+            try:
+                self._engine.run(lambda: self._is_over)
+            except KeyboardInterrupt:  # of the log
+                continue
+            except Exception:
+                self._recorder.end_turn()  # what was decided before explains it
+                if self._difference is None:
+                    raise
+        if self._difference is None:
+            self._judge(self._recorder.turn)
+        return Replayed(num_records=self._num_records, num_plans=self._num_plans, difference=self._difference)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._following is None or self._difference is not None
+
+    def _assembled(self) -> Engine:
+        header, config = self._header, config_of(self._header.config)
+        info: dict[str, Any] = {**header.info, "eos_token_ids": tuple(header.info["eos_token_ids"])}
+        return assemble(
+            replace(config, decision_log=None),
+            info=EngineInfo(**info),
+            make_runner=lambda kv: self,
+            make_cache=(lambda: ReplayedCache(header.info["page_size"], self._answer)) if header.has_tiers else None,
+            drafting=_ReplayedDrafting(header.max_drafts, self.next_drafts) if header.max_drafts else None,
+            tree=None if header.tree is None else TreeShape(*header.tree),
+            compiler=_ReplayedCompiler(self) if header.has_grammars else None,
+            drafts_constrained=header.drafts_constrained,
+            processors={PROCESSOR: _unchanged},
+            inbox=self._recorder.inbox(self),
+            outbox=self._recorder.outbox(_Nowhere()),
+            clock=self._read_clock,
+            observer=self._recorder,
+        )
+
+    # As an inbox.
+
+    def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
+        """Go on to the next record, and return its commands."""
+        self._advance()
+        return () if self._record is None else [command_of(*command) for command in self._record.commands]
+
+    # As a runner.
+
+    def launch(self, batch: Batch) -> _ReplayedStep:
+        """Return a step whose result is in the log, or fail as in the log."""
+        fault = self._launches.popleft() if self._launches else ""
+        if fault == "interrupt":
+            raise KeyboardInterrupt
+        if fault:
+            raise RuntimeError("as in the log")
+        return _ReplayedStep(batch, self)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def next_result(self) -> Result | None:
+        """Return the next result of the current record, if there is one."""
+        return self._results.popleft() if self._results else None
+
+    def next_drafts(self) -> list[int] | None:
+        """Return the next decision about draft lengths; None: there are no drafts."""
+        return self._drafts.popleft() if self._drafts else None
+
+    def _answer(self, method: str) -> Any:
+        answers = self._cache.get(method)
+        return answers.popleft() if answers else None
+
+    def _read_clock(self) -> float:
+        if self._clock:
+            self._now_s = self._clock.popleft()
+        return self._now_s
+
+    def _advance(self) -> None:
+        record = self._record = self._following
+        if record is None:
+            return
+        if self._restarts:
+            self._encoder.restart()
+        self._num_records += 1
+        self._num_plans += len(record.plans)
+        self._clock, self._launches = deque(record.clock), deque(record.launches)
+        self._results, self._drafts = deque(record.results), deque(record.drafts)
+        self._cache = {method: deque(answers) for method, answers in record.cache.items()}
+        self.grammars.update(record.grammars)
+        self._names.update(record.names)
+        for index, place, method, answer in record.matchers:
+            self.answers[index, place, method] = answer
+        self._fetch()
+
+    def _fetch(self) -> None:
+        frame = next(self._frames, None)
+        self._restarts = isinstance(frame, Header)
+        if isinstance(frame, Header):
+            frame = next(self._frames, None)
+        assert not isinstance(frame, Header)
+        self._following = frame
+
+    def _judge(self, turn: Turn) -> None:
+        """Compare the decisions of a turn that is over with those of the current record."""
+        if self._record is None or self._difference is not None:
+            return
+        found = self._encoder.encode(turn)
+        if found.decisions != self._record.decisions:
+            self._difference = difference(self._record, found, names=self._names, num_plans=self._num_plans)
+
+
+class _ReplayedStep:
+    """A launched step; its drafts are not known, and need not be."""
+
+    def __init__(self, batch: Batch, source: _Replay) -> None:
+        self._num_sampled = len(batch.sampled)
+        self._num_constrained = len(batch.constrained)
+        self._num_pooled = len(batch.pooled)
+        self._source = source
+
+    def drafts(self) -> Sequence[Sequence[int]]:
+        """Return no drafts."""
+        return [()] * self._num_constrained
+
+    def constrain(self, masks: Int32) -> None:
+        """Do nothing."""
+
+    def wait(self) -> StepResult:
+        """Return the result of the log, or fail as in the log; the log may end before it."""
+        result = self._source.next_result()
+        if result is not None and result.fault == "interrupt":
+            raise KeyboardInterrupt
+        if result is not None and result.fault:
+            raise RuntimeError("as in the log")
+        if result is None:  # the log ends here
+            return self._nothing()
+        tokens = np.frombuffer(result.tokens, "<i4").astype(np.int32)
+        ones = np.ones(len(tokens), np.int32)
+        counts = ones if result.counts is None else np.frombuffer(result.counts, "<i4").astype(np.int32)
+        if len(counts) != self._num_sampled:  # another step than that of the log
+            return self._nothing()
+        vectors = np.where(np.array(result.pooled, np.bool_), 0.0, np.nan).astype(np.float32)[:, None]
+        return StepResult(
+            tokens=tokens,
+            counts=counts,
+            excluded=result.excluded,
+            prompt_logprobs=None if result.num_scored < 0 else _logprobs(result.num_scored),
+            vectors=vectors if len(vectors) else None,
+        )
+
+    def _nothing(self) -> StepResult:
+        return StepResult(
+            tokens=np.empty(0, np.int32),
+            counts=np.zeros(self._num_sampled, np.int32),
+            vectors=np.zeros((self._num_pooled, 1), np.float32),
+        )
+
+
+def _logprobs(num: int) -> Logprobs:
+    """Return log probabilities of a number of prompt tokens, whatever they are."""
+    zeros = np.zeros(num, np.int32)
+    return Logprobs(
+        tokens=zeros,
+        values=zeros.astype(np.float32),
+        ranks=zeros,
+        num_top=zeros,
+        top_ids=np.zeros((num, 0), np.int32),
+        top_values=np.zeros((num, 0), np.float32),
+    )
+
+
+class _ReplayedDrafting:
+    """Decides as in the log; satisfies `core.speculation.Drafting`."""
+
+    reason = "replayed"
+    is_far = False
+
+    def __init__(self, max_tokens: int, next_drafts: Callable[[], list[int] | None]) -> None:
+        self.max_tokens = max_tokens
+        self._next = next_drafts
+        self._lengths: list[int] = []  # written by: rests
+
+    def rests(self, num_requests: int) -> bool:
+        """Return whether there were no drafts."""
+        found = self._next()
+        self._lengths = found or []
+        return found is None
+
+    def lengths(self, requests: Sequence[Request], num_other_tokens: int) -> Sequence[int]:
+        """Return the lengths; 0 for requests that there were not."""
+        return (self._lengths + [0] * len(requests))[: len(requests)]
+
+    def observe(self, *arguments: Any, **options: Any) -> None:
+        """Do nothing."""
+
+    def forget(self, request: Request) -> None:
+        """Do nothing."""
+
+
+class _ReplayedCompiler:
+    """Satisfies `core.constrain.Compiler`."""
+
+    def __init__(self, source: _Replay) -> None:
+        self._source = source
+        self._num = 0  # written by: compile
+
+    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int]) -> _ReplayedCompiling:
+        """Return a grammar that is ready when it was ready."""
+        self._num += 1
+        return _ReplayedCompiling(self._num - 1, self._source)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _ReplayedCompiling:
+    def __init__(self, index: int, source: _Replay) -> None:
+        self._index = index
+        self._source = source
+
+    def done(self) -> bool:
+        return self._index in self._source.grammars
+
+    def result(self) -> _ReplayedMatcher | Refusal:
+        if self._source.grammars[self._index]:
+            return _ReplayedMatcher(self._index, self._source)
+        return Refusal(message="as in the log", code="invalid_grammar")
+
+
+class _ReplayedMatcher:
+    """Answers as in the log; satisfies `grammar.matcher.Matcher`."""
+
+    def __init__(self, index: int, source: _Replay) -> None:
+        self._index = index
+        self._source = source
+        self._place = 0  # written by: advance
+
+    def fill(self, row: Mask) -> None:
+        """Do nothing."""
+
+    def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
+        """Do nothing."""
+        return 1 + len(drafts)
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        """Go on."""
+        self._place += len(tokens)
+        return self._said("advance", True)
+
+    def accepts(self, tokens: Sequence[int]) -> int:
+        """Accept all."""
+        return len(tokens)
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the tokens that were forced."""
+        return tuple(self._said("forced", ()))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was finished."""
+        return self._said("is_finished", False)
+
+    @property
+    def can_end(self) -> bool:
+        """Nothing depends on it."""
+        return False
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, if it did."""
+        return "as in the log" if self._said("error", False) else None
+
+    def copy(self) -> _ReplayedMatcher:
+        """Return another one in the same state."""
+        copy = _ReplayedMatcher(self._index, self._source)
+        copy._place = self._place
+        return copy
+
+    def _said(self, method: str, usual: Any) -> Any:
+        return self._source.answers.get((self._index, self._place, method), usual)
+
+
+class _Nowhere:
+    """An outbox."""
+
+    def send(self, deltas: Sequence[Delta]) -> None:
+        """Drop them."""
+
+
+def _unchanged(tokens: Any, logits: Any) -> None:
+    """Stand for any logits processor."""

@@ -1,0 +1,173 @@
+"""Profiles of a running engine, as traces that Perfetto and chrome://tracing open.
+
+A profile has the stages of the engine's thread, and what the device did: on a CPU the steps of the runner with the time
+of every instruction of the compiled program, on a GPU what torch.profiler records.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from pagewood.engine.core.loop import Engine, Runner
+from pagewood.engine.core.measures import Stage
+
+MAX_SPANS = 100_000
+"""Spans of a device in a profile; later ones are counted, but not kept."""
+_ENGINE, _DEVICE = 1, 2
+_PID = 1_000_000
+"""Of our tracks; process ids of torch's tracks are smaller."""
+
+
+class Span(NamedTuple):
+    """Something that took time, seconds on the clock of `time.monotonic`."""
+
+    name: str
+    start_s: float
+    end_s: float
+    details: dict[str, int]
+
+
+@runtime_checkable
+class ProfiledRunner(Protocol):
+    """A runner that can record what it does."""
+
+    def start_spans(self) -> None:
+        """Record from now on; steps become slower."""
+        ...
+
+    def take_spans(self) -> tuple[Sequence[Span], int]:
+        """Return what was recorded, and how many spans there was no room for; record no more."""
+        ...
+
+
+@runtime_checkable
+class WrappingRunner(Protocol):
+    """A runner around another one."""
+
+    @property
+    def inner(self) -> Runner:
+        """The runner that it gives batches to."""
+        ...
+
+
+def profiled(runner: Runner) -> ProfiledRunner | None:
+    """Return the runner that can record what it does: this one, or one inside it; None: there is none."""
+    if isinstance(runner, ProfiledRunner):
+        return runner
+    return profiled(runner.inner) if isinstance(runner, WrappingRunner) else None
+
+
+class Profile:
+    """One profile. Use it in the engine's thread: `start`, then `stop` once.
+
+    Args:
+        engine: to profile; it is measured from now on.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._runner = profiled(engine.runner)
+        self._torch: Any = None  # written by: start
+        self._started_s = 0.0  # written by: start
+
+    def start(self) -> None:
+        """Record from now on."""
+        if self._engine.config.device == "cuda":
+            self._torch = _torch_profiler()
+            self._torch.start()
+        self._started_s = time.monotonic()
+        self._engine.measure().start_spans()
+        if self._runner is not None:
+            self._runner.start_spans()
+
+    def stop(self) -> Recorded:
+        """Record no more, and return what was recorded."""
+        spans, num_dropped = ((), 0) if self._runner is None else self._runner.take_spans()
+        stages = self._engine.measure().take_spans()
+        if self._torch is not None:
+            self._torch.stop()
+        return Recorded(stages, spans, num_dropped, self._started_s, time.monotonic(), self._torch)
+
+
+class Recorded(NamedTuple):
+    """What a profile has recorded. `trace` takes long; any thread may call it."""
+
+    stages: Sequence[tuple[int, float, float]]
+    spans: Sequence[Span]
+    num_dropped: int
+    started_s: float
+    ended_s: float
+    torch: Any
+    """torch's profiler, stopped; None: it was not used."""
+
+    def trace(self) -> bytes:
+        """Return the profile as JSON, in Chrome's format of traces."""
+        found: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ms"}
+        origin_s = self.started_s
+        if self.torch is not None:
+            found = _torch_trace(self.torch)
+            base_s = int(found.get("baseTimeNanoseconds", 0)) * 1e-9
+            origin_s = base_s - (time.time() - time.monotonic())
+        events: list[dict[str, Any]] = found["traceEvents"]
+        events += [
+            _named("process_name", 0, "pagewood"),
+            _named("thread_name", _ENGINE, "engine"),
+            _named("thread_name", _DEVICE, "device"),
+        ]
+        stages = [Span(Stage(stage).name.lower(), start_s, end_s, {}) for stage, start_s, end_s in self.stages]
+        events += _events(stages, _ENGINE, origin_s)
+        events += _events(self.spans, _DEVICE, origin_s)
+        found["otherData"] = {
+            "seconds": round(self.ended_s - self.started_s, 6),
+            "dropped_spans": self.num_dropped,
+            "summary": summary(self.spans),
+        }
+        return json.dumps(found).encode()
+
+
+def summary(spans: Iterable[Span]) -> list[dict[str, Any]]:
+    """Return the number and the total seconds of the spans of each name, the longest first."""
+    totals: dict[str, tuple[int, float]] = {}
+    for span in spans:
+        num, seconds = totals.get(span.name, (0, 0.0))
+        totals[span.name] = (num + 1, seconds + span.end_s - span.start_s)
+    ordered = sorted(totals.items(), key=lambda item: -item[1][1])
+    return [{"name": name, "count": num, "seconds": round(seconds, 6)} for name, (num, seconds) in ordered]
+
+
+def _events(spans: Iterable[Span], track: int, origin_s: float) -> list[dict[str, Any]]:
+    """Return complete events, microseconds since `origin_s`."""
+    return [
+        {
+            "name": span.name,
+            "ph": "X",
+            "pid": _PID,
+            "tid": track,
+            "ts": round((span.start_s - origin_s) * 1e6, 3),
+            "dur": round((span.end_s - span.start_s) * 1e6, 3),
+            "args": span.details,
+        }
+        for span in spans
+    ]
+
+
+def _named(what: str, track: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": _PID, "tid": track, "args": {"name": name}}
+
+
+def _torch_profiler() -> Any:
+    from torch.profiler import ProfilerActivity, profile
+
+    return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+
+
+def _torch_trace(profiler: Any) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return json.loads(path.read_bytes())

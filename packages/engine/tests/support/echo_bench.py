@@ -1,0 +1,130 @@
+"""An engine with the echo model and a clock that the test sets, stepped by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, SamplingParams, Submit
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.constrain import Compiler
+from pagewood.engine.core.kv import KVSpace, PrefixCache
+from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.core.speculation import Drafting
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import EchoRunner, oracle_tokens
+
+PAGE, MAX_LENGTH, VOCAB = 4, 64, 50
+
+MakeCaches = Callable[[NDArray[np.uint64]], Callable[[], PrefixCache]]
+"""KV memory -> a function that makes prefix caches for it."""
+
+
+class EchoBench:
+    """An engine of small size. After every call of `step`, the accounting of its memory is right."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 32,
+        max_running: int = 2,
+        compiler: Compiler | None = None,
+        make_caches: MakeCaches | None = None,
+        drafting: Drafting | None = None,
+        clock: Callable[[], float] | None = None,
+        **options: Any,
+    ) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        self.now_s = 0.0
+        self.num_pages = num_pages
+        memory = np.empty(num_pages * PAGE, np.uint64)
+        config = EngineConfig(page_size=PAGE, max_running=max_running, **options)
+
+        def make_runner(kv: KVSpace) -> EchoRunner:
+            return EchoRunner(
+                num_rows=config.num_rows, max_length=MAX_LENGTH, num_pages=num_pages, page_size=PAGE,
+                vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory, requests=lambda: self.state.holders,
+            )  # fmt: skip
+
+        self.engine: Engine = assemble(
+            config,
+            info=EngineInfo(
+                model_name="echo", max_length=MAX_LENGTH, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
+                page_size=PAGE,
+            ),
+            make_runner=make_runner,
+            make_cache=None if make_caches is None else make_caches(memory),
+            compiler=compiler,
+            drafting=drafting,
+            drafts_constrained=True,
+            inbox=self.inbox,
+            outbox=self.outbox,
+            clock=clock or (lambda: self.now_s),
+        )  # fmt: skip
+        self.kv = self.engine._kv  # pyright: ignore[reportPrivateUsage]
+        self.state = self.engine._state  # pyright: ignore[reportPrivateUsage]
+        self.pending: Pending | None = None
+        self.deltas: dict[str, list[Delta]] = {}
+
+    def step(self, *commands: Command) -> None:
+        """Give commands and advance the engine once."""
+        for command in commands:
+            self.inbox.put(command)
+        self.pending = self.engine.advance(self.pending)
+        for delta in self.outbox.take():
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+        violation = self.engine.violation()
+        assert violation is None, violation
+
+    def steps(self, number: int) -> None:
+        """Advance the engine several times."""
+        for _ in range(number):
+            self.step()
+
+    def until(self, holds: Callable[[], object], *, limit: int = 200) -> None:
+        """Advance the engine until something holds."""
+        for _ in range(limit):
+            if holds():
+                return
+            self.step()
+        raise AssertionError(f"not reached: {self.engine.counters()}")
+
+    def answer(self, submit: Submit) -> Delta:
+        """Submit a request, wait for its end, and return its last answer."""
+        self.step(submit)
+        self.until(lambda: self.finish(submit.request_id))
+        return self.deltas[submit.request_id][-1]
+
+    def tokens(self, name: str) -> list[int]:
+        """Return the tokens of a request so far."""
+        return [token for delta in self.deltas.get(name, []) for token in delta.tokens]
+
+    def finish(self, name: str) -> FinishReason | None:
+        """Return why a request has ended."""
+        return self.deltas[name][-1].finish if name in self.deltas else None
+
+    def check_empty(self) -> None:
+        """Check that no request holds memory: all pages are free, or cached without a lock."""
+        counters = self.engine.counters()
+        assert (counters.num_running, counters.num_waiting, counters.num_draining, counters.num_held) == (0, 0, 0, 0)
+        assert counters.num_free_pages + counters.num_cached_pages == self.num_pages
+        assert self.kv.cache.num_locked == counters.num_retained_pages
+        assert self.kv.num_free_rows == self.engine.config.num_rows
+        assert self.state.by_id == {}
+
+
+def submit(name: str, prompt: Sequence[int], *, max_tokens: int = 30, **fields: Any) -> Submit:
+    """Return a greedy request."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, grammar=fields.pop("grammar", None))
+    return Submit(
+        request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling, carry=name.encode(), **fields
+    )
+
+
+def expected(prompt: Sequence[int], max_tokens: int = 30) -> list[int]:
+    """Return what such a request must be answered with."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return oracle_tokens(prompt, sampling, vocab_size=VOCAB, stop_ids=frozenset(), max_length=MAX_LENGTH)

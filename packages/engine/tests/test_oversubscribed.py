@@ -1,0 +1,92 @@
+"""Loads that need four times the memory: how many tokens are computed twice because requests are preempted."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit
+from pagewood.engine.assemble import assemble
+from pagewood.engine.core.loop import Counters, Engine, EngineInfo, Pending
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.testing import EchoRunner
+from pagewood.schedpolicy import NewTokenRatio
+
+PAGE, VOCAB, NUM_REQUESTS = 16, 100, 64
+
+
+class Bench:
+    """An engine whose memory holds a quarter of 64 requests of a given size."""
+
+    def __init__(self, *, num_prompt: int, max_tokens: int, overlap: bool = True) -> None:
+        self.num_prompt, self.max_tokens = num_prompt, max_tokens
+        max_length = num_prompt + max_tokens
+        num_pages = NUM_REQUESTS // 4 * -(-max_length // PAGE)
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        self.engine: Engine = assemble(
+            EngineConfig(page_size=PAGE, max_running=NUM_REQUESTS, overlap=overlap),
+            info=EngineInfo(
+                model_name="echo", max_length=max_length, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
+                page_size=PAGE,
+            ),
+            make_runner=lambda kv: EchoRunner(
+                num_rows=NUM_REQUESTS, max_length=max_length, num_pages=num_pages, page_size=PAGE, vocab_size=VOCAB
+            ),
+            inbox=self.inbox,
+            outbox=self.outbox,
+        )  # fmt: skip
+        self.pending: Pending | None = None
+
+    def send(self, number: int, *, num_prompt: int, max_tokens: int, stop: tuple[int, ...] = ()) -> None:
+        """Send one request with a prompt of its own."""
+        rng = random.Random(number)
+        prompt = [rng.randrange(1, VOCAB) for _ in range(num_prompt)]
+        sampling = SamplingParams(seed=number, max_tokens=max_tokens, stop_token_ids=stop)
+        self.inbox.put(Submit(request_id=str(number), tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+
+    def steps(self, number: int) -> Sequence[Delta]:
+        """Advance the engine and return the answers that end requests."""
+        ends: list[Delta] = []
+        for _ in range(number):
+            self.pending = self.engine.advance(self.pending)
+            ends += [delta for delta in self.outbox.take() if delta.finish is not None]
+        return ends
+
+    def recomputed(self, *, stop: tuple[int, ...] = ()) -> tuple[float, Counters]:
+        """Return which part of the tokens of 64 requests is computed twice, and the counters."""
+        before = self.engine.counters().num_tokens
+        for number in range(NUM_REQUESTS):
+            self.send(number, num_prompt=self.num_prompt, max_tokens=self.max_tokens, stop=stop)
+        ends: list[Delta] = []
+        while len(ends) < NUM_REQUESTS:
+            ends += self.steps(1)
+        needed = sum(self.num_prompt + delta.num_output_tokens - 1 - delta.num_cached_tokens for delta in ends)
+        counters = self.engine.counters()
+        return (counters.num_tokens - before) / needed - 1, counters
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_few_tokens_are_computed_twice_if_all_requests_use_their_whole_output(overlap: bool) -> None:
+    part, counters = Bench(num_prompt=128, max_tokens=128, overlap=overlap).recomputed()
+    assert 0 < part < 0.04
+    assert counters.num_preempted > 0
+
+
+def test_hardly_any_are_if_outputs_end_anywhere() -> None:
+    part, _ = Bench(num_prompt=64, max_tokens=192).recomputed(stop=(0,))
+    assert part < 0.01  # with a step in flight, a request that ends computes one more token
+
+
+def test_a_burst_after_staggered_requests_does_not_fill_memory_by_what_these_have_shown() -> None:
+    """Staggered requests let the ratio decay to its floor, by which 40 requests would be admitted at once."""
+    bench = Bench(num_prompt=128, max_tokens=128)
+    for number in range(1000, 1040):
+        bench.send(number, num_prompt=1, max_tokens=30)
+        bench.steps(20)
+    reserve = bench.engine._planner._reserve  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(reserve, NewTokenRatio)
+    assert reserve.ratio < 0.2
+    bench.steps(40)
+    part, _ = bench.recomputed()
+    assert part < 0.05
