@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_commands import command_of
 from pagewood.engine.api import FinishReason, Refuse, SamplingParams, Submit
 from pagewood.engine.fan_out import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
@@ -255,7 +256,7 @@ def test_answers_are_cancelled_one_by_one(tokenizer: Tokenizer) -> None:
     stage.take(wire.Cancel(request_id="s0"), num_bytes=1)
     stage.take(wire.Prioritize(request_id="s1", priority=4), num_bytes=1)
     stage.tokenize_one()
-    sent = [message.command for message in wire.read(wire.engine_commands, link.receive(timeout_s=0))]
+    sent = [command_of(message) for message in wire.read(wire.engine_commands, link.receive(timeout_s=0))]
     assert [type(one) for one in sent] == [Submit, Refuse, Submit]
     assert [one.priority for one in sent if isinstance(one, Submit)] == [0, 4]
     counting: Any = Counting(tokenizer)
@@ -264,7 +265,7 @@ def test_answers_are_cancelled_one_by_one(tokenizer: Tokenizer) -> None:
     for name in ("a", "s0", "s1"):
         stage.take(wire.Cancel(request_id=name), num_bytes=1)
     stage.tokenize_one()
-    sent = [message.command for message in wire.read(wire.engine_commands, link.receive(timeout_s=0))]
+    sent = [command_of(message) for message in wire.read(wire.engine_commands, link.receive(timeout_s=0))]
     assert [(type(one), one.request_id) for one in sent] == [(Refuse, "a"), (Refuse, "s0"), (Refuse, "s1")]
     assert counting.num_encoded == 0
 

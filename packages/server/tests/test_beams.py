@@ -176,9 +176,9 @@ async def test_a_priority_holds_for_later_steps(server: MemoryServer) -> None:
     server.gate.allow(2)
     with pytest.MonkeyPatch.context() as patch:
 
-        def recording(self: LiveRequests, group: Any, prompts: Any) -> None:
+        def recording(self: LiveRequests, group: Any, prompts: Any, frames: Any) -> None:
             sent.extend(prompts)
-            send(self, group, prompts)
+            send(self, group, prompts, frames)
 
         patch.setattr(LiveRequests, "_send", recording)
         body = {"model": "echo", "prompt": "short", "max_tokens": 6, "n": 2, "use_beam_search": True, "priority": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,3 +66,47 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"model must be a folder with a tokenizer\.json"):
         config(model_folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("drain_s", -1.0, ">= 0"),
+        ("max_retries", -1, ">= 0"),
+        ("max_quick_deaths", 0, ">= 1"),
+        ("watchdog_s", 1.0, ">= 3"),
+        ("watchdog_s", float("nan"), ">= 3"),
+        ("max_ttft_s", 0.0, "> 0"),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(field: str, value: float, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be {rule}, got {value}"):
+        config(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"log_format": "xml"}, "log_format must be one of text, json, got 'xml'"),
+        ({"metrics_compat": ("tgi",)}, "metrics_compat must have names of vllm, sglang, got 'tgi'"),
+        ({"metrics_compat": ("vllm",), "metrics": False}, "metrics must be true for metrics_compat, got vllm"),
+        ({"otlp_endpoint": "localhost:4318"}, "otlp_endpoint must be like http://localhost:4318, got 'localhost:4318'"),
+        ({"otlp_endpoint": "http://localhost:4318", "metrics": False}, "metrics must be true for otlp_endpoint"),
+    ],
+)
+def test_how_a_server_shows_itself_is_checked(fields: dict[str, Any], message: str) -> None:
+    if "otlp_endpoint" in fields:
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config(**fields)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_traces_need_the_extra(monkeypatch: pytest.MonkeyPatch, is_nested: bool) -> None:
+    def find_nothing(name: str) -> None:
+        if is_nested:  # the package around it is missing, too
+            raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("pagewood.server.config.find_spec", find_nothing)
+    with pytest.raises(ValueError, match=re.escape("otlp_endpoint needs the extra pagewood-server[otel]")):
+        config(otlp_endpoint="http://localhost:4318")

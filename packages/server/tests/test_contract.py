@@ -12,7 +12,7 @@ pytest.importorskip("schemathesis")
 from contract import check_contract, serving
 
 
-@pytest.mark.parametrize("num_cases", [400, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [150, pytest.param(2000, marks=pytest.mark.slow)])
 def test_answers_are_as_documented(model_folder: Path, num_cases: int) -> None:
     with serving(model_folder) as send:
         statuses = check_contract(send, num_cases=num_cases)

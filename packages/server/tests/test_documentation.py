@@ -41,7 +41,7 @@ def resolved(document: dict[str, Any], ref: str) -> dict[str, Any]:
 
 async def test_every_route_of_the_application_is_documented(server: MemoryServer, document: dict[str, Any]) -> None:
     routes: Any = server.frontend.app().app.routes  # type: ignore[attr-defined]
-    pages = {"/", "/docs", "/openapi.json"}
+    pages = {"/", "/docs", "/openapi.json", "/dashboard"}
     found = {(re.sub(r":\w+}", "}", one.path), method.lower()) for one in routes for method in one.methods - {"HEAD"}}
     documented = {(path, method) for path, methods in document["paths"].items() for method in methods}
     assert {(path, method) for path, method in found if path not in pages} == documented
@@ -285,7 +285,7 @@ async def test_two_operations_or_types_with_one_name_are_an_error() -> None:
 
 
 async def test_pages_load_nothing_from_outside(server: MemoryServer) -> None:
-    for path in ("/", "/docs"):
+    for path in ("/", "/docs", "/dashboard"):
         response = await server.client.get(path, headers={"accept": "text/html,application/xhtml+xml"})
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/html; charset=utf-8"

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from pagewood.engine.api import EngineConfig
+from pagewood.engine.api import EngineConfig, TenantQuota
 from pagewood.server.cli import main
 from pagewood.server.cli.engine_options import add_engine_options, engine_config
 
@@ -105,3 +105,25 @@ def test_logits_processors(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_option_out_of_range_names_itself() -> None:
     with pytest.raises(ValueError, match="mem_fraction must be in"):
         parse("--mem-fraction", "1.5")
+
+
+def test_options_of_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--quota", "a:b:max_running=4,max_kv_tokens=100", "--quota", "*:max_tokens_in_flight=9", "--refuse-late"]
+    more = ["--schedule-preset", "stall-free", "--stream-interval", "4", "--prefill-max-requests", "2"]
+    assert parse(*options, *more, "--max-prefill-tokens", "64") == EngineConfig(
+        quotas=(TenantQuota("a:b", max_running=4, max_kv_tokens=100), TenantQuota("*", max_tokens_in_flight=9)),
+        refuse_late=True,
+        schedule_preset="stall-free",
+        stream_interval=4,
+        max_prefills=2,
+        chunked_prefill_size=64,
+    )
+    for wrong in ("a", "a:", "a:max_running", "a:max_running=x", "a:most=1", "a:max_running=1,max_running=2"):
+        with pytest.raises(SystemExit, match="2"):
+            parse("--quota", wrong)
+        assert (
+            "must be TENANT:LIMIT=N,... with limits of max_running, max_tokens_in_flight, max_kv_tokens, each once, "
+            f"got {wrong!r}"
+        ) in capsys.readouterr().err
+    with pytest.raises(ValueError, match="quotas must have max_running >= 1, got 0 for 'a'"):
+        parse("--quota", "a:max_running=0")

@@ -158,19 +158,21 @@ def test_a_router_that_loses_batches_knows_what_is_cached(publisher: Publisher, 
     router.read_to(set())
 
 
-def test_a_late_router_catches_up_when_a_heartbeat_shows_the_gap(publisher: Publisher) -> None:
+def test_a_late_router_catches_up_when_a_heartbeat_shows_the_gap(publisher: Publisher, router: Router) -> None:
+    expected = hashes(*([number] * 8 for number in range(5)))
     cache = RadixCache(PAGE)
     pump = EventPump(CacheEvents(lambda: cache).read, publisher)
     for number in range(5):
         cache.insert(ids([number] * 8), ids([2 * number, 2 * number + 1]))
         pump.turn()
-    router = Router(publisher.endpoint, publisher.replay_endpoint)
+    router.read_to(expected)  # all batches have been sent
+    late = Router(publisher.endpoint, publisher.replay_endpoint)
     try:
-        router.read_to(hashes(*([number] * 8 for number in range(5))))
-        assert router.num_replayed >= 5
-        assert router.numbers == list(range(router.next))
+        late.read_to(expected)
+        assert late.num_replayed >= 5
+        assert late.numbers == list(range(late.next))
     finally:
-        router.close()
+        late.close()
 
 
 def test_a_new_cache_starts_anew(publisher: Publisher, router: Router) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Generator
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pagewood.server import logs
+from pagewood.server.current import current_exchange
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +50,41 @@ def test_the_level_decides_what_is_shown(capsys: pytest.CaptureFixture[str]) -> 
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="level must be one of debug, info, warning, error, got 'loud'"):
         logs.configure("loud", "http")
+
+
+def test_json_has_one_object_per_record_with_the_ids_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "engine", form="json")
+    log = logging.getLogger("pagewood.server.x")
+    log.info('said "%s"\nand more: ü', "so")
+    log.warning("request %s failed", "req-1", extra=logs.request_fields("req-1"))
+    exchange: Any = SimpleNamespace(request_id="of the client")
+    token = current_exchange.set(exchange)
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        log.exception("broken")
+    finally:
+        current_exchange.reset(token)
+    logs.announce("importing torch")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    first, second, third, last = lines
+    assert (first["level"], first["process"], first["logger"]) == ("info", "engine", "pagewood.server.x")
+    assert first["message"] == 'said "so"\nand more: ü'
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert "request_id" not in first
+    assert second["request_id"] == "req-1"
+    assert third["request_id"] == "of the client"
+    assert "ZeroDivisionError" in third["exception"]
+    assert last["message"] == "importing torch"
+
+
+def test_without_json_an_announcement_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.announce("before")
+    logs.configure("error", "http")
+    logs.announce("importing torch")
+    assert capsys.readouterr().err == "pagewood: before\npagewood: importing torch\n"
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="form must be one of text, json, got 'xml'"):
+        logs.configure("info", "http", form="xml")  # type: ignore[arg-type]

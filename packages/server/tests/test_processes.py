@@ -160,7 +160,7 @@ def test_streams_end_with_an_error_when_the_detokenizer_dies(server: Server, eng
             killed = server.kill("detokenizer_process", after=killed)
         late = Stream(server)
         assert [stream.end() for stream in streams] == ["detokenizer_lost"] * 3
-        assert late.end() in ("not_ready", "detokenizer_lost")
+        assert late.end() in ("not_ready", "detokenizer_lost", "whole")  # whole: it was sent again
         until(server.is_ready)
         fresh = Stream(server, max_tokens=100)
         assert fresh.end() == "whole"

@@ -381,8 +381,6 @@ async def test_no_tools(server: MemoryServer, script: Script) -> None:
 async def test_tools_of_other_types_are_skipped(server: MemoryServer, script: Script) -> None:
     others: list[dict[str, Any]] = [
         {"type": "web_search", "external_web_access": True},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "s"}},
-        {"type": "namespace", "name": "agents", "description": "x", "tools": [CLOCK]},
         {"type": "file_search", "vector_store_ids": []},
         {"type": "mcp", "server_label": "x"},
         {"type": "local_shell"},
@@ -390,8 +388,127 @@ async def test_tools_of_other_types_are_skipped(server: MemoryServer, script: Sc
     ]
     response = await respond(server, tools=[*others, WEATHER])
     assert [tool["name"] for tool in response["tools"]] == ["weather"]
-    assert "apply_patch" not in script.prompts[0]
+    assert "web_search" not in script.prompts[0]
     assert (await respond(server, "Ho", tools=others))["tools"] == []
+
+
+# Custom tools, namespaces and agents
+
+
+def called(name: str, arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_custom_tool_round_trip(server: MemoryServer, script: Script) -> None:
+    patch = '*** Begin Patch\n+say("\u00e9\\n")\n*** End Patch'
+    script.answers = [called("apply_patch", {"input": patch}), "Done."]
+    format = {"type": "grammar", "syntax": "lark", "definition": "start: begin hunk+ end"}
+    tools = [{"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": format}]
+    response = await respond(server, "Edit", tools=tools)
+    assert response["tools"] == tools
+    (call,) = response["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "apply_patch", patch)
+    assert call["id"].startswith("ctc_")
+    assert "start: begin hunk+ end" in script.prompts[0]
+    output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "patched"}
+    user = {"role": "user", "content": "Edit"}
+    assert text_of(await respond(server, [user, call, output], tools=tools)) == "Done."
+    assert "patched" in script.prompts[-1]
+    assert "Begin Patch" in script.prompts[-1]
+
+
+async def test_text_of_a_custom_tool_comes_in_pieces(server: MemoryServer, script: Script) -> None:
+    script.answers = [called("shell", {"input": "echo one two three"})]
+    events = await stream(server, tools=[{"type": "custom", "name": "shell"}])
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == "echo one two three"
+    assert len(deltas) > 3
+
+
+async def test_other_arguments_of_a_custom_tool_are_its_text(server: MemoryServer, script: Script) -> None:
+    script.answers = [called("shell", {"command": "ls"})]
+    (call,) = (await respond(server, tools=[{"type": "custom", "name": "shell"}]))["output"]
+    assert json.loads(call["input"]) == {"command": "ls"}
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+async def test_custom_tool_that_must_be_called(server: MemoryServer, script: Script, is_allowed: bool) -> None:
+    script.answers = [called("shell", {"input": "ls"})]
+    choice: dict[str, Any] = {"type": "custom", "name": "shell"}
+    if is_allowed:
+        choice = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    response = await respond(server, tools=[{"type": "custom", "name": "shell"}, CLOCK], tool_choice=choice)
+    assert [(item["type"], item.get("input")) for item in response["output"]] == [("custom_tool_call", "ls")]
+
+
+async def test_namespace(server: MemoryServer, script: Script) -> None:
+    """Functions of two namespaces may have one name; calls say which is meant, and come back so."""
+    script.answers = [called("crew__clock", {}) + "\n" + called("crew__write", {"input": "x"}), "Noon."]
+    inner = [CLOCK, {"type": "custom", "name": "write"}, {"type": "web_search"}]
+    tools = [CLOCK, {"type": "namespace", "name": "crew", "description": "Agents", "tools": inner}]
+    response = await respond(server, tools=tools)
+    assert [tool["type"] for tool in response["tools"][1]["tools"]] == ["function", "custom"]
+    calls = response["output"]
+    assert [(call["type"], call["namespace"], call["name"]) for call in calls] == [
+        ("function_call", "crew", "clock"),
+        ("custom_tool_call", "crew", "write"),
+    ]
+    given: list[Any] = [{"role": "user", "content": "Hi"}, *calls]
+    for call in calls:
+        kind = call["type"] + "_output"
+        output = [{"type": "input_text", "text": "no"}, {"type": "input_text", "text": "on"}]
+        given.append({"type": kind, "call_id": call["call_id"], "output": output})
+    assert text_of(await respond(server, given, tools=tools)) == "Noon."
+    assert "crew__clock" in script.prompts[-1]
+    assert "<|start|>tool\nnoon<|end|>" in script.prompts[-1]
+
+
+async def test_tools_in_the_conversation(server: MemoryServer, script: Script) -> None:
+    script.answers = [SECOND]
+    given = [{"type": "additional_tools", "role": "developer", "tools": [CLOCK]}, {"role": "user", "content": "Hi"}]
+    response = await respond(server, given)
+    assert calls_of(response) == [("clock", "{}")]
+    assert "clock" in script.prompts[0]
+    listed = await server.client.get(f"{PATH}/{response['id']}/input_items")
+    ResponseItemList.model_validate(listed.json())
+    assert {item["type"] for item in listed.json()["data"]} == {"additional_tools", "message"}
+
+
+async def test_search_for_tools(server: MemoryServer, script: Script) -> None:
+    """The client searches; what it finds can be called from then on, and is not offered twice."""
+    script.answers = [called("tool_search", {"query": "time"}), called("crew__clock", {}), "Noon."]
+    search: dict[str, Any] = {
+        "type": "tool_search", "execution": "client", "description": "Searches.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    }  # fmt: skip
+    response = await respond(server, tools=[search, {"type": "tool_search"}])
+    assert response["tools"] == [search]
+    (call,) = response["output"]
+    assert (call["type"], call["arguments"], call["execution"]) == ("tool_search_call", {"query": "time"}, "client")
+    inner = [{**CLOCK, "defer_loading": True}]
+    tools = [{"type": "namespace", "name": "crew", "description": "Agents", "tools": inner}]
+    output = {"type": "tool_search_output", "call_id": call["call_id"], "status": "completed", "tools": tools}
+    given: list[Any] = [{"role": "user", "content": "Hi"}, call, output, {**call, "call_id": "b"}]
+    given.append({**output, "call_id": "b", "execution": "client"})
+    (second,) = (await respond(server, given, tools=[search]))["output"]
+    assert (second["type"], second["namespace"], second["name"]) == ("function_call", "crew", "clock")
+    assert '{"tools": ["crew__clock"]}' in script.prompts[-1]
+    done = {"type": "function_call_output", "call_id": second["call_id"], "output": "12"}
+    response = await respond(server, [*given, second, done], tools=[search])
+    assert text_of(response) == "Noon."
+    listed = (await server.client.get(f"{PATH}/{response['id']}/input_items")).json()
+    ResponseItemList.model_validate(listed)
+
+
+async def test_message_of_an_agent(server: MemoryServer, script: Script) -> None:
+    content = [
+        {"type": "input_text", "text": "Task:\n"},
+        {"type": "encrypted_content", "encrypted_content": "List the files."},
+    ]
+    given = [{"type": "agent_message", "id": "amsg_1", "author": "/root", "recipient": "/root/a", "content": content}]
+    response = await respond(server, given)
+    assert "<|start|>user\nTask:\nList the files.<|end|>" in script.prompts[0]
+    await respond(server, "Go on", previous_response_id=response["id"])
 
 
 async def test_custom_calls_of_other_servers(server: MemoryServer, script: Script) -> None:
@@ -543,7 +660,7 @@ async def test_responses_that_are_not_stored(server: MemoryServer) -> None:
         ({"temperature": 3}, "temperature"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "huge"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "text.format"),

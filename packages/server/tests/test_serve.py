@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
 @pytest.fixture
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
     """A server that a test may break."""
-    server = Server(tmp_path_factory.mktemp("own"), "--tokenizer-workers", "1")
+    server = Server(tmp_path_factory.mktemp("own"), "--tokenizer-workers", "1", "--drain-seconds", "1")
     yield server
     server.close()
 
@@ -259,6 +259,21 @@ def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> No
     assert after["num_free_pages"] + after["num_cached_pages"] == after["num_pages"]
 
 
+def test_live_data_come_from_all_processes(server: Server) -> None:
+    request = server.openai.completions.create(model=MODEL, prompt="Once", stream=True, **LONG)
+    next(iter(request))
+    live = server.http.get("/dashboard/events").json()
+    children = server.children()
+    expected = {"http": server.process.pid} | {name.removesuffix("_process"): pid for name, pid in children.items()}
+    assert {one["name"]: one["pid"] for one in live["processes"]} == expected
+    assert all(one["rss_bytes"] > 1 << 20 for one in live["processes"])
+    assert [one["stage"] for one in live["engine"]["requests"]] == ["running"]
+    assert live["names"][0].startswith("cmpl-")
+    assert not any(branch["text"] for branch in live["engine"]["tree"]["branches"])
+    assert server.http.post("/abort", json={"rid": live["names"][0]}).json() == {"aborted": 1}
+    request.close()
+
+
 def test_only_the_engine_has_torch(server: Server) -> None:
     processes = {"http": server.process.pid, **server.children()}
     assert set(processes) == {"http", "engine_process", "tokenizer_process", "detokenizer_process"}
@@ -306,7 +321,7 @@ def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) ->
         env={**os.environ, "TMPDIR": str(folder)},
     )
     assert process.stderr is not None
-    assert process.stderr.readline() == "pagewood: importing torch\n"
+    assert any(line == "pagewood: importing torch\n" for line in process.stderr)
     pids = children(process.pid).values()
     assert len(pids) == 3
     process.send_signal(signal.SIGINT)
@@ -324,7 +339,7 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         stream = iter(ask(own_server, QUESTION, stream=True, **LONG))
         next(stream)
         if stage == "tokenizer":
-            # Requests that have left the tokenizer go on; a request that is in it when it dies fails.
+            # Requests that have left the tokenizer go on; one that is in it when it dies is sent to the next.
             os.kill(pid, signal.SIGSTOP)
             with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
                 content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
@@ -335,8 +350,8 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
                 until(lambda: own_server.ready()["requests"]["live"] == 2)
                 os.kill(pid, signal.SIGKILL)
                 answer = b"".join(iter(lambda: connection.recv(65536), b""))
-            assert b" 503 " in answer.splitlines()[0]
-            assert b'"code":"tokenizer_lost"' in answer
+            assert b" 200 " in answer.splitlines()[0]
+            assert own_server.ready()["incidents"] | {"retried": 1, "lost": 0} == own_server.ready()["incidents"]
             assert len(list(stream)) > 100
         else:
             os.kill(pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from engine_commands import command_of
 from pagewood.engine.api import (
     Abort,
     Command,
@@ -36,13 +37,21 @@ MODEL = wire.Model(max_length=10, vocab_size=5)
 
 def generate(prompt: wire.Prompt, *, echo: bool = False) -> wire.Generate:
     return wire.Generate(
-        request_id="a", prompt=prompt, sampling=SamplingParams(), echo=echo, stop=("x",), priority=3, deadline_s=9.5
+        request_id="a",
+        prompt=prompt,
+        sampling=SamplingParams(),
+        echo=echo,
+        stop=("x",),
+        priority=3,
+        deadline_s=9.5,
+        tenant="t",
     )
 
 
-def command(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Command:
+def command(tokenizer: Tokenizer, message: wire.NewRequest | wire.Cancel | wire.Prioritize | wire.Hold) -> Command:
     """Return the engine's command for a message about one answer."""
     (only,) = commands(tokenizer, message)
+    assert not isinstance(only, wire.ProfileCommand)
     return only
 
 
@@ -50,7 +59,7 @@ def test_a_prompt_becomes_a_submit(tokenizer: Tokenizer) -> None:
     submit = command(tokenizer, generate(wire.TextPrompt(text="héllo"), echo=True))
     assert isinstance(submit, Submit)
     assert np.frombuffer(submit.tokens, "<i4").tolist() == tokenizer.encode("héllo").tolist()
-    assert (submit.priority, submit.deadline_s) == (3, 9.5)
+    assert (submit.priority, submit.deadline_s, submit.tenant) == (3, 9.5, "t")
     assert wire.text_options.decode(submit.carry) == wire.TextOptions(stop=("x",), prefix="héllo")
     assert command(tokenizer, wire.Cancel(request_id="a")) == Abort(request_id="a")
     prioritize = wire.Prioritize(request_id="a", priority=-2)
@@ -360,7 +369,7 @@ class Stage:
         deadline_s = time.monotonic() + 60
         while len(commands) < num_commands and time.monotonic() < deadline_s:
             frames = self.outbox.receive(timeout_s=1)
-            commands += [message.command for message in wire.read(wire.engine_commands, frames)]
+            commands += [command_of(message) for message in wire.read(wire.engine_commands, frames)]
         return commands
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import pagewood.engine
 import pagewood.server
+from engine_commands import command_of
 from pagewood.engine.api import (
     Abort,
     CachedPrefix,
@@ -23,6 +24,7 @@ from pagewood.engine.api import (
     Grammar,
     Refusal,
     Refuse,
+    RequestTimings,
     SamplingParams,
     SetPriority,
     Submit,
@@ -93,6 +95,18 @@ DELTA = st.builds(
     logprobs=LOGPROBS,
     prompt_logprobs=LOGPROBS,
     explanation=st.none() | st.builds(Explanation, prefix=PREFIX, arrived_s=TIME, admitted_s=TIME),
+    timings=st.none()
+    | st.builds(
+        RequestTimings,
+        arrived_s=TIME,
+        queued_s=st.none() | TIME,
+        admitted_s=st.none() | TIME,
+        chunks=st.lists(st.tuples(TIME, COUNT), max_size=3).map(tuple),
+        num_preempted=COUNT,
+        preempted_s=st.lists(TIME, max_size=3).map(tuple),
+        first_token_s=st.none() | TIME,
+        finished_s=TIME,
+    ),
 )
 PROMPT = (
     st.builds(wire.TextPrompt, text=TEXT)
@@ -105,7 +119,7 @@ PROMPT = (
 def test_commands(command: Command) -> None:
     frame = wire.encode(wire.to_engine(command))
     (message,) = wire.read(wire.engine_commands, [frame])
-    assert message.command == command
+    assert command_of(message) == command
 
 
 @given(deltas=st.lists(DELTA, max_size=3))

@@ -64,7 +64,10 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         assert not done[index], "nothing comes after the end of an item"
         if kind == "output_item.done":
             done[index] = True
-            final = {name: event["item"][name] for name in ("status", "encrypted_content") if name in event["item"]}
+            names = ["status", "encrypted_content"]
+            if item["type"] == "tool_search_call":
+                names.append("arguments")  # it has no deltas
+            final = {name: event["item"][name] for name in names if name in event["item"]}
             assert event["item"] == {**item, **final}
             items[index] = event["item"]
             continue
@@ -73,6 +76,11 @@ def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             item["arguments"] += event["delta"]
         elif kind == "function_call_arguments.done":
             assert event["arguments"] == item["arguments"]
+        elif kind == "custom_tool_call_input.delta":
+            assert event["delta"]
+            item["input"] += event["delta"]
+        elif kind == "custom_tool_call_input.done":
+            assert event["input"] == item["input"]
         elif kind == "content_part.added":
             assert event["content_index"] == len(item["content"])
             assert event["part"]["text"] == ""

@@ -46,6 +46,23 @@ async def scripted_server(
 
 
 @asynccontextmanager
+async def paced(server: MemoryServer, *, step_s: float = 0.025) -> AsyncGenerator[None]:
+    """Let the engine begin a step every `step_s` at most."""
+
+    async def pace() -> None:
+        while True:
+            server.gate.allow(1)
+            await asyncio.sleep(step_s)
+
+    pacing = asyncio.create_task(pace())
+    try:
+        yield
+    finally:
+        pacing.cancel()
+        server.gate.open()
+
+
+@asynccontextmanager
 async def listening(server: MemoryServer) -> AsyncGenerator[str]:
     """Serve a server over a real socket; yield its URL."""
     socket = bind("127.0.0.1", 0)

@@ -87,7 +87,7 @@ class Server:
         def idle() -> bool:
             ready = self.ready()
             engine = ready["engine"]
-            names = ("num_waiting", "num_running", "num_draining")
+            names = ("num_waiting", "num_running", "num_draining", "num_held")
             return ready["status"] == "ready" and not any([*ready["requests"].values(), *(engine[n] for n in names)])
 
         until(idle)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -16,21 +17,29 @@ from pagewood.server import wire
 from pagewood.server.access import AccessRules
 from pagewood.server.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.anthropic.errors import anthropic_error
+from pagewood.server.canary import CanaryEndpoints
 from pagewood.server.connections import Connections
-from pagewood.server.documentation.pages import Documentation
+from pagewood.server.dashboard.endpoints import DashboardEndpoints, page_routes
+from pagewood.server.documentation.pages import OPEN_PATHS, Documentation
 from pagewood.server.errors import ApiError
-from pagewood.server.exchange import FrontDoor
+from pagewood.server.exchange import ExchangeTracing, FrontDoor
+from pagewood.server.keys.gate import KeyGate
 from pagewood.server.limits import HttpLimits
+from pagewood.server.metrics.endpoint import MetricsEndpoint
 from pagewood.server.native.endpoints import NativeEndpoints
 from pagewood.server.ollama.endpoints import OllamaEndpoints
 from pagewood.server.ollama.errors import ollama_error
 from pagewood.server.openai.endpoints import OpenAIEndpoints
-from pagewood.server.operations import Operation, routes_of
+from pagewood.server.operations import Operation, open_paths_of, routes_of
+from pagewood.server.profiling import ProfileEndpoint
 from pagewood.server.respond import error_response, json_response
 from pagewood.server.responses.endpoints import ResponsesEndpoints
 from pagewood.server.service import Service
 from pagewood.server.status import EngineState
 from pagewood.server.vectors.endpoints import VectorEndpoints
+
+DRAINING = "draining"
+"""The `status` of `/ready` while the server stops."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -50,6 +59,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """Live requests, and those whose end the engine has not confirmed yet."""
     engine: dict[str, int]
     """Counters of its last pulse."""
+    incidents: dict[str, int]
+    """What went wrong since the server was started: restarts, requests that were lost, sent again or refused."""
     speculation: wire.Speculation | msgspec.UnsetType = msgspec.UNSET
     seconds_since_pulse: float | None
     seconds_in_step: float
@@ -63,28 +74,53 @@ class Frontend:
     limits: HttpLimits
     access: AccessRules
     connections: Connections
+    gate: KeyGate = field(default_factory=KeyGate)
+    """Without keys and local by default."""
+    tracing: ExchangeTracing | None = None
+    """Traces requests; None: they are not traced."""
+    folder: Path | None = None
+    """Where the engine process writes profiles; None: it takes none."""
 
     def take(self, message: wire.ToHttp) -> None:
         """Take a message of the detokenizer."""
         match message:
             case wire.Answers():
+                if self.service.metrics is not None:
+                    self.service.metrics.requests.answered(message)
                 self.service.live.take(message)
             case wire.Loading() | wire.Pulse():
                 self.service.status.take(message)
+                if self.service.live.num_held and self.service.status.state is EngineState.READY:
+                    self.service.live.resume()
+                if self.service.metrics is not None:
+                    self.service.metrics.pulsed(self.service.status)
+            case wire.Snapshot():
+                self.service.watchers.take(message)
 
-    def app(self) -> ASGIApp:
-        """Return the application."""
-        operations = [
+    def all_operations(self) -> list[Operation]:
+        """Return the operations of all protocols, and those of none."""
+        return [
             *OpenAIEndpoints(self.service).operations(),
             *ResponsesEndpoints(self.service).operations(),
             *VectorEndpoints(self.service).operations(),
             *AnthropicEndpoints(self.service).operations(),
             *OllamaEndpoints(self.service).operations(),
             *NativeEndpoints(self.service).operations(),
+            *DashboardEndpoints(self.service).operations(),
             *self.operations(),
+            *CanaryEndpoints(self.service).operations(),
+            *self._observability(),
         ]
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
+        operations = self.all_operations()
+        metrics = self.service.metrics
+        routes = [*routes_of(operations), *Documentation(operations).routes(), *page_routes()]
+        if metrics is not None:
+            metrics.paths = {route.path for route in routes if "{" not in route.path}
         app = Starlette(
-            routes=[*routes_of(operations), *Documentation(operations).routes()],
+            routes=routes,
             exception_handlers={
                 ApiError: _api_error,
                 HTTPException: _http_error,
@@ -99,15 +135,41 @@ class Frontend:
             access=self.access,
             is_crowded=lambda: self.connections.is_crowded,
             respond=error_response,
+            gate=self.gate,
+            open_paths=open_paths_of(operations) | OPEN_PATHS,
             error_forms={"/v1/messages": anthropic_error, "/api/": ollama_error},
+            observe=None if metrics is None else metrics.answered,
+            tracing=self.tracing,
         )
+
+    def _observability(self) -> list[Operation]:
+        """Return the operations that show what the server does."""
+        service = self.service
+        profiling = ProfileEndpoint(service=service, folder=self.folder).operations()
+        if service.metrics is None:
+            return profiling
+        endpoint = MetricsEndpoint(
+            metrics=service.metrics, status=service.status, live=service.live, model_name=service.model_name
+        )
+        return [*endpoint.operations(), *profiling]
 
     def operations(self) -> list[Operation]:
         """Return the operations of no protocol."""
         tag = "Health"
         return [
-            Operation(name="Health", tag=tag, method="GET", path="/health", endpoint=self.health, answer=Health),
-            Operation(name="Ready", tag=tag, method="GET", path="/ready", endpoint=self.ready, answer=Ready),
+            Operation(
+                name="Health",
+                tag=tag,
+                method="GET",
+                path="/health",
+                aliases=("/live", "/ping"),
+                endpoint=self.health,
+                answer=Health,
+                is_open=True,
+            ),
+            Operation(
+                name="Ready", tag=tag, method="GET", path="/ready", endpoint=self.ready, answer=Ready, is_open=True
+            ),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -119,16 +181,17 @@ class Frontend:
         status, live = self.service.status, self.service.live
         silent_s = status.seconds_since_pulse
         body = Ready(
-            status=status.state.value,
-            detail=status.detail,
+            status=DRAINING if live.is_closed else status.state.value,
+            detail="the server stops; running requests may end" if live.is_closed else status.detail,
             model=self.service.model_name,
             requests={"live": live.num_live, "ending": live.num_ending},
             engine=status.counters,
+            incidents=live.incidents.totals(),
             speculation=msgspec.UNSET if status.speculation is None else status.speculation,
             seconds_since_pulse=None if silent_s is None else round(silent_s, 3),
             seconds_in_step=round(status.step_s, 3),
         )
-        is_ready = status.state is EngineState.READY
+        is_ready = status.state is EngineState.READY and not live.is_closed
         headers = None if is_ready else {"Retry-After": "2"}
         return json_response(body, status=200 if is_ready else 503, headers=headers)
 

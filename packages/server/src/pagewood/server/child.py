@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import shutil
 import signal
@@ -20,6 +22,9 @@ from pagewood.engine.api import EngineConfig
 from pagewood.server import logs
 from pagewood.server.links import ZmqReceiver, ZmqSender, address
 
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes any process of the server write the stacks of its threads to standard error, and go on."""
+_PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 4.0
 """How long a process without a disk cache may take to end."""
 
@@ -39,6 +44,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: float = STOP_GRACE_S
     """How long the child may take to end, seconds."""
     log_level: str = "info"
+    log_format: logs.LogFormat = "text"
+    measures: bool = True
+    """Whether the engine measures its steps."""
     engine: EngineConfig
     kv_events: str | None = None
     kv_events_replay: str | None = None
@@ -87,9 +95,11 @@ Serve = Callable[[Settings, ZmqReceiver, ZmqSender, ParentWatch], None]
 
 def run_child(serve: Serve) -> None:
     """Read the settings, connect, call `serve` until the parent ends it, and close the sockets."""
+    register_dump()
+    _wake_at_death_of_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
     settings = msgspec.json.decode(_first_line(), type=Settings)
-    logs.configure(settings.log_level, settings.listen)
+    logs.configure(settings.log_level, settings.listen, form=settings.log_format)
     watch = ParentWatch(folder=settings.folder, grace_s=settings.stop_grace_s)
     folder = Path(settings.folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -105,13 +115,24 @@ def run_child(serve: Serve) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def register_dump() -> None:
+    """Write the stacks of all threads at `DUMP_SIGNAL`, also while the interpreter's lock is held."""
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+
+
+def _wake_at_death_of_parent() -> None:
+    """Have a stopped child continue when its parent dies (Linux): a stopped one would not notice, and stay for ever."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 @contextlib.contextmanager
 def errors_in_one_line() -> Generator[None]:
     """End the process with exit code 1 and one line if the block finds a bad model or setting."""
     try:
         yield
     except (ValueError, OSError) as error:
-        print(f"pagewood: error: {error}", file=sys.stderr)
+        logs.announce(f"error: {error}")
         raise SystemExit(1) from error
 
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from pagewood.engine.api import EngineConfig
 from pagewood.server import logs
+from pagewood.server.keys.key import ApiKey
 from pagewood.server.limits import HttpLimits, default_max_connections, possible_connections
+from pagewood.server.metrics.metrics import COMPAT, Compat
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
+_OTLP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+/?")
+
+MIN_WATCHDOG_S = 3.0
+"""The engine sends a pulse once per second; a shorter limit would end it while it works."""
+
+
+def _can_trace() -> bool:
+    try:
+        return all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")))
+    except ModuleNotFoundError:  # of a package around it
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +59,39 @@ class ServeConfig:
     """Further host names under which clients reach the server; `*.example.com` and `*` are patterns."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server, or `*`."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Those that do not come from `api_key_file`."""
+    api_key_file: Path | None = None
+    """Read at the start and again at every SIGHUP."""
+    insecure_no_keys: bool = False
+    """Whether the server may listen beyond loopback without keys."""
+    tls_cert: Path | None = None
+    """Certificate chain in PEM."""
+    tls_key: Path | None = None
+    """Its private key in PEM, without a passphrase."""
+    drain_s: float = 5.0
+    """How long running requests may continue when the server stops, seconds."""
+    watchdog_s: float | None = None
+    """An engine that is stuck for this long is ended and started again, seconds; None: it is only reported."""
+    max_retries: int = 1
+    """How often a request that has sent nothing is sent again after a process that held it died. A request that kills
+    the engine does so once more each time."""
+    max_quick_deaths: int = 10
+    """Deaths of one process in a row, each soon after its start, after which the server ends."""
+    max_ttft_s: float | None = None
+    """Requests whose first token is predicted to come later are refused, seconds; None: none."""
     log_level: str = "info"
     """Lowest level that the log of every process shows: debug, info, warning or error."""
+    log_format: logs.LogFormat = "text"
+    """One line of text, or one JSON object, for each record."""
+    metrics: bool = True
+    """Whether `/metrics` is served."""
+    metrics_compat: tuple[Compat, ...] = ()
+    """Servers under whose names `/metrics` shows the series, too: vllm, sglang."""
+    otlp_endpoint: str | None = None
+    """URL of an OTLP receiver over HTTP that gets traces, such as `http://localhost:4318`; None: nothing is traced."""
+    dashboard_text: bool = False
+    """Whether the dashboard shows the text of cached prompts."""
 
     kv_events: str | None = None
     """Address at which the engine process publishes the changes of its prefix cache, such as `tcp://*:5557`."""
@@ -65,11 +111,29 @@ class ServeConfig:
                 raise ValueError(f"{name} must be like tcp://*:5557 or ipc:///path, got {address!r}")
         if self.kv_events_form not in ("map", "array"):
             raise ValueError(f"kv_events_form must be map or array, got {self.kv_events_form!r}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be given together")
+        if not (self.has_keys or self.is_local or self.insecure_no_keys):
+            raise ValueError(
+                f"host must be a loopback address without API keys, got {self.host!r}: give keys with --api-key-file "
+                "or PAGEWOOD_API_KEY, or let everyone in who reaches the port with --insecure-no-keys"
+            )
+        if self.has_keys and self.insecure_no_keys:
+            raise ValueError("insecure_no_keys must be false with API keys")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be in [0, 65535], got {self.port}")
         for name in ("tokenizer_workers", "max_body_bytes", "max_connections"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("drain_s", "max_retries"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.max_quick_deaths < 1:
+            raise ValueError(f"max_quick_deaths must be >= 1, got {self.max_quick_deaths}")
+        if self.watchdog_s is not None and not self.watchdog_s >= MIN_WATCHDOG_S:
+            raise ValueError(f"watchdog_s must be >= {MIN_WATCHDOG_S:g}, got {self.watchdog_s}")
+        if self.max_ttft_s is not None and not self.max_ttft_s > 0:
+            raise ValueError(f"max_ttft_s must be > 0, got {self.max_ttft_s}")
         possible = possible_connections()
         if self.max_connections is not None and possible is not None and self.max_connections > possible:
             raise ValueError(
@@ -80,6 +144,19 @@ class ServeConfig:
             raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(logs.LEVELS)}, got {self.log_level!r}")
+        if self.log_format not in logs.FORMATS:
+            raise ValueError(f"log_format must be one of {', '.join(logs.FORMATS)}, got {self.log_format!r}")
+        for name in self.metrics_compat:
+            if name not in COMPAT:
+                raise ValueError(f"metrics_compat must have names of {', '.join(COMPAT)}, got {name!r}")
+        if self.metrics_compat and not self.metrics:
+            raise ValueError(f"metrics must be true for metrics_compat, got {', '.join(self.metrics_compat)}")
+        if self.otlp_endpoint is not None and not _OTLP_URL.fullmatch(self.otlp_endpoint):
+            raise ValueError(f"otlp_endpoint must be like http://localhost:4318, got {self.otlp_endpoint!r}")
+        if self.otlp_endpoint is not None and not _can_trace():
+            raise ValueError("otlp_endpoint needs the extra pagewood-server[otel], which is not installed")
+        if self.otlp_endpoint is not None and not self.metrics:
+            raise ValueError("metrics must be true for otlp_endpoint: traces are made of what is measured")
         if not self.served_model_name:
             raise ValueError("served_model_name must not be empty")
         for host in self.allowed_hosts:
@@ -93,6 +170,19 @@ class ServeConfig:
         for name in ("config.json", "tokenizer.json"):
             if not (self.model_folder / name).is_file():
                 raise ValueError(f"model must be a folder with a {name}, got {str(self.model_folder)!r}")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def http_limits(self) -> HttpLimits:
         """Return the limits of the HTTP process."""

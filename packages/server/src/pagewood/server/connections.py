@@ -182,7 +182,7 @@ class HttpConnection(HttpToolsProtocol):
         A client that has closed its connection, and one that has only shut down its sending side, look the same. But
         what is sent to the first is answered with a reset. So it gets something that clients skip.
         """
-        if self._is_refused or not self._is_answering() or self.cycle.more_body:
+        if self._is_refused or not self._is_answering() or self.cycle.more_body or self._is_encrypted:
             return None
         self.cycle.keep_alive = False  # not ours
         if not self.pipeline:
@@ -257,6 +257,11 @@ class HttpConnection(HttpToolsProtocol):
         if not self.cycle.response_started:
             return INTERIM_RESPONSE if self.scope["http_version"] == "1.1" else b""
         return FILLERS.get(exchange_of(cast("Any", self.scope)).media_type, b"") if self.cycle.chunked_encoding else b""
+
+    @property
+    def _is_encrypted(self) -> bool:
+        """Whether it uses TLS, which has no half-closed connections here."""
+        return self.transport.get_extra_info("sslcontext") is not None
 
     def _is_answering(self) -> bool:
         """Return whether a request was received whose answer is not complete."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pagewood.server.logs import announce
 from pagewood.server.status import EngineState, EngineStatus
 
 LINE_EVERY_S = 1.0
@@ -38,7 +38,7 @@ class Console:
         if status.detail != self.last_detail and now_s - self.last_line_s >= LINE_EVERY_S:
             self.last_detail = status.detail
             self.last_line_s = now_s
-            print(f"pagewood: {status.detail}", file=sys.stderr, flush=True)
+            announce(status.detail)
 
     def _welcome(self) -> str:
         return f"""

@@ -14,7 +14,9 @@ import msgspec
 from pagewood.engine.api import Delta, FinishReason, Refusal
 from pagewood.engine.text import ResponseParser, ResponseTemplate, TextStream, Tokenizer
 from pagewood.server import wire
+from pagewood.server.dashboard.branch_text import with_text
 from pagewood.server.links import Receiver, Sender
+from pagewood.server.logs import request_fields
 from pagewood.server.token_entries import TokenEntries
 from pagewood.server.token_ids import bytes_of, ids_of
 
@@ -155,6 +157,8 @@ class TextStreams:
                 return wire.Answers(
                     tuple([answer for delta in message.deltas if (answer := self._answer(delta)) is not None])
                 )
+            case wire.Snapshot():
+                return with_text(self._tokenizer, message)
             case wire.Loading() | wire.Pulse():
                 return msgspec.structs.replace(message, relay=self._incarnation)
 
@@ -181,7 +185,9 @@ class TextStreams:
                     streams[request_id] = open_ = self._open(delta)
                 answer = open_.read(delta)
             except Exception as exception:  # a tokenizer comes with its model: any error is this request's alone
-                logger.exception("request %s: its tokens cannot be decoded", request_id)
+                logger.exception(
+                    "request %s: its tokens cannot be decoded", request_id, extra=request_fields(request_id)
+                )
                 error = Refusal(message=f"The tokens of the answer cannot be decoded: {exception}")
             else:
                 if finish is not None:
@@ -299,4 +305,5 @@ def _answer_to(
         delta.vector,
         tokens,
         delta.explanation,
+        delta.timings,
     )

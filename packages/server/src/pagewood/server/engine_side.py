@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +15,11 @@ import msgspec
 
 from pagewood.engine.api import Command, Delta, EngineConfig
 from pagewood.server import wire
+from pagewood.server.dashboard.snapshots import INTERVAL_S, Snapshots
 from pagewood.server.kv_events import EventPump
 from pagewood.server.links import Receiver, Sender
+from pagewood.server.measurement import Measurement
+from pagewood.server.profiles import Profiles
 
 if TYPE_CHECKING:
     from pagewood.engine.core.loop import Engine
@@ -23,13 +27,17 @@ if TYPE_CHECKING:
 PULSE_BUSY_S = 0.05
 PULSE_IDLE_S = 1.0
 
+_LOOP = "pagewood.engine.core.loop"
+_DEVICE_CALLS = {("_finish", "wait"), ("_launch_plan", "launch"), ("_constrain", "drafts")}
+"""Functions of the engine's loop, and those of the runner that they call."""
+
 _log = logging.getLogger(__name__)
 
 
 def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
     """Return the pulse of an engine at this moment; call it in the engine's thread."""
     info, counters = engine.info, engine.counters()
-    counts = counters.speculation
+    counts, found = counters.speculation, engine.measurement()
     return wire.Pulse(
         incarnation=incarnation,
         model=wire.Model(
@@ -41,15 +49,17 @@ def pulse_of(engine: Engine, *, incarnation: int = 0) -> wire.Pulse:
             page_bytes=info.page_bytes,
             config=shown_config(engine.config),
         ),
+        frozen_s=engine.frozen_s,
         counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name != "speculation"},
         speculation=None if counts is None else msgspec.convert(counts, wire.Speculation, from_attributes=True),
+        measurement=None if found is None else msgspec.convert(found, Measurement, from_attributes=True),
     )
 
 
 def shown_config(config: EngineConfig) -> dict[str, Any]:
     """Return a configuration as JSON values: of folders the last name only, of logits processors their names."""
     found = {one.name: getattr(config, one.name) for one in fields(config)}
-    for name in ("model", "disk_cache_path", "speculative_model"):
+    for name in ("model", "disk_cache_path", "speculative_model", "decision_log"):
         found[name] = None if found[name] is None else Path(found[name]).name
     found["logits_processors"] = [name for name, _ in config.logits_processors]
     return found
@@ -71,6 +81,22 @@ def log_speculation(counts: wire.Speculation | None) -> None:
         counts.verify_s,
         counts.reason or "no reason given",
     )
+
+
+def is_in_runner(thread: int | None) -> bool:
+    """Return whether a thread is in a call of a runner at this moment, from its stack, which costs that thread nothing.
+
+    Args:
+        thread: its identifier; None: of no thread.
+    """
+    frame = None if thread is None else sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    called = ""
+    while frame is not None:
+        caller = frame.f_code.co_name
+        if frame.f_globals.get("__name__") == _LOOP and (caller, called) in _DEVICE_CALLS:
+            return True
+        called, frame = caller, frame.f_back
+    return False
 
 
 class SharedSender:
@@ -104,8 +130,8 @@ class Heartbeat:
     """
 
     __slots__ = (
-        *("_clock", "_interval_s", "_last", "_last_s", "_lock", "_outbox", "_pulse", "_seen_s", "_stopping"),
-        "_thread",
+        *("_clock", "_engine_thread", "_interval_s", "_last", "_last_s", "_lock", "_outbox", "_pulse", "_seen_s"),
+        *("_stopping", "_thread"),
     )
 
     def __init__(
@@ -125,6 +151,7 @@ class Heartbeat:
         self._last: wire.Pulse | None = None  # written by: _send
         self._last_s = float("-inf")  # written by: _send_pulse. When `_last` was last sent
         self._seen_s = clock()  # written by: busy, idle. When the engine's thread last looked for commands
+        self._engine_thread: int | None = None  # written by: busy, idle
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -141,11 +168,13 @@ class Heartbeat:
         """Send a pulse if the last one is old; the engine calls this between two steps."""
         self._seen_s = self._clock()
         if self._seen_s - self._last_s >= PULSE_BUSY_S:
+            self._engine_thread = threading.get_ident()
             self._send(self._pulse())
 
     def idle(self) -> None:
         """Send a pulse if the last one is old or its counters have changed; the engine calls this before it waits."""
         self._seen_s = self._clock()
+        self._engine_thread = threading.get_ident()
         pulse = self._pulse()
         if pulse != self._last or self._seen_s - self._last_s >= self._interval_s:
             self._send(pulse)
@@ -156,7 +185,9 @@ class Heartbeat:
             now_s = self._clock()
             if self._last is not None and now_s - self._last_s >= self._interval_s:
                 step_s = max(0.0, now_s - self._seen_s)
-                self._send_pulse(msgspec.structs.replace(self._last, step_s=step_s), now_s)
+                is_in_device = is_in_runner(self._engine_thread)
+                again = msgspec.structs.replace(self._last, step_s=step_s, is_in_device=is_in_device)
+                self._send_pulse(again, now_s)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
@@ -179,39 +210,72 @@ class EngineInbox:
     what publishes the changes of its cache.
     """
 
-    __slots__ = ("_events", "_heartbeat", "_receiver", "_stopped")
+    __slots__ = ("_events", "_heartbeat", "_profiles", "_receiver", "_snapshots", "_stopped")
 
     def __init__(self, receiver: Receiver, *, stopped: Callable[[], bool]) -> None:
         self._receiver = receiver
         self._stopped = stopped
         self._heartbeat: Heartbeat | None = None  # written by: attach
         self._events: EventPump | None = None  # written by: attach
+        self._profiles: Profiles | None = None  # written by: attach
+        self._snapshots: Snapshots | None = None  # written by: attach
 
-    def attach(self, heartbeat: Heartbeat, events: EventPump | None = None) -> None:
-        """Send pulses, and publish the changes of the cache, from now on."""
+    def attach(
+        self,
+        heartbeat: Heartbeat,
+        events: EventPump | None = None,
+        *,
+        profiles: Profiles | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """From now on, send pulses, publish the changes of the cache, take profiles, and send snapshots."""
         self._heartbeat = heartbeat
         self._events = events
+        self._profiles = profiles
+        self._snapshots = snapshots
 
     def receive(self, *, timeout_s: float | None) -> Sequence[Command]:
         """Return the commands that arrived. A wait without limit ends when the engine must stop."""
         if self._events is not None:
             self._events.turn()
+        if self._profiles is not None:
+            self._profiles.turn()
         if timeout_s == 0:
             if self._heartbeat is not None:
                 self._heartbeat.busy()
+            if self._snapshots is not None and self._snapshots.is_watched:
+                self._snapshots.turn()
             return self._read(0)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self._heartbeat is not None:
                 self._heartbeat.idle()
-            left_s = PULSE_IDLE_S if deadline_s is None else deadline_s - time.monotonic()
-            commands = self._read(min(max(left_s, 0.0), PULSE_IDLE_S))
+            longest_s = PULSE_IDLE_S
+            if self._snapshots is not None and self._snapshots.is_watched:
+                self._snapshots.turn()
+                longest_s = INTERVAL_S
+            left_s = longest_s if deadline_s is None else deadline_s - time.monotonic()
+            if self._profiles is not None:
+                self._profiles.turn()
+                left_s = min(left_s, self._profiles.left_s)
+            commands = self._read(min(max(left_s, 0.0), longest_s))
             if commands or self._stopped() or (deadline_s is not None and time.monotonic() >= deadline_s):
                 return commands
 
     def _read(self, timeout_s: float) -> list[Command]:
         frames = self._receiver.receive(timeout_s=timeout_s)
-        return [message.command for message in wire.read(wire.engine_commands, frames)]
+        found: list[Command] = []
+        for message in wire.read(wire.engine_commands, frames):
+            match message:
+                case wire.ProfileCommand():
+                    if self._profiles is not None:
+                        self._profiles.begin(message)
+                case wire.Watch():
+                    if self._snapshots is not None:
+                        self._snapshots.watch(message)
+                case _:
+                    found.append(message.command)
+        return found
 
 
 class EngineOutbox:

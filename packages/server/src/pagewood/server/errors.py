@@ -76,9 +76,21 @@ def deadline_exceeded() -> ApiError:
     return ApiError("The request was not complete at its deadline.", param="deadline", code="deadline_exceeded")
 
 
-def overloaded(limit: int) -> ApiError:
+def overloaded(limit: int, *, retry_after_s: int = 1) -> ApiError:
     """Return the error of a request that would exceed the limit of requests in the server."""
-    return _try_again(f"The server already holds {limit} requests; try again later.", code="overloaded")
+    message = f"The server already holds {limit} requests; try again later."
+    return _try_again(message, code="overloaded", retry_after_s=retry_after_s)
+
+
+def too_late(wait_s: float, limit_s: float, *, retry_after_s: int) -> ApiError:
+    """Return the error of a request whose first token is predicted to come later than the server allows."""
+    message = f"The first token would come after about {wait_s:.1f} s, and this server allows {limit_s:g} s; try later."
+    return _try_again(message, code="overloaded", retry_after_s=retry_after_s)
+
+
+def too_slow_reader() -> ApiError:
+    """Return the error of a stream whose client has left more unread than the server keeps."""
+    return ApiError("The client read the stream too slowly.", status=408, code="slow_reader")
 
 
 def too_many_at_once(num_requests: int, limit: int, *, param: str, what: str) -> ApiError:
@@ -110,7 +122,7 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
         case FinishReason.REFUSED:
             why = refusal or Refusal(message="The engine refused the request.")
             param = None if why.param is None else names.get(why.param, why.param)
-            if why.code in ("grammar_queue_full", "queue_timeout"):
+            if why.code in ("grammar_queue_full", "queue_timeout", "queue_full"):
                 return _try_again(why.message, code=why.code, param=param)
             # An engine that was assembled without a compiler of grammars gives no code.
             code = "grammar_unavailable" if why.code is None and why.param == "grammar" else why.code
@@ -132,5 +144,6 @@ def failed(finish: FinishReason, refusal: Refusal | None, *, names: Mapping[str,
             return ApiError(message, status=500, type="server_error", code="engine_error")
 
 
-def _try_again(message: str, *, code: str, param: str | None = None) -> ApiError:
-    return ApiError(message, status=429, type="rate_limit_error", param=param, code=code, headers={"Retry-After": "1"})
+def _try_again(message: str, *, code: str, param: str | None = None, retry_after_s: int = 1) -> ApiError:
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(message, status=429, type="rate_limit_error", param=param, code=code, headers=headers)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,15 +16,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewood.server.access import AccessRules
+from pagewood.server.current import current_exchange
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import Usage
+from pagewood.server.keys.caller import Caller, set_caller
+from pagewood.server.keys.gate import KeyGate
 
 REQUEST_ID = "x-request-id"
 CLIENT_LEFT = 499
 """Status in the log for a request whose client left before it got an answer; the number is nginx's."""
 _SCOPE_KEY = "pagewood.exchange"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_HEALTH_PATHS = ("/health", "/ready")
+_HEALTH_PATHS = ("/health", "/live", "/ping", "/ready", "/health/generate", "/health_generate", "/metrics")
+_ANTHROPIC = "/v1/messages"
+"""Beginning of the paths whose headers about limits have Anthropic's names."""
 _LOGGED_PATH_CHARS = 200
 
 _log = logging.getLogger("pagewood.server.requests")
@@ -57,6 +62,12 @@ class Exchange:
     """Whether the whole answer was sent."""
     error_code: str | None = None  # written by: respond
     usage: Usage | None = None  # written by: respond, server.beams, vectors.collect
+    caller: Caller = field(default_factory=Caller)  # written by: FrontDoor
+    """Who sent it; a caller without a key until this is known."""
+    engine_ids: list[str] = field(default_factory=list[str])
+    """Ids of its requests in the other processes, whose logs have them."""  # written by: LiveRequests
+    span: object = None
+    """What the tracer knows of it; None: it is not traced."""  # written by: FrontDoor
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""
@@ -70,21 +81,59 @@ class Exchange:
             drafts = self.usage.completion_tokens_details
             if drafts and drafts.accepted_prediction_tokens is not msgspec.UNSET:
                 tokens += f" accepted={drafts.accepted_prediction_tokens} rejected={drafts.rejected_prediction_tokens}"
+        key = f" key={self.caller.name} tenant={self.caller.tenant}" if self.caller.name else ""
         code = f" error={self.error_code}" if self.error_code else ""
-        left = "" if self.is_complete or self.status == CLIENT_LEFT else " incomplete"
+        is_cut = not self.is_complete and self.status != CLIENT_LEFT
+        left = " incomplete" if is_cut else ""
         _log.log(
             level,
-            "%s %s %d id=%s client=%s time=%.3fs%s%s%s",
+            "%s %s %d id=%s client=%s time=%.3fs%s%s%s%s",
             self.method,
             self.path,
             self.status,
             self.request_id,
             self.client,
             now_s - self.started_s,
+            key,
             tokens,
             code,
             left,
+            extra={"fields": self._fields(now_s, is_cut)},
         )
+
+    def _fields(self, now_s: float, is_cut: bool) -> dict[str, object]:
+        """Return what the line says, for programs that read the log."""
+        found: dict[str, object] = {
+            "request_id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "client": self.client,
+            "seconds": round(now_s - self.started_s, 4),
+        }
+        if self.engine_ids:
+            found["engine_ids"] = self.engine_ids
+        if self.usage is not None:
+            found["tokens_in"] = self.usage.prompt_tokens
+            found["tokens_cached"] = self.usage.prompt_tokens_details.cached_tokens
+            found["tokens_out"] = self.usage.completion_tokens
+        if self.error_code:
+            found["error"] = self.error_code
+        if is_cut:
+            found["incomplete"] = True
+        return found
+
+
+class ExchangeTracing(Protocol):
+    """Traces HTTP requests."""
+
+    def open(self, headers: Mapping[str, str]) -> object:
+        """Return what is known of a request that begins."""
+        ...
+
+    def close(self, exchange: Exchange, now_s: float) -> None:
+        """Note that a request is over."""
+        ...
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -107,7 +156,7 @@ class FrontDoor:
     """An ASGI application around another one.
 
     Every response gets an `x-request-id`: the client's own, if it is short and plain, or a new one. Every request gets
-    one line in the log. Requests for a host or from an origin that is not allowed go no further.
+    one line in the log. Requests for a host, from an origin or without a key that is not allowed go no further.
     """
 
     app: ASGIApp
@@ -116,9 +165,17 @@ class FrontDoor:
     """Whether too many connections are open."""
     respond: Callable[[Scope, ApiError], Response]
     """Makes the response to a refused request."""
+    gate: KeyGate = field(default_factory=KeyGate)
+    """Knows the callers."""
+    open_paths: frozenset[str] = frozenset(_HEALTH_PATHS)
+    """Paths that need no key."""
     error_forms: Mapping[str, ErrorForm] = field(default_factory=dict[str, Any])
     """Beginning of a path -> how errors are written there; elsewhere as in OpenAI's API."""
     clock: Callable[[], float] = time.monotonic
+    observe: Callable[[Exchange], None] | None = None
+    """Called with every request that is over; None: nothing is."""
+    tracing: ExchangeTracing | None = None
+    """Traces requests; None: they are not traced."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -136,6 +193,8 @@ class FrontDoor:
             error_form=self._error_form(scope["path"]),
         )
         scope[_SCOPE_KEY] = exchange
+        if self.tracing is not None:
+            exchange.span = self.tracing.open(headers)
         origin = headers.get("origin", "")
         added = {REQUEST_ID: exchange.request_id, **self._cors_headers(origin)}
 
@@ -143,27 +202,42 @@ class FrontDoor:
             if message["type"] == "http.response.start":
                 sent = MutableHeaders(scope=message)
                 sent.update(added)
+                if (quota := exchange.caller.quota) is not None:
+                    sent.update(quota.headers(is_anthropic=scope["path"].startswith(_ANTHROPIC)))
                 exchange.status, exchange.media_type = message["status"], sent.get("content-type", "")
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 exchange.is_complete = True
 
+        token = current_exchange.set(exchange)
         try:
-            app = self._refusal(scope, headers) or self._preflight(scope, headers) or self.app
+            app = self._refusal(scope, headers, exchange) or self.app
             await app(scope, receive, send_noted)
         finally:
+            if exchange.usage is not None and exchange.caller.quota is not None:
+                exchange.caller.quota.charge(exchange.usage.total_tokens)
             exchange.log(self.clock())
+            if self.tracing is not None:
+                self.tracing.close(exchange, self.clock())
+            if self.observe is not None:
+                self.observe(exchange)
+            current_exchange.reset(token)
 
     def _error_form(self, path: str) -> ErrorForm:
         found = (form for beginning, form in self.error_forms.items() if path.startswith(beginning))
         return next(found, openai_error)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    def _refusal(self, scope: Scope, headers: Headers, exchange: Exchange) -> Response | None:
+        """Return the answer to a request that goes no further; None: it may, and its caller is known."""
         try:
             self.access.check_host(headers, http_version=scope.get("http_version", "1.1"))
             self.access.check_origin(headers, method=scope["method"])
             if self.is_crowded() and scope["path"] not in _HEALTH_PATHS:
                 raise too_many_connections()
+            if (preflight := self._preflight(scope, headers)) is not None:  # browsers send no key with it
+                return preflight
+            exchange.caller = self.gate.caller(headers, is_open=scope["path"] in self.open_paths)
+            set_caller(exchange.caller)
         except ApiError as error:
             return self.respond(scope, error)
         return None

@@ -11,9 +11,10 @@ from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
-from pagewood.engine.api import Explanation
+from pagewood.engine.api import Explanation, RequestTimings
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
+from pagewood.server.timings import Timings, timings
 from pagewood.server.token_ids import ids_of
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -182,6 +183,8 @@ class Choice:
     """Of its tokens, if they were asked for."""
     explanation: Explanation | None = None  # written by: add
     """What happened before its first token, if it was asked for."""
+    timings: RequestTimings | None = None  # written by: add
+    """When things happened to it, once it has ended, if that was asked for."""
     tally: Tally = field(default_factory=Tally)
     sections: list[Section] = field(default_factory=list[Section])  # written by: add
     """Contents, reasoning and calls in their order."""
@@ -201,6 +204,7 @@ class Choice:
             self.prompt = self.prompt or answer.logprobs.prompt or ()
         if answer.finish is not None:
             self.finish = answer.finish.value
+            self.timings = answer.timings
             self.last_s = time.monotonic()
             self.stopped_by = answer.stopped_by
             self.text = self._joined("content")
@@ -237,6 +241,19 @@ class Choice:
     def has_called(self) -> bool:
         """Whether it ended by itself with calls of functions."""
         return bool(self.calls) and self.finish == "stop"
+
+    @property
+    def shown_timings(self) -> Timings | msgspec.UnsetType:
+        """When things happened to it; UNSET if that was not asked for."""
+        if self.timings is None:
+            return msgspec.UNSET
+        tally = self.tally
+        return timings(
+            self.timings,
+            num_prompt=tally.num_prompt_tokens,
+            num_cached=tally.num_cached_tokens,
+            num_output=tally.num_output_tokens,
+        )
 
     @property
     def score(self) -> float:

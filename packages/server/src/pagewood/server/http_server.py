@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
@@ -11,15 +14,28 @@ from pagewood.server.app import Frontend
 from pagewood.server.connections import HttpConnection
 
 
-def http_server(frontend: Frontend, *, stop_grace_s: int) -> uvicorn.Server:
+class HttpServer(uvicorn.Server):
+    """uvicorn without handlers of signals: the process that has children handles them itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Do nothing."""
+        yield
+
+
+def http_server(
+    frontend: Frontend, *, stop_grace_s: int, tls_cert: Path | None = None, tls_key: Path | None = None
+) -> HttpServer:
     """Return a server that is not started yet.
 
     Args:
         frontend: the application and its limits.
         stop_grace_s: time that requests get to end when the server stops, seconds.
+        tls_cert: certificate chain, PEM; None: HTTP without TLS.
+        tls_key: its private key, PEM.
     """
     protocol = partial(HttpConnection, limits=frontend.limits, connections=frontend.connections)
-    return uvicorn.Server(
+    return HttpServer(
         uvicorn.Config(
             frontend.app(),
             http=cast("Any", protocol),  # uvicorn only calls it
@@ -31,5 +47,7 @@ def http_server(frontend: Frontend, *, stop_grace_s: int) -> uvicorn.Server:
             server_header=False,
             timeout_keep_alive=frontend.limits.keep_alive_s,
             timeout_graceful_shutdown=stop_grace_s,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
         )
     )

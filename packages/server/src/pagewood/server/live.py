@@ -6,24 +6,36 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import msgspec
 
 from pagewood.server import wire
+from pagewood.server.current import current_exchange
 from pagewood.server.errors import (
     ApiError,
     aborted,
     deadline_exceeded,
     failed,
     overloaded,
+    too_late,
     too_many_at_once,
+    too_slow_reader,
     unavailable,
 )
+from pagewood.server.forecast import Forecast, retry_after
+from pagewood.server.incidents import Incidents
+from pagewood.server.keys.caller import Caller, current_caller
+from pagewood.server.keys.quota import Quota
 from pagewood.server.links import Sender
 from pagewood.server.loads import TokenizerLoads
+from pagewood.server.unread import Unread
+
+HELD = -1
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Messages of requests without an answer that are kept to be sent again; requests beyond it are not."""
 
 Take = Callable[[int, wire.Answer], bool]
 """Takes an answer at once, with the index of its request; False: it must be queued."""
@@ -38,7 +50,7 @@ class AnswerQueue:
     __slots__ = ("_items", "_reader", "_take")
 
     def __init__(self) -> None:
-        self._items: deque[tuple[int, wire.Answer] | Exception] = deque()
+        self._items = Unread()
         self._reader: asyncio.Future[None] | None = None
         """Set while the reader waits."""  # written by: _append, get
         self._take: Take | None = None
@@ -48,16 +60,17 @@ class AnswerQueue:
         """Return whether it holds nothing."""
         return not self._items
 
-    def put(self, index: int, answer: wire.Answer) -> None:
-        """Pass an answer to the reader, or append it."""
+    def put(self, index: int, answer: wire.Answer) -> bool:
+        """Pass an answer to the reader, or append it; return whether more is unread than any reader may leave."""
         if self._take is not None:
             try:
                 if self._take(index, answer):
-                    return
+                    return False
             except Exception as error:  # it ends this reader, and no other one
                 self._append(error)
-                return
+                return False
         self._append((index, answer))
+        return self._items.is_overfull
 
     def fail(self, error: ApiError) -> None:
         """Append an error."""
@@ -85,6 +98,16 @@ class AnswerQueue:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class Repeat:
+    """The messages of a group that has got no answer. Sent again, they have other ids, and the same seeds."""
+
+    prompts: list[wire.Generate | wire.Encode]  # written by: LiveRequests
+    num_bytes: int
+    num_left: int  # written by: LiveRequests
+    """How often they may be sent again."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class LiveGroup:
     """The requests of one HTTP request. `next` returns its answers, each with the index of its request.
 
@@ -99,6 +122,10 @@ class LiveGroup:
     """The client's names of further fields of the engine, where they differ."""
     names: frozenset[str] = frozenset()
     """Names by which a client may refer to the HTTP request."""
+    caller: Caller = field(default_factory=Caller)
+    """Who sent it."""
+    quota: Quota | None = None  # written by: LiveRequests
+    """In which it is counted until it is closed."""
     queue: AnswerQueue = field(default_factory=AnswerQueue)
     open_ids: set[str] = field(default_factory=set[str])  # written by: LiveRequests
     """Requests of this group that still wait for their last answer."""
@@ -108,6 +135,8 @@ class LiveGroup:
     """Of further requests, if it was changed."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
+    repeat: Repeat | None = None  # written by: LiveRequests
+    """What can be sent again if a process dies; None: it has got an answer, or cannot be repeated."""
 
     async def next(self, take: Take | None = None) -> tuple[int, wire.Answer]:
         """Wait for the next answer that `take` does not take at once; it must take no answer with a `finish`.
@@ -128,11 +157,24 @@ class LiveGroup:
         return index, answer
 
 
+class RequestWatch(Protocol):
+    """Is notified when requests begin and end."""
+
+    def submitted(self, message: wire.NewRequest) -> None:
+        """Note that the requests of a message are sent to a tokenizer."""
+        ...
+
+    def left(self, request_id: str, *, has_failed: bool) -> None:
+        """Note that no client waits for a request any more; it may have ended before."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _LiveRequest:
     group: LiveGroup
     index: int
-    tokenizer: int
+    tokenizer: int  # written by: LiveRequests
+    """Index of the tokenizer that it was sent to; `HELD`: it waits until the server is ready again."""
     answered: bool = False  # written by: LiveRequests
 
 
@@ -145,15 +187,42 @@ class LiveRequests:
     Args:
         tokenizers: a sender to each tokenizer.
         limit: largest number of requests.
+        max_retries: how often a request without an answer is sent again after a process that held it died.
+        max_first_answer_s: requests whose first answer is predicted to take longer are refused; None: no limit.
+        incidents: where lost, repeated and refused requests are counted.
+        forecast: predicts.
+        watch: is notified when requests begin and end; None: nothing is.
     """
 
-    __slots__ = ("_ending", "_growing", "_limit", "_live", "_loads", "_tokenizers")
+    __slots__ = (
+        *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_closed", "_limit", "_live", "_loads"),
+        *("_max_first_answer_s", "_max_retries", "_num_kept_bytes", "_tokenizers", "_watch"),
+    )
 
-    def __init__(self, tokenizers: Sequence[Sender], *, limit: int) -> None:
+    def __init__(
+        self,
+        tokenizers: Sequence[Sender],
+        *,
+        limit: int,
+        max_retries: int = 0,
+        max_first_answer_s: float | None = None,
+        incidents: Incidents | None = None,
+        forecast: Forecast | None = None,
+        watch: RequestWatch | None = None,
+    ) -> None:
         if not tokenizers:
             raise ValueError("tokenizers must hold at least one sender, got 0")
+        self._max_retries = max_retries
+        self._max_first_answer_s = max_first_answer_s
+        self._incidents = Incidents() if incidents is None else incidents
+        self._forecast = Forecast() if forecast is None else forecast
+        self._num_kept_bytes = 0  # written by: submit, _drop_repeat. Of all messages that may be sent again
+        self._held: dict[LiveGroup, None] = {}  # written by: lost, resume, _drop_repeat
+        """Groups that are sent again when the server is ready, in the order of their arrival."""
+        self._is_closed = False  # written by: close_door
         self._tokenizers = tokenizers
         self._limit = limit
+        self._watch = watch
         self._live: dict[str, _LiveRequest] = {}  # written by: submit, _answer, close, _fail
         # Cancelled requests whose end the engine has not confirmed yet, with the tokenizer that got the cancellation.
         self._ending: dict[str, int] = {}  # written by: _answer, close, fail_all
@@ -171,6 +240,25 @@ class LiveRequests:
         """Requests that no client waits for, and whose end the engine has not confirmed yet."""
         return len(self._ending)
 
+    @property
+    def num_held(self) -> int:
+        """HTTP requests that are sent again when the server is ready."""
+        return len(self._held)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server takes no further requests, because it stops."""
+        return self._is_closed
+
+    @property
+    def incidents(self) -> Incidents:
+        """Where lost, repeated and refused requests are counted."""
+        return self._incidents
+
+    def close_door(self) -> None:
+        """Refuse all further requests: the server stops."""
+        self._is_closed = True
+
     def submit(
         self,
         prompts: Sequence[wire.NewRequest],
@@ -180,8 +268,11 @@ class LiveRequests:
         param_names: Mapping[str, str] | None = None,
         names: frozenset[str] = frozenset(),
         room: int = 0,
+        is_probe: bool = False,
     ) -> LiveGroup:
         """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
+
+        They get the tenant of the present caller and its namespace, and count for the quota of its key.
 
         Args:
             prompts: one message for each; the engine gets a request for each of its answers.
@@ -190,27 +281,50 @@ class LiveRequests:
             param_names: the client's names of further fields of the engine, where they differ.
             names: names by which a client may refer to the HTTP request.
             room: most requests at a time, if `extend` will add some to the group: that many stay reserved for it.
+            is_probe: whether it comes from the server itself, so that it has no limit and is not repeated.
 
         Raises:
-            ApiError: the server holds too many requests, or could never hold this many, or a prompt cannot be a
-                message; no prompt was sent.
+            ApiError: the server holds too many requests, or could never hold this many, or would answer too late, or
+                stops, the key allows no more or no such priority, or a prompt cannot be a message; no prompt was sent.
         """
+        if self._is_closed:
+            raise unavailable("The server is shutting down.", code="shutting_down")
+        caller = Caller(is_admin=True) if is_probe else current_caller()
+        prompts = _stamped(caller, prompts)
         num_requests = max(room, sum(len(prompt.request_ids) for prompt in prompts))
         if num_requests > self._limit:
             is_several = num_requests > len(prompts)
             param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
             raise too_many_at_once(num_requests, self._limit, param=param, what=what)
         num_reserved = sum(group.room - len(group.open_ids) for group in self._growing)
-        if len(self._live) + len(self._ending) + num_reserved + num_requests > self._limit:
-            raise overloaded(self._limit)
+        num_excess = len(self._live) + len(self._ending) + num_reserved + num_requests - self._limit
+        if num_excess > 0 and not is_probe:
+            self._incidents.refused["full"] += 1
+            raise overloaded(self._limit, retry_after_s=self._forecast.retry_after_s(num_excess))
+        frames = _frames(prompts)
+        num_bytes = sum(map(len, frames))
+        if self._max_first_answer_s is not None and not is_probe:
+            self._check_delay(num_bytes, max((_priority(prompt) for prompt in prompts), default=0))
         group = LiveGroup(
             prompt_param=prompt_param,
             grammar_param=grammar_param,
             param_names=param_names or {},
             names=names,
             room=room,
+            caller=caller,
         )
-        self._send(group, prompts)
+        if caller.quota is not None and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts):
+            caller.quota.admit()
+            group.quota = caller.quota
+        exchange = current_exchange.get()
+        if exchange is not None:
+            exchange.engine_ids += [request_id for prompt in prompts for request_id in prompt.request_ids]
+        if self._max_retries and not room and not is_probe and self._num_kept_bytes + num_bytes <= MAX_KEPT_BYTES:
+            repeatable = [prompt for prompt in prompts if isinstance(prompt, wire.Generate | wire.Encode)]
+            if len(repeatable) == len(prompts):
+                group.repeat = Repeat(prompts=repeatable, num_bytes=num_bytes, num_left=self._max_retries)
+                self._num_kept_bytes += num_bytes
+        self._send(group, prompts, frames)
         if room:
             self._growing.add(group)
         return group
@@ -221,13 +335,17 @@ class LiveRequests:
         assert sum(len(prompt.request_ids) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [msgspec.structs.replace(prompt, priority=group.priority) for prompt in prompts]
-        self._send(group, prompts)
+        stamped = _stamped(group.caller, prompts)
+        self._send(group, stamped, _frames(stamped))
 
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
         self._growing.discard(group)
         if group.deadline is not None:
             group.deadline.cancel()
+        if group.quota is not None:
+            group.quota.end()
+            group.quota = None
         self._cancel_all(group)
 
     def end_at(self, group: LiveGroup, deadline_s: float) -> None:
@@ -236,20 +354,78 @@ class LiveRequests:
         group.deadline = asyncio.get_running_loop().call_later(left_s, self._end, group, deadline_exceeded())
 
     def prioritize(self, name: str, priority: int) -> bool:
-        """Change the priority of the HTTP requests with that name; return whether there are any."""
-        named = [(request_id, request) for request_id, request in self._live.items() if name in request.group.names]
+        """Change the priority of the HTTP requests with that name that the present caller may change.
+
+        Returns:
+            Whether there are any.
+
+        Raises:
+            ApiError: the caller may not have that priority.
+        """
+        caller = current_caller()
+        caller.check_priority(priority)
+        named = [
+            (request_id, request)
+            for request_id, request in self._live.items()
+            if _is_named(request.group, name, caller)
+        ]
         for request_id, request in named:
-            message = wire.Prioritize(request_id=request_id, priority=priority)
-            self._tokenizers[request.tokenizer].send(wire.encode(message))
-        growing = [group for group in self._growing if name in group.names]
+            if request.tokenizer != HELD:
+                message = wire.Prioritize(request_id=request_id, priority=priority)
+                self._tokenizers[request.tokenizer].send(wire.encode(message))
+        for group in {request.group for _, request in named}:
+            if group.repeat is not None:
+                group.repeat.prompts = [_prioritized(prompt, priority) for prompt in group.repeat.prompts]
+        growing = [group for group in self._growing if _is_named(group, name, caller)]
         for group in growing:
             group.priority = priority
         return bool(named or growing)
 
+    def hold(self, name: str, mode: Literal["in_place", "retract", "resume"]) -> int:
+        """Pause the HTTP requests with that name, or go on with them; return how many requests they have now.
+
+        Those that wait to be sent again after a death are not counted, and not paused.
+
+        A group that gets further requests gets none while those that it has are paused.
+        """
+        named = [
+            (request_id, request)
+            for request_id, request in self._live.items()
+            if name in request.group.names and request.tokenizer != HELD
+        ]
+        for request_id, request in named:
+            message = wire.Hold(request_id=request_id, mode=mode)
+            self._tokenizers[request.tokenizer].send(wire.encode(message))
+        return len(named)
+
+    def watch(self, message: wire.Watch) -> None:
+        """Send the engine a message that has no answer; it takes the way of the requests."""
+        self._tokenizers[0].send(wire.encode(message))
+
+    def names(self, request_id: str) -> frozenset[str]:
+        """Return the names by which a client may refer to the HTTP request of a request; none if it has ended."""
+        request = self._live.get(request_id)
+        return frozenset() if request is None else request.group.names
+
+    def named_like(self, text: str, *, limit: int) -> list[str]:
+        """Return the ids of up to `limit` requests with a text in one of their names, in any case."""
+        text = text.lower()
+        found = (
+            request_id
+            for request_id, request in self._live.items()
+            if any(text in name.lower() for name in (request_id, *request.group.names))
+        )
+        return list(itertools.islice(found, limit))
+
     def abort(self, name: str) -> int:
-        """End the HTTP requests with that name; each gets an error. Return how many there are."""
+        """End the HTTP requests with that name that the present caller may end; each gets an error.
+
+        Returns:
+            How many there are.
+        """
+        caller = current_caller()
         groups = {request.group for request in self._live.values()} | self._growing
-        named = [group for group in groups if name in group.names]
+        named = [group for group in groups if _is_named(group, name, caller)]
         for group in named:
             self._end(group, aborted())
         return len(named)
@@ -260,25 +436,60 @@ class LiveRequests:
         for answer in answers.answers:
             request = live.get(answer.request_id)
             if request is not None and request.answered and answer.finish is None:
-                request.group.queue.put(request.index, answer)
+                if request.group.queue.put(request.index, answer):
+                    self._incidents.num_slow_readers += 1
+                    self._end(request.group, too_slow_reader())
             else:
                 self._answer(answer, request)
 
     def tokenizer_lost(self, tokenizer: int) -> None:
-        """Fail the requests that were in a tokenizer that died, and repeat the cancellations that were in it."""
+        """Send what was in a tokenizer that died to a tokenizer again: requests once, cancellations always.
+
+        Requests that cannot be sent again fail.
+        """
         error = unavailable("The tokenizer of this request died.", code="tokenizer_lost")
         self._loads.clear(tokenizer)
-        for request_id, request in tuple(self._live.items()):
-            if request.tokenizer == tokenizer and not request.answered:
+        lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
+        for group in dict.fromkeys(request.group for _, request in lost):
+            if group.repeat is not None and group.repeat.num_left:
+                again = self._renamed(group, lambda request: request.tokenizer == tokenizer)
+                self._send_again(group, again)
+        for request_id, _ in lost:
+            if request_id in self._live:
+                self._incidents.num_lost += 1
                 self._fail(request_id, error)
         for request_id, cancelled_at in self._ending.items():
             if cancelled_at == tokenizer:
                 self._send_cancel(request_id, tokenizer)
 
+    def lost(self, error: ApiError) -> None:
+        """The engine or the detokenizer died, so no later end of a request can be trusted: fail what was answered.
+
+        Requests whose client has got nothing are held, and sent again by `resume` when the server is ready.
+        """
+        for group in dict.fromkeys(request.group for request in self._live.values()):
+            if group.repeat is not None and group.repeat.num_left and group not in self._held:
+                self._renamed(group, lambda request: True)
+                self._held[group] = None
+        self._fail_all(error, but_held=True)
+
+    def resume(self) -> None:
+        """Send the requests that are held: the server is ready again."""
+        while self._held:
+            group = next(iter(self._held))
+            del self._held[group]
+            assert group.repeat is not None
+            self._send_again(group, group.repeat.prompts)
+
     def fail_all(self, error: ApiError) -> None:
-        """Fail all requests: the engine or the detokenizer died, so no later end of a request can be trusted."""
-        for request_id in tuple(self._live):
-            self._fail(request_id, error)
+        """Fail all requests, those that are held, too."""
+        self._fail_all(error, but_held=False)
+
+    def _fail_all(self, error: ApiError, *, but_held: bool) -> None:
+        for request_id, request in tuple(self._live.items()):
+            if not (but_held and request.tokenizer == HELD):
+                self._incidents.num_lost += but_held
+                self._fail(request_id, error)
         for group in self._growing:  # between two steps it has no request that could fail
             group.queue.fail(error)
         self._ending.clear()
@@ -294,28 +505,102 @@ class LiveRequests:
             if answer.request_id in self._live:
                 self._fail(answer.request_id, error)
 
-    def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest]) -> None:
+    def _check_delay(self, num_bytes: int, priority: int) -> None:
+        """Refuse a request that would get its first answer too late.
+
+        Raises:
+            ApiError: it would, by what was measured.
+        """
+        assert self._max_first_answer_s is not None
+        wait_s = self._forecast.first_answer_s(num_bytes=num_bytes, priority=priority)
+        if wait_s is not None and wait_s > self._max_first_answer_s and self._live:
+            self._incidents.refused["late"] += 1
+            raise too_late(
+                wait_s, self._max_first_answer_s, retry_after_s=retry_after(wait_s - self._max_first_answer_s)
+            )
+
+    def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], frames: Sequence[bytes]) -> None:
         indices = itertools.count()
-        for prompt, frame in zip(prompts, _frames(prompts), strict=True):
-            tokenizer = self._loads.add(prompt.request_id, len(frame))
+        for prompt, frame in zip(prompts, frames, strict=True):
+            tokenizer = self._dispatch(prompt, frame)
             for request_id in prompt.request_ids:
                 self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
                 group.open_ids.add(request_id)
-            self._tokenizers[tokenizer].send(frame)
+
+    def _dispatch(self, prompt: wire.NewRequest, frame: bytes) -> int:
+        """Send a message to the tokenizer with the least to do, and return its index."""
+        if self._watch is not None:
+            self._watch.submitted(prompt)
+        tokenizer = self._loads.add(prompt.request_id, len(frame))
+        self._forecast.sent(prompt.request_id, num_bytes=len(frame), priority=_priority(prompt))
+        self._tokenizers[tokenizer].send(frame)
+        return tokenizer
+
+    def _renamed(
+        self, group: LiveGroup, is_lost: Callable[[_LiveRequest], bool]
+    ) -> Sequence[wire.Generate | wire.Encode]:
+        """Give the lost requests of a group new ids, cancel the old ones, and return the prompts with the new ids.
+
+        An old one may still be on its way, and nothing of it may be mistaken for an answer to the new one.
+        """
+        repeat = group.repeat
+        assert repeat is not None
+        found: list[wire.Generate | wire.Encode] = []
+        prompts: list[wire.Generate | wire.Encode] = []
+        for prompt in repeat.prompts:
+            if not is_lost(self._live[prompt.request_id]):
+                prompts.append(prompt)
+                continue
+            new_ids: list[str] = []
+            for request_id in prompt.request_ids:
+                request = self._forget(request_id)
+                self._send_cancel(request_id, request.tokenizer)
+                new_ids.append(new_request_id("req"))
+                self._live[new_ids[-1]] = _LiveRequest(group=group, index=request.index, tokenizer=HELD)
+                group.open_ids.add(new_ids[-1])
+            changes: dict[str, object] = {"request_id": new_ids[0]}
+            if len(new_ids) > 1:
+                changes["sibling_ids"] = tuple(new_ids[1:])
+            found.append(msgspec.structs.replace(prompt, **changes))
+            prompts.append(found[-1])
+        repeat.prompts = prompts
+        return found
+
+    def _send_again(self, group: LiveGroup, prompts: Sequence[wire.Generate | wire.Encode]) -> None:
+        assert group.repeat is not None
+        group.repeat.num_left -= 1
+        for prompt, frame in zip(prompts, _frames(prompts), strict=True):
+            tokenizer = self._dispatch(prompt, frame)
+            for request_id in prompt.request_ids:
+                self._live[request_id].tokenizer = tokenizer
+                self._incidents.num_retried += 1
+
+    def _drop_repeat(self, group: LiveGroup) -> None:
+        """Keep a group's messages no longer."""
+        if group.repeat is not None:
+            self._num_kept_bytes -= group.repeat.num_bytes
+            group.repeat = None
+            self._held.pop(group, None)
 
     def _answer(self, answer: wire.Answer, request: _LiveRequest | None) -> None:
         """Pass on the first or the last answer of a request, or one that no client waits for."""
         self._loads.remove(answer.request_id)
+        self._forecast.begun(answer.request_id)
         if answer.ended:
             self._ending.pop(answer.request_id, None)
         if request is None:
+            if answer.ended:
+                self._forecast.ended(num_left=len(self._live) + len(self._ending))
             return
         request.answered = True
+        self._drop_repeat(request.group)
         request.group.queue.put(request.index, answer)
         if answer.finish is not None:
             self._forget(answer.request_id)
             if not answer.ended:  # ended by a stop string, which the engine does not know
                 self._cancel(answer.request_id, request)
+            else:
+                self._forecast.ended(num_left=len(self._live) + len(self._ending))
 
     def _end(self, group: LiveGroup, error: ApiError) -> None:
         """Cancel the open requests of a group, whose client gets an error."""
@@ -323,26 +608,42 @@ class LiveRequests:
         group.queue.fail(error)
 
     def _cancel_all(self, group: LiveGroup) -> None:
+        self._drop_repeat(group)
         for request_id in tuple(group.open_ids):
             self._cancel(request_id, self._forget(request_id))
 
     def _fail(self, request_id: str, error: ApiError) -> None:
         """End a request for its client, and cancel it: it may still be on its way to the engine."""
-        request = self._forget(request_id)
+        request = self._forget(request_id, has_failed=True)
+        self._drop_repeat(request.group)
         request.group.queue.fail(error)
         self._send_cancel(request_id, request.tokenizer)
 
     def _cancel(self, request_id: str, request: _LiveRequest) -> None:
-        self._ending[request_id] = request.tokenizer
+        if request.tokenizer != HELD:
+            self._ending[request_id] = request.tokenizer
         self._send_cancel(request_id, request.tokenizer)
 
     def _send_cancel(self, request_id: str, tokenizer: int) -> None:
+        self._forecast.dropped(request_id)
+        if tokenizer == HELD:
+            return
         self._tokenizers[tokenizer].send(wire.encode(wire.Cancel(request_id=request_id)))
 
-    def _forget(self, request_id: str) -> _LiveRequest:
+    def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
+        if self._watch is not None:
+            self._watch.left(request_id, has_failed=has_failed)
         request = self._live.pop(request_id)
         request.group.open_ids.discard(request_id)
         return request
+
+
+def _priority(prompt: wire.NewRequest) -> int:
+    return prompt.priority if isinstance(prompt, wire.Generate) else 0
+
+
+def _prioritized(prompt: wire.Generate | wire.Encode, priority: int) -> wire.Generate | wire.Encode:
+    return msgspec.structs.replace(prompt, priority=priority) if isinstance(prompt, wire.Generate) else prompt
 
 
 def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:
@@ -363,3 +664,12 @@ def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:
 def new_request_id(prefix: str) -> str:
     """Return a unique id, such as `chatcmpl-8c1f...`."""
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def _stamped(caller: Caller, prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
+    return [caller.stamped(prompt) for prompt in prompts]
+
+
+def _is_named(group: LiveGroup, name: str, caller: Caller) -> bool:
+    """Return whether a group has that name, and is one that the caller may change."""
+    return name in group.names and caller.owns(group.caller.tenant)

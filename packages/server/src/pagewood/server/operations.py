@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from pagewood.server.errors import ErrorEnvelope
 from pagewood.server.formats import EVENTS
+from pagewood.server.keys.caller import for_admins
 
 _CONVERTER = re.compile(r":\w+}")
 
@@ -54,6 +55,8 @@ class Operation:
     """Fields of the body that have no effect, whatever their value."""
     answer: Any
     """Type of the JSON answer, as msgspec encodes it; None: there are only errors."""
+    answer_type: str = "application/json"
+    """Content type of the answer."""
     event: Any = None
     """Type of the data of each event or line, if the answer can be a stream."""
     stream: str = EVENTS
@@ -67,6 +70,10 @@ class Operation:
     """Of errors, beyond those that every operation of its method has."""
     busy_status: int = 503
     """Of an error for which other protocols have 503."""
+    admin: bool = False
+    """Whether only admins may use it: callers with an admin key, or all callers of a local server without keys."""
+    is_open: bool = False
+    """Whether it needs no key; its paths have no parameters."""
 
     @property
     def public_paths(self) -> list[str]:
@@ -75,7 +82,13 @@ class Operation:
 
     def routes(self) -> list[Route]:
         """Return its routes."""
-        return [Route(path, self.endpoint, methods=[self.method]) for path in (self.path, *self.aliases)]
+        endpoint = for_admins(self.endpoint) if self.admin else self.endpoint
+        return [Route(path, endpoint, methods=[self.method]) for path in (self.path, *self.aliases)]
+
+
+def open_paths_of(operations: Sequence[Operation]) -> frozenset[str]:
+    """Return the paths that need no key."""
+    return frozenset(path for one in operations if one.is_open for path in (one.path, *one.aliases))
 
 
 def routes_of(operations: Sequence[Operation]) -> list[Route]:

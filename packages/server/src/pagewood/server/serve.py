@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,47 +24,67 @@ import zmq
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.folder import default_sampling
 from pagewood.engine.vector_recipe import VectorRecipe, read_vector_recipe
-from pagewood.server import wire
-from pagewood.server.child import STOP_GRACE_S, Settings
+from pagewood.server import __version__, wire
+from pagewood.server.child import STOP_GRACE_S, Settings, register_dump
 from pagewood.server.config import ServeConfig
 from pagewood.server.console import Console
 from pagewood.server.errors import unavailable
+from pagewood.server.incidents import Incidents, Recovery
+from pagewood.server.keys.file import read_keys
+from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.key import ApiKey
 from pagewood.server.links import ZmqSender, address
 from pagewood.server.live import LiveRequests
+from pagewood.server.logs import announce
+from pagewood.server.metrics.metrics import Metrics
+from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.pump import AnswerPump
+from pagewood.server.shutdown import Shutdown
 from pagewood.server.status import EngineStatus
 from pagewood.server.supervisor import Stage, Supervisor
+from pagewood.server.watchdog import Watchdog
 
 # The HTTP stack takes long to import. It is imported once the child processes run, which take longer.
 if TYPE_CHECKING:
-    import uvicorn
-
     from pagewood.server.app import Frontend
+    from pagewood.server.tracing import Tracing
 
-LAST_ANSWERS_S = 2
-"""How long requests may continue when the server stops."""
 LAST_WORDS_S = 2
-"""How long sending the errors of the remaining requests may then take."""
+"""How long sending the errors of the remaining requests may take when the time for draining is over."""
 FLUSH_GRACE_S = 20
 """How long the engine may then write KV to its disk cache. KV that is not written by then is computed again."""
-STOP_POLL_S = 0.1
 BACKLOG = 2048
+EXIT_FAILED = 1
+"""Exit code of a server that could not start, or cannot receive answers."""
+EXIT_CRASH_LOOP = 3
+"""Exit code of a server one of whose processes kept dying."""
 
 ENGINE = Stage(name="engine", module="pagewood.server.engine_process", computes=True)
 DETOKENIZER = Stage(name="detokenizer", module="pagewood.server.detokenizer_process", computes=False)
 HTTP = "http"
+
+_log = logging.getLogger(__name__)
 
 
 def run_server(config: ServeConfig) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit code of the process.
 
     Raises:
-        ValueError: the address is taken, or a file in the model's folder cannot be read.
+        ValueError: the address is taken, or a file of the model, of keys or of the certificate cannot be read.
     """
+    check_certificate(config.tls_cert, config.tls_key)
+    gate = KeyGate(_keys(config), is_local=config.is_local)
+    if config.has_keys and config.tls_cert is None and not config.is_local:
+        _log.warning("keys and prompts travel unencrypted; give --tls-cert and --tls-key, or put a TLS proxy before it")
+    if config.insecure_no_keys and not config.is_local:
+        _log.warning("everyone who reaches %s port %d can use the model", config.host, config.port)
     listening = bind(config.host, config.port)
+    hidden = ("engine", "api_keys")
+    settings = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in hidden}
+    _log.info("server: %s", ", ".join(f"{name}={value}" for name, value in settings.items()))
     defaults, recipe = default_sampling(config.model_folder), read_vector_recipe(config.model_folder)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
-        return runner.run(_serve(config, defaults, recipe, listening, folder))
+        return runner.run(_serve(config, gate, defaults, recipe, listening, folder))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -92,19 +115,46 @@ def private_folder() -> Generator[Path]:
 
 
 async def _serve(
-    config: ServeConfig, defaults: SamplingParams, recipe: VectorRecipe, listening: socket.socket, folder: Path
+    config: ServeConfig,
+    gate: KeyGate,
+    defaults: SamplingParams,
+    recipe: VectorRecipe,
+    listening: socket.socket,
+    folder: Path,
 ) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
     senders = [ZmqSender(context, address(folder, stage.name)) for stage in tokenizers]
-    live = LiveRequests(senders, limit=config.engine.num_rows + config.max_queued)
+    incidents = Incidents()
+    tracing = _tracing(config)
+    metrics = None
+    if config.metrics:
+        metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=config.metrics_compat, incidents=incidents)
+    live = LiveRequests(
+        senders,
+        limit=config.engine.num_rows + config.max_queued,
+        max_retries=config.max_retries,
+        max_first_answer_s=config.max_ttft_s,
+        incidents=incidents,
+        watch=None if metrics is None else metrics.requests,
+    )
     status = EngineStatus()
-    console = Console(url=_url(listening), model_name=config.served_model_name)
-    failures: list[str] = []
+    recovery = Recovery(status, incidents)
+    shutdown = Shutdown(live, drain_s=config.drain_s, incidents=incidents)
+    console = Console(
+        url=_url(listening, is_encrypted=config.tls_cert is not None), model_name=config.served_model_name
+    )
+    failures: list[tuple[int, str]] = []
 
-    def give_up(why: str) -> None:
-        failures.append(why)
-        signal.raise_signal(signal.SIGTERM)
+    def give_up(why: str, code: int = EXIT_FAILED) -> None:
+        failures.append((code, why))
+        shutdown.begin(at_once=True)
+
+    def end_at_once(number: int) -> None:
+        """End without waiting for anything, and leave nothing behind."""
+        supervisor.kill_all()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(128 + number)
 
     def on_death(stage: Stage, next_incarnation: int) -> None:
         """Fail the requests that were in a process that died."""
@@ -117,8 +167,9 @@ async def _serve(
             status.lost(next_incarnation=next_incarnation)
         else:
             status.relay_lost(next_incarnation=next_incarnation)
+        recovery.began()
         show(console, status)
-        live.fail_all(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
+        live.lost(unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost"))
 
     supervisor = Supervisor(
         [ENGINE, DETOKENIZER, *tokenizers],
@@ -126,8 +177,18 @@ async def _serve(
         was_ready=lambda: status.model is not None,
         on_death=on_death,
         on_failure=give_up,
+        on_crash_loop=lambda why: give_up(why, EXIT_CRASH_LOOP),
+        useful_s=lambda stage: status.seconds_since_first_pulse if stage is ENGINE else None,
+        max_quick_deaths=config.max_quick_deaths,
+        incidents=incidents,
     )
-    with StopSignals() as signals:
+    watchdog = Watchdog(
+        status, limit_s=config.watchdog_s, incidents=incidents, dump=supervisor.dump_stacks, kill=supervisor.kill
+    )
+    register_dump()
+    if config.api_key_file is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_keys, gate, config)
+    with StopSignals(begin=shutdown.begin, end_at_once=end_at_once):
         supervisor.start()
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -137,10 +198,15 @@ async def _serve(
             from pagewood.server.app import Frontend
             from pagewood.server.bodies import Bodies
             from pagewood.server.connections import Connections
+            from pagewood.server.dashboard.live_data import Watchers
             from pagewood.server.http_server import http_server
             from pagewood.server.service import Service
 
             limits = config.http_limits()
+            connections = Connections(limits)
+            if metrics is not None:
+                metrics.processes = lambda: {HTTP: os.getpid(), **supervisor.pids()}
+                metrics.num_connections = lambda: len(connections)
             frontend = Frontend(
                 service=Service(
                     live=live,
@@ -150,23 +216,32 @@ async def _serve(
                     model_name=config.served_model_name,
                     template=ResponseTemplate.from_folder(config.model_folder),
                     recipe=recipe,
+                    metrics=metrics,
+                    watchers=Watchers(shows_text=config.dashboard_text),
                 ),
                 limits=limits,
                 access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
-                connections=Connections(limits),
+                connections=connections,
+                gate=gate,
+                tracing=tracing,
+                folder=folder,
             )
-            server = http_server(frontend, stop_grace_s=LAST_ANSWERS_S + LAST_WORDS_S)
-            signals.attach(server)
+            server = http_server(
+                frontend,
+                stop_grace_s=LAST_WORDS_S,
+                tls_cert=config.tls_cert,
+                tls_key=config.tls_key,
+            )
             pump = AnswerPump(
                 address(folder, HTTP),
-                take=lambda message: _take(message, frontend, console),
+                take=lambda message: _take(message, frontend, console, recovery),
                 fail=live.fail,
                 fail_all=live.fail_all,
                 give_up=give_up,
             )
             gc.collect()
             gc.freeze()  # a full collection would visit every module
-            tasks += [asyncio.create_task(pump.run()), asyncio.create_task(_fail_last_requests(server, frontend))]
+            tasks += [asyncio.create_task(work) for work in (pump.run(), shutdown.run(server), watchdog.run())]
             await server.serve(sockets=[listening])
         finally:
             await supervisor.stop()
@@ -176,9 +251,20 @@ async def _serve(
             for sender in senders:
                 sender.close()
             context.term()
-    for why in failures:
-        print(f"pagewood: error: {why}", file=sys.stderr)
-    return 1 if failures else 0
+            if tracing is not None:
+                await asyncio.to_thread(tracing.stop)
+    for _, why in failures:
+        announce(f"error: {why}")
+    return max((code for code, _ in failures), default=0)
+
+
+def _tracing(config: ServeConfig) -> Tracing | None:
+    """Return what traces requests, if the configuration asks for it."""
+    if config.otlp_endpoint is None:
+        return None
+    from pagewood.server.tracing import Tracing
+
+    return Tracing(config.otlp_endpoint, model_name=config.served_model_name, version=__version__)
 
 
 def _tokenizer_stage(index: int) -> Stage:
@@ -196,6 +282,8 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
         incarnation=incarnation,
         stop_grace_s=FLUSH_GRACE_S if is_flushing else STOP_GRACE_S,
         log_level=config.log_level,
+        log_format=config.log_format,
+        measures=config.metrics,
         engine=config.engine,
         kv_events=config.kv_events,
         kv_events_replay=config.kv_events_replay,
@@ -203,24 +291,30 @@ def _settings(config: ServeConfig, folder: Path, stage: Stage, incarnation: int)
     )
 
 
-def _take(message: wire.ToHttp, frontend: Frontend, console: Console) -> None:
+def _take(message: wire.ToHttp, frontend: Frontend, console: Console, recovery: Recovery) -> None:
     frontend.take(message)
-    if not isinstance(message, wire.Answers):
+    if not isinstance(message, wire.Answers | wire.Snapshot):
+        recovery.check()
         show(console, frontend.service.status)
 
 
 class StopSignals:
-    """While entered, SIGINT and SIGTERM stop the server and do nothing else.
+    """While entered, the first SIGINT or SIGTERM begins the end of the server, and the second ends it at once.
 
-    uvicorn handles them only while it runs, and raises the signal again afterwards. Without these handlers, that would
-    end this process before it has ended its children. A signal that comes earlier is passed to the server later.
+    They are also handled where a shell has them ignored, as it does with SIGINT for background jobs.
+
+    Args:
+        begin: called from the event loop at the first signal.
+        end_at_once: called from the signal handler with the number of the second signal.
     """
 
-    __slots__ = ("_before", "_pending", "_server")
+    __slots__ = ("_before", "_begin", "_end_at_once", "_has_begun", "_loop")
 
-    def __init__(self) -> None:
-        self._server: uvicorn.Server | None = None  # written by: attach
-        self._pending: list[int] = []  # written by: _stop
+    def __init__(self, *, begin: Callable[[], None], end_at_once: Callable[[int], None]) -> None:
+        self._begin = begin
+        self._end_at_once = end_at_once
+        self._loop = asyncio.get_running_loop()
+        self._has_begun = False  # written by: _stop
         self._before: list[tuple[int, Any]] = []  # written by: __enter__
 
     def __enter__(self) -> StopSignals:
@@ -233,25 +327,12 @@ class StopSignals:
         for number, handler in self._before:
             signal.signal(number, handler)
 
-    def attach(self, server: uvicorn.Server) -> None:
-        """Pass all signals to `server`, the earlier ones, too."""
-        self._server = server
-        for number in self._pending:
-            server.handle_exit(number, None)
-
     def _stop(self, number: int, frame: object) -> None:
-        if self._server is None:
-            self._pending.append(number)
+        if self._has_begun:
+            self._end_at_once(number)
         else:
-            self._server.handle_exit(number, None)
-
-
-async def _fail_last_requests(server: uvicorn.Server, frontend: Frontend) -> None:
-    """When the server stops, end the remaining requests with an error; uvicorn would cut their connections."""
-    while not server.should_exit:
-        await asyncio.sleep(STOP_POLL_S)
-    await asyncio.sleep(LAST_ANSWERS_S)
-    frontend.service.live.fail_all(unavailable("The server is shutting down.", code="shutting_down"))
+            self._has_begun = True
+            self._loop.call_soon_threadsafe(self._begin)
 
 
 def show(console: Console, status: EngineStatus) -> None:
@@ -267,6 +348,45 @@ def show(console: Console, status: EngineStatus) -> None:
                     os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def _url(listening: socket.socket) -> str:
+def check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Check that a certificate can be used, before any process is started.
+
+    Raises:
+        ValueError: a file cannot be read, or the key has a passphrase or is not the certificate's.
+    """
+    if certificate is None:
+        return
+
+    def no_passphrase() -> str:
+        raise ValueError(f"tls_key must have no passphrase, got {key}")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=no_passphrase)
+    except OSError as error:  # ssl.SSLError is one
+        raise ValueError(f"tls_cert and tls_key cannot be used ({certificate}, {key}): {error}") from error
+
+
+def _keys(config: ServeConfig) -> list[ApiKey]:
+    """Return all keys of a server.
+
+    Raises:
+        ValueError: their file cannot be read or is wrong.
+    """
+    return [*config.api_keys, *(() if config.api_key_file is None else read_keys(config.api_key_file))]
+
+
+def reload_keys(gate: KeyGate, config: ServeConfig) -> None:
+    """Read the keys again. If their file is wrong, the server keeps those that it has."""
+    try:
+        keys = _keys(config)
+        gate.replace(keys)
+    except ValueError as error:
+        _log.error("the API keys stay as they were: %s", error)
+    else:
+        _log.info("the server has %d API keys", len(keys))
+
+
+def _url(listening: socket.socket, *, is_encrypted: bool) -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_encrypted else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -16,10 +16,12 @@ from pagewood.engine.text import ResponseTemplate
 from pagewood.engine.vector_recipe import VectorRecipe
 from pagewood.server import wire
 from pagewood.server.bodies import Bodies
+from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.errors import ApiError, unavailable
 from pagewood.server.exchange import exchange_of
 from pagewood.server.formats import Format
 from pagewood.server.live import LiveRequests, new_request_id
+from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.respond import GroupResponse
 from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.tools import Tools
@@ -63,6 +65,8 @@ class Generation:
     tag: str = ""
     namespace: str | None = None
     """Requests share cached prefixes only within a namespace."""
+    retain_s: float | None = None
+    """Seconds after its end for which its text is likely to return; 0: it will not, None: nothing is known."""
     stream: bool = False
 
 
@@ -80,8 +84,12 @@ class Service:
     """How answers of the model are read; None: they are plain text."""
     recipe: VectorRecipe = field(default_factory=VectorRecipe)
     """How vectors and scores are made."""
+    watchers: Watchers = field(default_factory=Watchers)
+    """Those who watch the engine."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time, seconds."""
+    metrics: Metrics | None = None
+    """None: nothing is measured."""
 
     async def body(self, request: Request, *, is_declared: bool = True) -> bytes:
         """Return the JSON body of a request.
@@ -152,13 +160,16 @@ class Service:
                     is_scoring=generation.is_scoring,
                     reports_tokens=generation.reports_tokens,
                     explains=generation.explains,
+                    explains_admission=self.metrics is not None,
                     reading=reading,
                     namespace=generation.namespace,
                     priority=generation.priority,
                     service_class=generation.service_class,
                     tag=generation.tag,
                     deadline_s=generation.deadline_s,
+                    retain_s=generation.retain_s,
                     max_length=model.max_length,
+                    names=tuple(sorted(names)),
                 )
                 for prompt in generation.prompts
             ],
@@ -201,7 +212,10 @@ class Service:
         return np.frombuffer(tokens, dtype="<i4")
 
     async def ask(
-        self, message: wire.Encode | wire.Flush | wire.Pause | wire.Resume, *, prompt_param: str = ""
+        self,
+        message: wire.Encode | wire.Flush | wire.Pause | wire.Resume | wire.Retain | wire.Profile,
+        *,
+        prompt_param: str = "",
     ) -> wire.Answer:
         """Send a message that has one answer, and return the answer.
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pagewood.server import wire
+from pagewood.server.measurement import Measurement
 
 SILENT_LIMIT_S = 60.0
 """The engine process counts as stuck after this time without a pulse; one of its threads sends one per second."""
 STEP_LIMIT_S = 900.0
 """The engine counts as stuck if one step takes longer. Under heavy load a step may take minutes."""
+FROZEN_LIMIT_S = 60.0
+"""The engine counts as stuck if no waiting request is admitted for this long although nothing runs."""
 
 
 class EngineState(Enum):
@@ -32,22 +35,32 @@ class EngineStatus:
         clock: seconds.
         silent_limit_s: the engine is stalled if no pulse has come for this long.
         step_limit_s: the engine is stalled if one step takes this long.
+        frozen_limit_s: the engine is stalled if admission is frozen for this long.
     """
 
     clock: Callable[[], float] = time.monotonic
     silent_limit_s: float = SILENT_LIMIT_S
     step_limit_s: float = STEP_LIMIT_S
+    frozen_limit_s: float = FROZEN_LIMIT_S
     incarnation: int = 0  # written by: lost
     """The engine process that counts; messages of earlier ones are dropped."""
     model: wire.Model | None = None  # written by: take
     counters: dict[str, int] = field(default_factory=dict[str, int])  # written by: take, lost
     speculation: wire.Speculation | None = None  # written by: take, lost
     """Counts of speculation; None: the engine does not speculate, or has sent no pulse."""
+    measurement: Measurement | None = None  # written by: take, lost
+    """None: the engine does not measure, or has sent no pulse."""
     loading: wire.Loading | None = None  # written by: take, lost
     pulse_s: float | None = None  # written by: take, lost, relay_lost
     """When the last pulse of this incarnation came; None before the first."""
     step_s: float = 0.0  # written by: take, lost
     """How long the present step had taken at the last pulse, if it is a long one."""
+    is_in_device: bool = False  # written by: take, lost
+    """Whether the engine's thread was in the runner at that pulse, if the step is a long one."""
+    frozen_s: float = 0.0  # written by: take, lost
+    """How long admission had been frozen at the last pulse."""
+    first_pulse_s: float | None = None  # written by: take, lost
+    """When the first pulse of this engine process came; None before it."""
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
     is_cut_off: bool = False  # written by: take, relay_lost
@@ -66,17 +79,25 @@ class EngineStatus:
                 self.model = message.model
                 self.counters = message.counters
                 self.speculation = message.speculation
+                self.measurement = message.measurement
                 self.pulse_s = self.clock()
+                self.first_pulse_s = self.first_pulse_s or self.pulse_s
                 self.step_s = message.step_s
+                self.is_in_device = message.is_in_device
+                self.frozen_s = message.frozen_s
 
     def lost(self, *, next_incarnation: int) -> None:
         """Note that the engine process died, and expect the next one."""
         self.incarnation = next_incarnation
         self.counters = {}
         self.speculation = None
+        self.measurement = None
         self.loading = None
         self.pulse_s = None
+        self.first_pulse_s = None
         self.step_s = 0.0
+        self.is_in_device = False
+        self.frozen_s = 0.0
 
     def relay_lost(self, *, next_incarnation: int) -> None:
         """Note that the detokenizer process died.
@@ -94,6 +115,11 @@ class EngineStatus:
         return None if self.pulse_s is None else self.clock() - self.pulse_s
 
     @property
+    def seconds_since_first_pulse(self) -> float:
+        """How long this engine process has been able to serve; 0 before its first pulse."""
+        return 0.0 if self.first_pulse_s is None else self.clock() - self.first_pulse_s
+
+    @property
     def state(self) -> EngineState:
         """Whether the engine can serve."""
         silent_s = self.seconds_since_pulse
@@ -101,7 +127,9 @@ class EngineStatus:
             return EngineState.DOWN
         if silent_s is None:
             return EngineState.DOWN if self.incarnation and self.loading is None else EngineState.STARTING
-        is_stalled = silent_s > self.silent_limit_s or self.step_s > self.step_limit_s
+        is_stalled = (
+            silent_s > self.silent_limit_s or self.step_s > self.step_limit_s or self.frozen_s > self.frozen_limit_s
+        )
         return EngineState.STALLED if is_stalled else EngineState.READY
 
     @property
@@ -118,6 +146,8 @@ class EngineStatus:
                 return "serving"
             case EngineState.STALLED if self.step_s > self.step_limit_s:
                 return f"the engine has computed one step for {self.step_s:.0f} s"
+            case EngineState.STALLED if self.frozen_s > self.frozen_limit_s:
+                return f"the engine has admitted no waiting request for {self.frozen_s:.0f} s"
             case EngineState.STALLED:
                 return f"the engine has been silent for {self.seconds_since_pulse:.0f} s"
             case EngineState.DOWN if self.is_cut_off:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
@@ -22,6 +25,7 @@ from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.core.speculation import Drafting
 from pagewood.engine.folder import default_sampling
 from pagewood.engine.grammars import grammar_compiler
+from pagewood.engine.profiling import Profile
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE
 from pagewood.engine.text import Tokenizer
@@ -31,19 +35,39 @@ from pagewood.server.access import AccessRules
 from pagewood.server.app import Frontend
 from pagewood.server.bodies import Bodies
 from pagewood.server.connections import Connections
+from pagewood.server.dashboard.live_data import Watchers
+from pagewood.server.dashboard.snapshots import Snapshots
 from pagewood.server.detokenizing import run_detokenizer
-from pagewood.server.engine_side import PULSE_IDLE_S, EngineInbox, EngineOutbox, Heartbeat, log_speculation, pulse_of
+from pagewood.server.engine_side import (
+    PULSE_IDLE_S,
+    EngineInbox,
+    EngineOutbox,
+    Heartbeat,
+    SharedSender,
+    log_speculation,
+    pulse_of,
+)
+from pagewood.server.incidents import Incidents
+from pagewood.server.keys.gate import KeyGate
 from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
+from pagewood.server.metrics.metrics import COMPAT, Metrics
+from pagewood.server.metrics.requests import RequestMetrics
+from pagewood.server.profiles import Profiles
 from pagewood.server.service import Service
 from pagewood.server.status import EngineState, EngineStatus
 from pagewood.server.tokenizing import run_tokenizer
+
+if TYPE_CHECKING:
+    from pagewood.server.tracing import Tracing
 
 MAX_LENGTH = 400
 NUM_PAGES = 100
 NUM_ROWS = 8
 EOS_ID = 257
+PROFILE_SPEED = 1000.0
+"""Seconds of a profile in one second."""
 EOS = "<|end|>"
 TOOLS_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>tools\\n' + tools | tojson + '<|end|>' }}{% endif %}
@@ -175,38 +199,62 @@ class MemoryServer:
         grammars: bool = False,
         max_length: int = MAX_LENGTH,
         num_pages: int = NUM_PAGES,
+        retained_share: float = 0.0,
         recipe: VectorRecipe | None = None,
         makes_vectors: bool = True,
         host: str = "memory",
+        model_name: str = "echo",
+        gate: KeyGate | None = None,
+        max_retries: int = 0,
+        max_ttft_s: float | None = None,
+        tracing: Tracing | None = None,
+        dashboard_text: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._script = script
         self._max_length = max_length
         self._num_pages = num_pages
+        self._retained_share = retained_share
         self._makes_vectors = makes_vectors
         self._grammar_folder = folder if grammars else None
         self.gate = Gate()
         self._pulse_interval_s = pulse_interval_s
         self._drafting = drafting
+        self._profile_folder = Path(mkdtemp())
+        self._remove_profiles = weakref.finalize(self, shutil.rmtree, self._profile_folder, ignore_errors=True)
         self._stopped = threading.Event()
         self._links = [MemoryLink(stopping=self._stopped.is_set) for _ in range(4)]
         self._to_tokenizer, self._to_engine, self._to_detokenizer, self._to_http = self._links
         limits = limits or HttpLimits(max_body_bytes=100_000)
+        incidents = Incidents()
+        self.metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=COMPAT, incidents=incidents)
         self.service = Service(
-            live=LiveRequests([self._to_tokenizer], limit=limit),
+            metrics=self.metrics,
+            live=LiveRequests(
+                [self._to_tokenizer],
+                limit=limit,
+                max_retries=max_retries,
+                max_first_answer_s=max_ttft_s,
+                incidents=incidents,
+                watch=self.metrics.requests,
+            ),
             status=status or EngineStatus(),
             bodies=Bodies(limits),
             defaults=default_sampling(folder),
-            model_name="echo",
+            model_name=model_name,
             template=tokenizer.response_template,
             recipe=recipe or VectorRecipe(),
             started=1,
+            watchers=Watchers(shows_text=dashboard_text),
         )
         self.frontend = Frontend(
             service=self.service,
             limits=limits,
             connections=Connections(limits),
+            tracing=tracing,
+            folder=self._profile_folder,
             access=AccessRules(hosts=frozenset({host}), origins=origins),
+            gate=gate or KeyGate(),
         )
         self.app = self.frontend.app()
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=f"http://{host}")
@@ -236,6 +284,7 @@ class MemoryServer:
         for thread in self._threads:
             await asyncio.to_thread(thread.join, 10)
             assert not thread.is_alive()
+        self._remove_profiles()
 
     async def until(self, holds: Callable[[], bool], *, limit_s: float = 60.0) -> None:
         """Wait until `holds`."""
@@ -260,7 +309,7 @@ class MemoryServer:
 
         def idle() -> bool:
             counters = status.counters
-            busy = counters["num_waiting"] + counters["num_running"] + counters["num_draining"]
+            busy = sum(counters[name] for name in ("num_waiting", "num_running", "num_draining", "num_held"))
             return not busy and not live.num_live and not live.num_ending
 
         await self.until(idle)
@@ -300,9 +349,9 @@ class MemoryServer:
 
     def _run_engine(self) -> None:
         inbox = EngineInbox(self._to_engine, stopped=self._stopped.is_set)
-        config = EngineConfig(max_running=NUM_ROWS)
+        config = EngineConfig(max_running=NUM_ROWS, retained_share=self._retained_share)
         info = EngineInfo(
-            model_name="echo",
+            model_name=self.service.model_name,
             max_length=self._max_length,
             vocab_size=self.tokenizer.vocab_size,
             eos_token_ids=(EOS_ID,),
@@ -333,8 +382,15 @@ class MemoryServer:
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer),
         )
+        engine.measure()
         heartbeat = Heartbeat(self._to_detokenizer, pulse=lambda: pulse_of(engine), interval_s=self._pulse_interval_s)
-        inbox.attach(heartbeat)
+        profiles = Profiles(
+            make=lambda: Profile(engine),
+            folder=self._profile_folder,
+            outbox=EngineOutbox(SharedSender(self._to_detokenizer)),
+            clock=lambda: time.monotonic() * PROFILE_SPEED,
+        )
+        inbox.attach(heartbeat, profiles=profiles, snapshots=Snapshots(engine, self._to_detokenizer))
         heartbeat.start()
         engine.run(self._stopped.is_set)
         log_speculation(pulse_of(engine).speculation)

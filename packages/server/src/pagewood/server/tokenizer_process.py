@@ -7,6 +7,7 @@ import os
 from pagewood.engine.text import Tokenizer
 from pagewood.server.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.links import ZmqReceiver, ZmqSender
+from pagewood.server.stuck import end_when_stuck
 from pagewood.server.tokenizing import run_tokenizer
 
 
@@ -14,6 +15,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     """Turn prompts into ids until the parent ends it."""
     with errors_in_one_line():
         tokenizer = Tokenizer.from_folder(settings.model_folder)
+    end_when_stuck()
     run_tokenizer(tokenizer, inbox, outbox, stopped=stopped)
 
 

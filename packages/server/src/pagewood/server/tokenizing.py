@@ -22,9 +22,12 @@ from pagewood.engine.api import (
     Command,
     Flush,
     Pause,
+    PauseRequest,
     Refusal,
     Refuse,
     Resume,
+    ResumeRequest,
+    Retain,
     SamplingParams,
     SetPriority,
     Submit,
@@ -36,6 +39,7 @@ from pagewood.engine.vector_recipe import with_end
 from pagewood.server import wire
 from pagewood.server.binding import bound
 from pagewood.server.links import Receiver, Sender
+from pagewood.server.logs import request_fields
 
 LANE_BYTES = (1 << 14, 1 << 18, 1 << 22)
 """Longest message of each lane but the last. A prompt waits only for prompts of its own lane."""
@@ -44,6 +48,9 @@ HUGE_BYTES = 1 << 20
 
 MAX_PIECES = 32_768
 """Most tokens of a prompt whose bytes are shown; the detokenizer looks them up between two steps."""
+
+_Command = Command | wire.ProfileCommand
+"""What a tokenizer sends to the engine process."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +79,8 @@ class _Pending:
     """Ids of its requests that were cancelled."""
     priorities: dict[str, int] = field(default_factory=dict[str, int])  # written by: take
     """Newest priorities of those of its requests whose priority changed, by id."""
+    holds: dict[str, wire.Hold] = field(default_factory=dict[str, wire.Hold])  # written by: take
+    """Newest pauses and resumptions of its requests, by id; the engine gets them behind the request."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -107,7 +116,7 @@ class TokenizerStage:
         """Accept a message of `num_bytes`: queue a new request, or change one that is queued or in the engine."""
         with self._lock:
             match message:
-                case wire.Generate() | wire.Encode():
+                case wire.Generate() | wire.Encode() | wire.Retain():
                     pending = _Pending(message=message, num_bytes=num_bytes)
                     self._pending.update(dict.fromkeys(message.request_ids, pending))
                     lane = sum(num_bytes > longest for longest in LANE_BYTES)
@@ -116,6 +125,11 @@ class TokenizerStage:
                     self._pending[message.request_id].cancelled.add(message.request_id)
                 case wire.Prioritize() if message.request_id in self._pending:
                     self._pending[message.request_id].priorities[message.request_id] = message.priority
+                case wire.Hold() if message.request_id in self._pending:
+                    self._pending[message.request_id].holds[message.request_id] = message
+                case wire.Watch():
+                    if not self._is_closed:
+                        self._outbox.send(wire.encode(message))
                 case _:
                     self._send(*commands(self._tokenizer, message))
 
@@ -148,24 +162,26 @@ class TokenizerStage:
     def _tokenize(self, pending: _Pending) -> None:
         request_ids = pending.message.request_ids
         if pending.is_cancelled:
-            results: Sequence[Command] = [_cancelled(request_id) for request_id in request_ids]
+            results: Sequence[_Command] = [_cancelled(request_id) for request_id in request_ids]
         else:
             results = commands(self._tokenizer, pending.message)
         with self._lock:
             for request_id in request_ids:
                 del self._pending[request_id]
             self._send(*[_changed(result, pending) for result in results])
+            for hold in pending.holds.values():
+                self._send(*commands(self._tokenizer, hold))
         if pending.num_bytes >= HUGE_BYTES:
             del results
             _give_memory_back()
 
-    def _send(self, *commands: Command) -> None:
+    def _send(self, *commands: _Command) -> None:
         for command in commands:
             if not self._is_closed:
                 self._outbox.send(wire.encode(wire.to_engine(command)))
 
 
-def _changed(command: Command, pending: _Pending) -> Command:
+def _changed(command: _Command, pending: _Pending) -> _Command:
     """Return the command for a request after what happened to the request while its prompt was tokenized."""
     if command.request_id in pending.cancelled:
         return _cancelled(command.request_id)
@@ -186,7 +202,9 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Command]:
+def commands(
+    tokenizer: Tokenizer, message: wire.NewRequest | wire.Cancel | wire.Prioritize | wire.Hold
+) -> Sequence[_Command]:
     """Return the engine's commands for `message`: one for each of its requests.
 
     Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
@@ -195,21 +213,37 @@ def commands(tokenizer: Tokenizer, message: wire.ToTokenizer) -> Sequence[Comman
         case wire.Cancel():
             return [Abort(request_id=message.request_id)]
         case wire.Flush():
-            return [Flush(request_id=message.request_id)]
+            return [Flush(request_id=message.request_id, when_idle=message.when_idle)]
         case wire.Pause():
-            return [Pause(request_id=message.request_id, retract=message.retract)]
+            return [Pause(request_id=message.request_id, retract=message.retract, abort=message.abort)]
+        case wire.Hold(mode="resume"):
+            return [ResumeRequest(request_id=message.request_id)]
+        case wire.Hold():
+            return [PauseRequest(request_id=message.request_id, retract=message.mode == "retract")]
+        case wire.Profile():
+            return [wire.ProfileCommand(message.request_id, message.seconds)]
         case wire.Resume():
             return [Resume(request_id=message.request_id)]
         case wire.Prioritize():
             return [SetPriority(request_id=message.request_id, priority=message.priority)]
-        case wire.Generate() | wire.Encode():
+        case wire.Generate() | wire.Encode() | wire.Retain():
             try:
-                is_encode = isinstance(message, wire.Encode)
-                result = _encoded(tokenizer, message) if is_encode else _submits(tokenizer, message)
+                match message:
+                    case wire.Encode():
+                        result = _encoded(tokenizer, message)
+                    case wire.Retain():
+                        result = _retained(tokenizer, message)
+                    case wire.Generate():
+                        result = _submits(tokenizer, message)
             except ChatTemplateError as error:
                 result = Refusal(message=_encodable(error), param="prompt", code="invalid_messages")
             except Exception as error:  # templates and tokenizers come with models: any error is this request's alone
-                logger.warning("request %s cannot be tokenized: %s", message.request_id, error)
+                logger.warning(
+                    "request %s cannot be tokenized: %s",
+                    message.request_id,
+                    error,
+                    extra=request_fields(message.request_id),
+                )
                 result = Refusal(
                     message=f"the prompt cannot be tokenized: {_encodable(error)}",
                     param="prompt",
@@ -241,6 +275,13 @@ def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[Refuse] | Refus
     )
     refusal = Refusal(message="the request asks for the ids of its prompt only", code="encoded")
     return [Refuse(request_id=message.request_id, refusal=refusal, carry=wire.encode(options))]
+
+
+def _retained(tokenizer: Tokenizer, message: wire.Retain) -> list[Retain]:
+    """Return the command that keeps the KV of a text, or drops it."""
+    text = _prompt_text(tokenizer, message.prompt)
+    tokens = _prompt_tokens(tokenizer, message.prompt, text).astype("<i4", copy=False).tobytes()
+    return [Retain(request_id=message.request_id, tokens=tokens, seconds=message.seconds, namespace=message.namespace)]
 
 
 def _encodable(error: Exception) -> str:
@@ -298,9 +339,13 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
         service_class=message.service_class,
         tag=message.tag,
         namespace=message.namespace,
+        tenant=message.tenant,
         carry=wire.encode(first),
         explain=message.explains,
+        explain_admission=message.explains_admission,
+        retain_s=message.retain_s,
         num_output=message.num_output,
+        names=message.names,
     )
     return fan_out(submit, message.sibling_ids, carry=wire.encode(options)) if message.sibling_ids else [submit]
 

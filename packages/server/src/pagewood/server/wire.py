@@ -7,9 +7,8 @@ The types of the engine (`pagewood.engine.api`) are sent as they are, inside a s
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,9 +18,12 @@ from pagewood.engine.api import (
     Delta,
     Explanation,
     FinishReason,
+    PauseRequest,
     PoolingParams,
     Refusal,
     Refuse,
+    RequestTimings,
+    ResumeRequest,
     SamplingParams,
     SetPriority,
     Submit,
@@ -29,8 +31,12 @@ from pagewood.engine.api import (
 from pagewood.engine.api import Flush as EngineFlush
 from pagewood.engine.api import Pause as EnginePause
 from pagewood.engine.api import Resume as EngineResume
+from pagewood.engine.api import Retain as EngineRetain
 from pagewood.engine.text import Part
 from pagewood.engine.text import PartKind as PartKind
+from pagewood.engine.view import EngineView
+from pagewood.server.logs import announce
+from pagewood.server.measurement import Measurement
 
 T = TypeVar("T")
 
@@ -116,12 +122,20 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     service_class: str = ""
     """See `Submit.service_class`, and the next."""
     tag: str = ""
+    tenant: str | None = None
+    """See `Submit.tenant`."""
     max_length: int | None = None
     """Longest prompt plus output that the engine accepts, in tokens; None: unknown."""
     explains: bool = False
     """Whether the first Answer says what was cached of the prompt, and when the request was admitted."""
+    explains_admission: bool = False
+    """See `Submit.explain_admission`."""
     num_output: int | None = None
     """Of a step of a search: how many of the last tokens of the prompt are output already; see `api.Submit`."""
+    retain_s: float | None = None
+    """See `Submit.retain_s`."""
+    names: tuple[str, ...] = ()
+    """Ids under which the client knows it, for the decision log."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -154,6 +168,22 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True, tag="flush"):
     """Drop the cached KV that no request uses. The answer's `num_cached_tokens` are those that were dropped."""
 
     request_id: str
+    when_idle: bool = False
+    """Whether to wait until no request is left."""
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+class Retain(msgspec.Struct, frozen=True, kw_only=True, tag="retain"):
+    """Keep a text cached for some seconds, or drop it. The answer has that many `num_cached_tokens`."""
+
+    request_id: str
+    prompt: Prompt
+    seconds: float
+    namespace: str | None = None
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -167,6 +197,8 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
     request_id: str
     retract: bool = False
     """Whether running requests give their memory back."""
+    abort: bool = False
+    """Whether all requests are ended first."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -185,7 +217,20 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
         return (self.request_id,)
 
 
-NewRequest = Generate | Encode | Flush | Pause | Resume
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """Record what the engine does for some seconds; the answer comes when the file of the profile is written."""
+
+    request_id: str
+    """Also the name of the file, in the folder of the sockets."""
+    seconds: float
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Its id, as the only one."""
+        return (self.request_id,)
+
+
+NewRequest = Generate | Encode | Flush | Pause | Resume | Retain | Profile
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -201,7 +246,24 @@ class Prioritize(msgspec.Struct, frozen=True, kw_only=True, tag="prioritize"):
     priority: int
 
 
-ToTokenizer = NewRequest | Cancel | Prioritize
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """Pause one request in any stage, or go on with it."""
+
+    request_id: str
+    mode: Literal["in_place", "retract", "resume"]
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Send a `Snapshot` some times a second, for `for_s`; a `Watch` is sent again while the dashboard has readers."""
+
+    for_s: float
+    shows_tokens: bool = False
+    """Whether snapshots have the first tokens of the branches of the prefix cache, as text."""
+    wanted: tuple[str, ...] = ()
+    """Ids of requests that snapshots have even if they are far back in the queue."""
+
+
+ToTokenizer = NewRequest | Cancel | Prioritize | Hold | Watch
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,12 +331,51 @@ class ResumeCommand(msgspec.Struct, frozen=True, tag="resume"):
     command: EngineResume
 
 
-ToEngine = SubmitCommand | AbortCommand | PriorityCommand | RefuseCommand | FlushCommand | PauseCommand | ResumeCommand
+class PauseRequestCommand(msgspec.Struct, frozen=True, tag="pause_request"):
+    """Holds a `PauseRequest`."""
+
+    command: PauseRequest
 
 
-def to_engine(command: Command) -> ToEngine:
+class ResumeRequestCommand(msgspec.Struct, frozen=True, tag="resume_request"):
+    """Holds a `ResumeRequest`."""
+
+    command: ResumeRequest
+
+
+class RetainCommand(msgspec.Struct, frozen=True, tag="retain"):
+    """Holds the engine's `Retain`."""
+
+    command: EngineRetain
+
+
+class ProfileCommand(msgspec.Struct, frozen=True, tag="profile"):
+    """A `Profile`, for the engine process; the engine does not see it."""
+
+    request_id: str
+    seconds: float
+
+
+EngineCommand = (
+    SubmitCommand
+    | AbortCommand
+    | PriorityCommand
+    | RefuseCommand
+    | FlushCommand
+    | PauseCommand
+    | ResumeCommand
+    | PauseRequestCommand
+    | ResumeRequestCommand
+    | RetainCommand
+)
+ToEngine = EngineCommand | ProfileCommand | Watch
+
+
+def to_engine(command: Command | ProfileCommand) -> ToEngine:
     """Return the struct that carries `command`."""
     match command:
+        case ProfileCommand():
+            return command
         case Submit():
             return SubmitCommand(command)
         case Abort():
@@ -289,6 +390,12 @@ def to_engine(command: Command) -> ToEngine:
             return PauseCommand(command)
         case EngineResume():
             return ResumeCommand(command)
+        case PauseRequest():
+            return PauseRequestCommand(command)
+        case ResumeRequest():
+            return ResumeRequestCommand(command)
+        case EngineRetain():
+            return RetainCommand(command)
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -350,13 +457,26 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     counters: dict[str, int]
     speculation: Speculation | None = None
     """None: the engine does not speculate."""
+    measurement: Measurement | None = None
+    """None: the engine does not measure."""
     step_s: float = 0.0
     """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
+    is_in_device: bool = False
+    """Whether the engine's thread is in the runner in such a step, so that the device is what takes long."""
+    frozen_s: float = 0.0
+    """How long requests have waited while nothing ran and memory was free, seconds: admission is frozen."""
     relay: int = 0
     """Which detokenizer process passed it on, counted from 0."""
 
 
-FromEngine = Step | Loading | Pulse
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """What the engine shows of itself, while a `Watch` lasts."""
+
+    incarnation: int
+    view: EngineView
+
+
+FromEngine = Step | Loading | Pulse | Snapshot
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
@@ -421,6 +541,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     them."""
     explanation: Explanation | None = None
     """In the first Answer, if it was asked for."""
+    timings: RequestTimings | None = None
+    """In the last Answer, if `explanation` was asked for."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
@@ -429,7 +551,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
     answers: tuple[Answer, ...]
 
 
-ToHttp = Answers | Loading | Pulse
+ToHttp = Answers | Loading | Pulse | Snapshot
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -448,5 +570,5 @@ def read(decoder: msgspec.msgpack.Decoder[T], frames: Iterable[bytes]) -> Iterat
     for frame in frames:
         try:
             yield decoder.decode(frame)
-        except (msgspec.DecodeError, RecursionError) as error:
-            print(f"pagewood: dropped a malformed message of {len(frame)} bytes: {error}", file=sys.stderr)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            announce(f"dropped a malformed message of {len(frame)} bytes: {error}")

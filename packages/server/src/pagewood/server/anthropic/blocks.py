@@ -10,7 +10,7 @@ from pagewood.server.validation import kind
 
 _MESSAGE_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 _CacheControl = dict[str, Any] | None
-"""Without effect: every prefix is cached, and none is for a certain time."""
+"""Every prefix is cached; this one is also kept for a time if the server retains prefixes (see `retention`)."""
 
 
 def _blocks(value: Any, supported: frozenset[str]) -> Any:

@@ -15,6 +15,7 @@ from pagewood.server.anthropic import fields
 from pagewood.server.anthropic.conversation import chat_prompt
 from pagewood.server.anthropic.errors import OVERLOADED, AnthropicError
 from pagewood.server.anthropic.format import Message, MessageEvent, MessageFormat
+from pagewood.server.anthropic.retention import retain_s
 from pagewood.server.exchange import exchange_of
 from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
@@ -93,6 +94,7 @@ class AnthropicEndpoints:
             stop=tuple(said.stop_sequences or ()),
             is_chat=True,
             tools=tools,
+            retain_s=retain_s(said),
             stream=bool(said.stream),
         )
         format = MessageFormat(

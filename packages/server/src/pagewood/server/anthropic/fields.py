@@ -17,7 +17,6 @@ from pagewood.server.validation import WHOLE, parse
 
 IGNORED = frozenset(
     {
-        "cache_control",  # every prefix is cached, and none is for a certain time
         "metadata",  # accounts and tiers of a hosted service
         "service_tier",
         "inference_geo",
@@ -158,6 +157,8 @@ class PromptFields(Strict):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    cache_control: Any = None
+    """As in blocks; see `retention`."""
 
 
 class CountTokensRequest(PromptFields):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from pagewood.engine.api import EngineConfig, WeightFormat
+from pagewood.engine.api import EngineConfig, SchedulePreset, TenantQuota, WeightFormat
 
 DEFAULTS = EngineConfig()
 ON_CUDA = EngineConfig(device="cuda")
+_LIMITS = TenantQuota._fields[1:]
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +85,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     memory.add_argument(
+        "--retained-share",
+        type=float,
+        default=DEFAULTS.retained_share,
+        metavar="SHARE",
+        help="most KV memory that the cache keeps for texts that clients mark as likely to return, as a share: by "
+        "`retain` of /generate, `cache_control` of Messages, `prompt_cache_retention` of Responses "
+        "(default: %(default)s)",
+    )
+    memory.add_argument(
+        "--max-retain-seconds",
+        type=float,
+        default=DEFAULTS.max_retain_s,
+        metavar="SECONDS",
+        help="longest time for which such a text is kept (default: %(default)s)",
+    )
+    memory.add_argument(
         "--cache-history-tokens",
         type=int,
         default=DEFAULTS.cache_history_tokens,
@@ -109,6 +126,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="folder for evicted KV on a disk; it outlives the server and needs --host-cache-gb (default: none)",
     )
     memory.add_argument("--disk-cache-gb", type=float, metavar="GB", help="space to use on that disk")
+    memory.add_argument(
+        "--remote-cache",
+        metavar="PLACE",
+        help="where servers share KV: a folder that all can write, or mooncake://HOST:PORT of a mooncake_master; "
+        "it needs --host-cache-gb (default: none)",
+    )
+    memory.add_argument(
+        "--remote-cache-gb", type=float, metavar="GB", help="size of that folder, or memory given to the others"
+    )
     memory.add_argument(
         "--cache-write-policy",
         choices=("write_through", "write_through_selective", "write_back"),
@@ -156,7 +182,36 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=_named_weight,
         default=[],
         metavar="NAME=WEIGHT",
-        help="share of a namespace (fair) or of a service class (wrr); repeatable (default: 1 for each)",
+        help="share of a tenant (fair) or of a service class (wrr); repeatable (default: 1 for each)",
+    )
+    scheduling.add_argument(
+        "--schedule-preset",
+        choices=get_args(SchedulePreset),
+        help="how prompts and decodes share steps: decode-first (prompts beside all decodes), stall-free (the same, "
+        "but both together get --chunked-prefill-size), prefill-first (prompts come first, in steps without decodes) "
+        "(default: decode-first)",
+    )
+    scheduling.add_argument(
+        "--quota",
+        action="append",
+        type=_quota,
+        default=[],
+        metavar="TENANT:LIMIT=N,...",
+        help="limits of a tenant's running requests: max_running, max_tokens_in_flight (prompts and allowed outputs), "
+        "max_kv_tokens (when one more starts); the tenant * is each that is not named; requests beyond it wait, and "
+        "others do not; repeatable (default: none)",
+    )
+    scheduling.add_argument(
+        "--refuse-late",
+        action="store_true",
+        help="refuse requests at once whose deadline cannot be met, by the steps measured so far",
+    )
+    scheduling.add_argument(
+        "--stream-interval",
+        type=int,
+        default=DEFAULTS.stream_interval,
+        metavar="TOKENS",
+        help="output tokens of a message at least, but for the first and the last (default: %(default)s)",
     )
     scheduling.add_argument(
         "--schedule-ageing-seconds",
@@ -211,13 +266,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     scheduling.add_argument(
         "--chunked-prefill-size",
+        "--max-prefill-tokens",
         type=int,
         metavar="TOKENS",
-        help="prompt tokens computed in one step "
+        help="prompt tokens computed in one step, over all requests "
         f"(default: {DEFAULTS.max_chunk_tokens}, on CUDA {ON_CUDA.max_chunk_tokens})",
     )
     scheduling.add_argument(
         "--max-prefills",
+        "--prefill-max-requests",
         type=int,
         default=DEFAULTS.max_prefills,
         metavar="N",
@@ -225,6 +282,32 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     scheduling.add_argument(
         "--disable-overlap", action="store_true", help="plan a step only after the previous step has been computed"
+    )
+    scheduling.add_argument(
+        "--num-continuous-decode-steps",
+        type=int,
+        default=DEFAULTS.num_continuous_decode_steps,
+        metavar="N",
+        help="decode steps that are launched after one decision; more than 1 replaces the overlapped loop, to compare "
+        "with engines that do this, and new requests wait for all of them (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--decision-log",
+        metavar="FILE",
+        help="write every decision and what it depends on to this file, for `pagewood replay` and `pagewood why`; "
+        "tokens are renamed (default: none)",
+    )
+    scheduling.add_argument(
+        "--decision-log-mb",
+        type=float,
+        default=DEFAULTS.decision_log_mb,
+        metavar="MB",
+        help="largest size of that file and the one before it, FILE.1, together (default: %(default)s)",
+    )
+    scheduling.add_argument(
+        "--decision-log-tokens",
+        action="store_true",
+        help="write the real tokens and namespaces of requests to the decision log",
     )
     structured = parser.add_argument_group("structured output")
     structured.add_argument(
@@ -320,20 +403,29 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         schedule_weights=tuple(options.schedule_weight),
         schedule_ageing_s=options.schedule_ageing_seconds,
         target_step_s=None if options.target_step_ms is None else options.target_step_ms / 1000,
+        schedule_preset=options.schedule_preset,
+        quotas=tuple(options.quota),
+        refuse_late=options.refuse_late,
+        stream_interval=options.stream_interval,
         preemption_threshold=options.preemption_threshold,
         low_priority_first=options.low_priority_first,
         max_queue_s=options.max_queue_seconds,
         chunked_prefill_size=options.chunked_prefill_size,
         max_prefills=options.max_prefills,
-        overlap=not options.disable_overlap,
+        overlap=False if options.disable_overlap else None,
+        num_continuous_decode_steps=options.num_continuous_decode_steps,
         prefix_cache=not options.disable_radix_cache,
         weights=options.weights,
         eviction_policy=options.radix_eviction_policy,
+        retained_share=options.retained_share,
+        max_retain_s=options.max_retain_seconds,
         cache_history_tokens=options.cache_history_tokens,
         kv_cache_dtype=options.kv_cache_dtype,
         host_cache_gb=options.host_cache_gb,
         disk_cache_path=options.disk_cache_path,
         disk_cache_gb=options.disk_cache_gb,
+        remote_cache=options.remote_cache,
+        remote_cache_gb=options.remote_cache_gb,
         cache_write_policy=options.cache_write_policy,
         speculative=options.speculative,
         speculative_model=options.speculative_model,
@@ -346,6 +438,9 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         grammar_timeout_s=options.grammar_timeout,
         logits_processors=tuple(options.logits_processor),
         seed=options.random_seed,
+        decision_log=options.decision_log,
+        decision_log_mb=options.decision_log_mb,
+        decision_log_tokens=options.decision_log_tokens,
     )
 
 
@@ -354,6 +449,22 @@ def _named_place(text: str) -> tuple[str, str]:
     if not sign:
         raise argparse.ArgumentTypeError(f"expected NAME=PACKAGE.MODULE:FUNCTION, got {text!r}")
     return name, place
+
+
+def _quota(text: str) -> TenantQuota:
+    tenant, _, listed = text.rpartition(":")
+    limits: dict[str, int] = {}
+    try:
+        for limit in listed.split(","):
+            name, number = limit.split("=")
+            if name not in _LIMITS or name in limits:
+                raise ValueError
+            limits[name] = int(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be TENANT:LIMIT=N,... with limits of {', '.join(_LIMITS)}, each once, got {text!r}"
+        ) from None
+    return TenantQuota(tenant, **limits)
 
 
 def _named_weight(text: str) -> tuple[str, float]:

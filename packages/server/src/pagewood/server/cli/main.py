@@ -1,4 +1,4 @@
-"""`pagewood`: serve a model, chat with a server, generate without one, and look at or quantise weights."""
+"""`pagewood`: serve a model, watch it, chat with it or measure it, generate without one, explain what was decided."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import sys
 from collections.abc import Sequence
 
 from pagewood.server import __version__
-from pagewood.server.cli import chat, generate, inspect, quantize, serve
+from pagewood.server.cli import bench, chat, generate, inspect, quantize, replay, serve, top, why
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code of the process."""
     parser = argparse.ArgumentParser(
         prog="pagewood",
-        description="Serve a model, chat with a server, generate without one, and look at or quantise weights.",
+        description="Serve a model, watch, measure or chat with a server, generate without one, look at or quantise "
+        "weights, and explain what a server decided.",
     )
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat, generate, inspect, quantize):
+    for command in (serve, chat, top, bench, generate, inspect, quantize, replay, why):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

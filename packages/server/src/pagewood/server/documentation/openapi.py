@@ -25,20 +25,21 @@ OPENAPI = "3.1.0"
 _REF = "#/components/schemas/"
 _ERRORS = {
     400: "A field is wrong, unknown, missing or not supported, or the prompt does not fit.",
-    403: "Another host or a foreign web page.",
+    401: "The server has API keys, and the request has none of them.",
+    403: "Another host, a foreign web page, or a key that does not allow it.",
     404: "There is no such model, request or response.",
     408: "The body came too slowly.",
     413: "The body is too long.",
     415: "The body is not declared as application/json.",
-    429: "The server holds too many requests; see Retry-After.",
+    429: "The server holds too many requests, or the key has used what it may; see Retry-After.",
     500: "A step of the engine failed.",
     503: "The engine is not ready, or the server has too many connections; see Retry-After.",
 }
 _BUSY = 503
 _STATUSES = {
-    "GET": (400, 403, _BUSY),
-    "DELETE": (400, 403, _BUSY),
-    "POST": (400, 403, 404, 408, 413, 415, 429, 500, _BUSY),
+    "GET": (400, 401, 403, _BUSY),
+    "DELETE": (400, 401, 403, _BUSY),
+    "POST": (400, 401, 403, 404, 408, 413, 415, 429, 500, _BUSY),
 }
 
 
@@ -82,14 +83,21 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "tags": [{"name": tag} for tag in dict.fromkeys(one.tag for one in operations)],
         "paths": paths,
-        "components": {"schemas": dict(sorted(schemas.items()))},
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "components": {
+            "schemas": dict(sorted(schemas.items())),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, if the server has some."},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same."},
+            },
+        },
     }
 
 
 def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if one.answer is not None:
-        content["application/json"] = {"schema": refs[0] if one.other_form is None else {"anyOf": [refs[0], refs[2]]}}
+        content[one.answer_type] = {"schema": refs[0] if one.other_form is None else {"anyOf": [refs[0], refs[2]]}}
     if one.other_form is not None:
         error_ref = {"anyOf": [error_ref, refs[3]]}
     if one.event is not None:
@@ -118,6 +126,10 @@ def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[s
     ]
     if parameters:
         found["parameters"] = parameters
+    if one.is_open:
+        found["security"] = []
+    if one.admin:
+        found["description"] = "For admins: with an admin key, or on a loopback address of a server without keys."
     if one.body is not None:
         schema = {"$ref": _REF + one.body.__name__}
         content = {"schema": schema} if one.example is None else {"schema": schema, "example": one.example}

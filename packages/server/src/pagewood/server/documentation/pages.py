@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from pagewood.server.documentation.openapi import openapi
 from pagewood.server.operations import Operation
+from pagewood.server.pages import page
 from pagewood.server.respond import json_response
 
 _HEADERS = {
@@ -25,6 +26,10 @@ _HEADERS = {
     ),
     "x-content-type-options": "nosniff",
 }
+
+
+OPEN_PATHS = frozenset({"/", "/dashboard", "/docs", "/openapi.json"})
+"""Paths that need no key: what they show is the same for every server."""
 
 
 class Documentation:
@@ -56,10 +61,10 @@ class Documentation:
         return HTMLResponse(_page("docs.html"), headers=_HEADERS)
 
     async def home(self, request: Request) -> Response:
-        """Return a page with links to a browser; everything else gets 404, as at any unknown path."""
+        """Return the chat page to a browser; everything else gets 404, as at any unknown path."""
         if request.method not in ("GET", "HEAD") or "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
-        return HTMLResponse(_page("home.html"), headers=_HEADERS)
+        return page("chat")
 
 
 @cache

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagewood.server.timings import Chunk
+
 TokenLogprob = tuple[float | None, int, str | None]
 """Log probability (null: of the first token of a prompt), id and, if asked for, text of a token."""
 
@@ -27,6 +29,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """When the engine got it, if it was to explain."""
     admitted_s: float | msgspec.UnsetType = msgspec.UNSET
     """When the engine gave it memory and planned its first step, if it was to explain."""
+    chunks: tuple[Chunk, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The steps that computed its prompt, at most the first 256; once it has ended, if it was to explain."""
+    preempted_s: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
+    """When it was preempted, at most the first 256 times; likewise."""
     first_token_s: float
     """When the first token of this answer came."""
     finished_s: float | None
@@ -93,10 +99,11 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     """The text of each token; a part of a character is U+FFFD."""
 
 
-class Detokenized(msgspec.Struct, frozen=True):
-    """The text of tokens."""
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of tokens, under the names of SGLang and of vLLM."""
 
     text: str
+    prompt: str
 
 
 class Templated(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +127,19 @@ class Flushed(msgspec.Struct, frozen=True):
     """Tokens whose KV was dropped from the device."""
 
 
+class Retained(msgspec.Struct, frozen=True):
+    """What is kept or was dropped."""
+
+    tokens: int
+    """Tokens whose KV is kept because of the request, or was dropped from the device."""
+
+
 class Paused(msgspec.Struct, frozen=True):
-    """Whether the engine computes."""
+    """Whether the engine computes, or one request is computed."""
 
     paused: bool
+    requests: int | msgspec.UnsetType = msgspec.UNSET
+    """Of one request: how many answers of it are not complete."""
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import platform
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -101,6 +102,7 @@ class NativeEndpoints:
                 method="POST",
                 path="/flush_cache",
                 endpoint=self.flush_cache,
+                admin=True,
                 body=fields.FlushRequest,
                 example={},
                 answer=answers.Flushed,
@@ -111,6 +113,7 @@ class NativeEndpoints:
                 method="POST",
                 path="/pause",
                 endpoint=self.pause,
+                admin=True,
                 body=fields.PauseRequest,
                 example={"mode": "retract"},
                 answer=answers.Paused,
@@ -121,9 +124,20 @@ class NativeEndpoints:
                 method="POST",
                 path="/resume",
                 endpoint=self.resume,
+                admin=True,
                 body=fields.ResumeRequest,
                 example={},
                 answer=answers.Paused,
+            ),
+            Operation(
+                name="Retain",
+                tag=TAG,
+                method="POST",
+                path="/retain",
+                endpoint=self.retain,
+                body=fields.RetainRequest,
+                example={"text": "You are a helpful assistant.", "seconds": 0},
+                answer=answers.Retained,
             ),
             Operation(
                 name="ServerInfo",
@@ -131,6 +145,7 @@ class NativeEndpoints:
                 method="GET",
                 path="/server_info",
                 endpoint=self.server_info,
+                admin=True,
                 answer=answers.ServerInfo,
             ),
         ]
@@ -150,14 +165,15 @@ class NativeEndpoints:
         said = parse(fields.TokenizeRequest, await self.service.body(request), neutral={}, ignored=frozenset())
         model = self._model(said.model)
         chat = said.chat()
-        fields.check_one({"text": said.text, "messages": said.messages})
+        fields.check_one({"text": said.text, "prompt": said.prompt, "messages": said.messages})
+        param = "messages" if chat is not None else "text" if said.prompt is None else "prompt"
         message = wire.Encode(
             request_id=new_request_id("req"),
-            prompt=wire.TextPrompt(text=said.text or "") if chat is None else chat,
+            prompt=wire.TextPrompt(text=said.text or said.prompt or "") if chat is None else chat,
             add_special_tokens=said.add_special_tokens,
             shows_pieces=bool(said.return_pieces),
         )
-        answer = await self.service.ask(message, prompt_param="text" if chat is None else "messages")
+        answer = await self.service.ask(message, prompt_param=param)
         tokens = _tokens(answer)
         entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
         pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
@@ -180,7 +196,8 @@ class NativeEndpoints:
             skip_special_tokens=said.skip_special_tokens is not False,
             shows_text=True,
         )
-        return json_response(answers.Detokenized((await self.service.ask(message, prompt_param="tokens")).text))
+        text = (await self.service.ask(message, prompt_param="tokens")).text
+        return json_response(answers.Detokenized(text=text, prompt=text))
 
     async def apply_template(self, request: Request) -> Response:
         """Return the text that the model's chat template makes of a conversation."""
@@ -203,24 +220,44 @@ class NativeEndpoints:
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps what it has."""
-        parse(fields.FlushRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        said = parse(fields.FlushRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
         self._model(None)
-        answer = await self.service.ask(wire.Flush(request_id=new_request_id("req")))
+        answer = await self.service.ask(wire.Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
         return json_response(answers.Flushed(answer.num_cached_tokens))
 
     async def pause(self, request: Request) -> Response:
-        """Compute nothing until `/resume`. No request ends; new ones are queued, and running ones go on afterwards."""
+        """Compute nothing until `/resume`: for one request, or at all.
+
+        No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards.
+        """
         said = parse(fields.PauseRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
         self._model(None)
-        await self.service.ask(wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract"))
+        if said.rid is not None:
+            if said.mode == "abort":
+                raise ApiError("A single request is aborted by '/abort'.", param="mode", code="invalid_value")
+            return self._hold(said.rid, said.mode)
+        await self.service.ask(
+            wire.Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
+        )
         return json_response(answers.Paused(True))
 
     async def resume(self, request: Request) -> Response:
         """Compute again after `/pause`."""
-        parse(fields.ResumeRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
+        said = parse(fields.ResumeRequest, await self.service.body(request) or b"{}", neutral={}, ignored=frozenset())
         self._model(None)
+        if said.rid is not None:
+            return self._hold(said.rid, "resume")
         await self.service.ask(wire.Resume(request_id=new_request_id("req")))
         return json_response(answers.Paused(False))
+
+    async def retain(self, request: Request) -> Response:
+        """Keep the cached KV of a text for some time, or drop what no other cached text needs of it."""
+        said = parse(fields.RetainRequest, await self.service.body(request), neutral={}, ignored=frozenset())
+        prompt, param = said.prompt(vocab_size=self._model(said.model).vocab_size)
+        message = wire.Retain(
+            request_id=new_request_id("req"), prompt=prompt, seconds=said.seconds, namespace=said.cache_salt or None
+        )
+        return json_response(answers.Retained((await self.service.ask(message, prompt_param=param)).num_cached_tokens))
 
     async def server_info(self, request: Request) -> Response:
         """Describe the server: versions, configuration, memory and counters."""
@@ -244,6 +281,13 @@ class NativeEndpoints:
                 engine=status.counters,
             )
         )
+
+    def _hold(self, rid: str, mode: Literal["in_place", "retract", "resume"]) -> Response:
+        """Pause one HTTP request, or go on with it."""
+        num_requests = self.service.live.hold(rid, mode)
+        if not num_requests:
+            raise ApiError(f"No request '{rid}' is queued or running.", status=404, code="request_not_found")
+        return json_response(answers.Paused(mode != "resume", num_requests))
 
     def _model(self, name: str | None) -> wire.Model:
         return self.service.model(self.service.model_name if name is None else name)
@@ -280,6 +324,7 @@ class NativeEndpoints:
             prompt_start=None if extent.prompt_logprobs is None else start,
             shows_pieces=bool(said.return_text_in_logprobs),
             received_s=arrived_s if said.return_timings or said.explain else None,
+            explains=bool(said.explain),
         )
         generation = Generation(
             prompts=prompts,
@@ -307,6 +352,7 @@ class NativeEndpoints:
             service_class=said.service_class or "",
             tag=said.tag or "",
             namespace=said.cache_salt or None,
+            retain_s=said.retain,
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)

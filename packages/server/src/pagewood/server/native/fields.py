@@ -20,6 +20,8 @@ from pagewood.server.validation import WHOLE, integers, kind, parse
 DEFAULT_MAX_TOKENS = 128
 MAX_DEADLINE_S = 1e6
 """Longest `deadline`."""
+MAX_RETAIN_S = 1e6
+"""Longest `retain`."""
 MAX_NAME_LENGTH = 128
 """Longest `rid`, in characters."""
 
@@ -203,6 +205,8 @@ class GenerateRequest(Conversation):
     """Requests run next to others with the same tag where the server schedules by `tag`."""
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
     """Requests share cached prefixes only with requests that have the same one."""
+    retain: Annotated[float, Field(ge=0, le=MAX_RETAIN_S)] | None = None
+    """Seconds after its end for which its text is likely to return; 0: it is done."""
 
     def prompts(self, *, vocab_size: int) -> tuple[list[wire.Prompt], str, bool]:
         """Return the prompts, the name of their field, and whether the client sent an array of them.
@@ -260,10 +264,11 @@ def check_one(fields: Mapping[str, Any]) -> None:
 
 
 class TokenizeRequest(Conversation):
-    """The body of `/tokenize`: `text` or `messages`."""
+    """The body of `/tokenize`: `text` (or vLLM's name for it, `prompt`) or `messages`."""
 
     model: str | None = None
     text: str | None = None
+    prompt: str | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its own tokens, such as the beginning of a text; by default to texts only."""
     return_pieces: bool | None = None
@@ -297,13 +302,49 @@ class AbortRequest(_Strict):
 class PauseRequest(_Strict):
     """The body of `/pause`."""
 
-    mode: Literal["in_place", "retract"] = "in_place"
-    """in_place: running requests keep their memory; retract: they give it back, as if they were preempted."""
+    mode: Literal["in_place", "retract", "abort"] = "in_place"
+    """in_place: running requests keep their memory; retract: they give it back, as if they were preempted; abort: all
+    requests end first."""
+    rid: Annotated[str, Field(min_length=1)] | None = None
+    """The id of a request or of its answers: only this one is paused. Without it the engine is."""
 
 
 class ResumeRequest(_Strict):
-    """The body of `/resume`, which has no fields."""
+    """The body of `/resume`."""
+
+    rid: Annotated[str, Field(min_length=1)] | None = None
+    """The id of a request or of its answers that is paused alone."""
 
 
 class FlushRequest(_Strict):
-    """The body of `/flush_cache`, which has no fields."""
+    """The body of `/flush_cache`."""
+
+    when: Literal["now", "idle"] = "now"
+    """now: what no request uses is dropped; idle: everything, as soon as no request is left."""
+
+
+class RetainRequest(Conversation):
+    """The body of `/retain`: `text`, `input_ids` or `messages`, and for how long they are likely to return."""
+
+    text: str | None = None
+    input_ids: _Ids | None = None
+    model: str | None = None
+    seconds: Annotated[float, Field(ge=0, le=MAX_RETAIN_S)]
+    """0: the text is done, and what no other cached text needs of it is dropped."""
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+
+    def prompt(self, *, vocab_size: int) -> tuple[wire.Prompt, str]:
+        """Return the text, and the name of its field.
+
+        Raises:
+            ApiError: there is not exactly one of the fields, or an id is not in the vocabulary.
+        """
+        chat = self.chat()
+        check_one({"text": self.text, "input_ids": self.input_ids, "messages": self.messages})
+        if chat is not None:
+            return chat, "messages"
+        if self.text is not None:
+            return wire.TextPrompt(text=self.text), "text"
+        ids = self.input_ids or []
+        check_tokens(ids, param="input_ids", vocab_size=vocab_size)
+        return wire.TokenPrompt(tokens=bytes_of(ids)), "input_ids"

@@ -9,12 +9,13 @@ from typing import ClassVar
 
 import msgspec
 
-from pagewood.engine.api import Explanation
+from pagewood.engine.api import Explanation, RequestTimings
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import EVENTS, Choice, Tally, Usage, event
 from pagewood.server.native.answers import Answer, CacheExplanation, EndReason, MetaInfo, Timings, TokenLogprob
 from pagewood.server.openai.logprobs import LOWEST
+from pagewood.server.timings import Chunk
 from pagewood.server.token_ids import ids_of
 
 
@@ -35,6 +36,8 @@ class NativeFormat:
     """Whether tokens with log probabilities have their text."""
     received_s: float | None = None
     """When the request came, on the clock of `time.monotonic`; None: answers have no times."""
+    explains: bool = False
+    """Whether answers say what was cached of their prompt, and when they were admitted."""
     unix_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())
     """Unix time minus the time of that clock, which is that of the engine's process, too."""
 
@@ -58,6 +61,7 @@ class NativeFormat:
                         prompt=choice.prompt,
                         times=(choice.first_s, choice.last_s),
                         explanation=choice.explanation,
+                        timings=choice.timings,
                     ),
                     choice.explanation,
                 ),
@@ -76,6 +80,7 @@ class NativeFormat:
         prompt: Sequence[wire.TokenEntry] | None,
         times: tuple[float | None, float | None],
         explanation: Explanation | None,
+        timings: RequestTimings | None,
     ) -> MetaInfo:
         """Return what is known of an answer.
 
@@ -87,6 +92,7 @@ class NativeFormat:
             times: when its first token came, and when it ended (None: it has not), seconds on the clock of
                 `time.monotonic`.
             explanation: when it was queued and admitted; None: that is not shown.
+            timings: when its prompt was computed and it was preempted; None: that is not shown.
         """
         reason = None
         if finish == "length":
@@ -118,18 +124,26 @@ class NativeFormat:
         if self.received_s is None:
             return found
         first_s, last_s = times
-        timings = Timings(
+        if not self.explains:
+            explanation = None
+        shown = Timings(
             received_s=self._unix(self.received_s),
             queued_s=msgspec.UNSET if explanation is None else self._unix(explanation.arrived_s),
             admitted_s=msgspec.UNSET if explanation is None else self._unix(explanation.admitted_s),
             first_token_s=self._unix(self.received_s if first_s is None else first_s),
             finished_s=None if last_s is None else self._unix(last_s),
         )
-        return msgspec.structs.replace(found, timings=timings)
+        if timings is not None:
+            shown = msgspec.structs.replace(
+                shown,
+                chunks=tuple(Chunk(planned_s=self._unix(at_s), tokens=num) for at_s, num in timings.chunks),
+                preempted_s=tuple(map(self._unix, timings.preempted_s)),
+            )
+        return msgspec.structs.replace(found, timings=shown)
 
     def explained(self, meta: MetaInfo, explanation: Explanation | None) -> MetaInfo:
         """Return what is known of an answer with why no more of its prompt was cached, if that is known."""
-        if explanation is None:
+        if explanation is None or not self.explains:
             return meta
         prefix = explanation.prefix
         cache = CacheExplanation(
@@ -187,6 +201,7 @@ class NativeStream:
             prompt=None if logprobs is None else logprobs.prompt,
             times=(self._first_s[index], None if answer.finish is None else time.monotonic()),
             explanation=self._explanations.get(index),
+            timings=answer.timings,
         )
         new = Answer(
             text=answer.text,

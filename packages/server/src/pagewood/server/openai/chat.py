@@ -19,6 +19,7 @@ from pagewood.server.openai.logprobs import ChatLogprobs, PromptLogprobs, chat_l
 from pagewood.server.openai.messages import Message, ToolsFields
 from pagewood.server.openai.stream import ChunkStream, ChunkUsage
 from pagewood.server.reasoning import reasoning_kwargs
+from pagewood.server.timings import Timings
 from pagewood.server.tools import Tools
 from pagewood.server.validation import WHOLE, parse
 
@@ -27,7 +28,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "modalities": (None, ["text"]),
     "audio": (None,),
     "web_search_options": (None,),
-    "verbosity": (None, "medium"),
     # vLLM, SGLang and other servers
     "best_of": (None, 1),
     "echo": (None, False),
@@ -46,6 +46,7 @@ class ChatRequest(GenerationFields, ToolsFields):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -106,17 +107,17 @@ def prompt(request: ChatRequest, tools: Tools | None) -> wire.ChatPrompt:
         messages=tuple(message.for_template() for message in request.messages),
         tools=() if tools is None else tools.offered,
         documents=tuple(request.documents or ()),
-        template_kwargs=effort_kwargs(request.reasoning_effort) | (request.chat_template_kwargs or {}),
+        template_kwargs=style_kwargs(request.reasoning_effort, request.verbosity)
+        | (request.chat_template_kwargs or {}),
         add_generation_prompt=request.add_generation_prompt is not False and not request.continue_final_message,
         continue_final_message=bool(request.continue_final_message),
     )
 
 
-def effort_kwargs(effort: str | None) -> dict[str, Any]:
-    """Return the variables by which chat templates know how much to reason; a template may read none of them."""
-    if effort is None:
-        return {}
-    return reasoning_kwargs(thinks=effort != "none", effort=effort)
+def style_kwargs(effort: str | None, verbosity: str | None) -> dict[str, Any]:
+    """Return the variables by which chat templates know how much to reason and to say; a template may read none."""
+    style: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
+    return style if effort is None else style | reasoning_kwargs(thinks=effort != "none", effort=effort)
 
 
 def max_tokens(request: ChatRequest) -> int | None:
@@ -160,6 +161,7 @@ class _ChunkChoice(msgspec.Struct, frozen=True):
     delta: _Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
@@ -198,6 +200,7 @@ class _Choice(msgspec.Struct, frozen=True):
     message: _Message
     logprobs: ChatLogprobs | None
     finish_reason: str
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -263,9 +266,9 @@ class ChatFormat:
                 delta = _Delta(tool_calls=(_CallDelta(part.index, function),))
         return self._chunk(_ChunkChoice(index, delta), usage)
 
-    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
+    def end(self, index: int, reason: str, usage: ChunkUsage, timings: Timings | msgspec.UnsetType) -> bytes:
         """Return the chunk with the reason why the message ended."""
-        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=self._reason(reason)), usage)
+        return self._chunk(_ChunkChoice(index, _Delta(), finish_reason=self._reason(reason), timings=timings), usage)
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices."""
@@ -279,6 +282,7 @@ class ChatFormat:
                 self._message(choice),
                 chat_logprobs(choice.tokens) if self.logprobs else None,
                 self._reason("tool_calls" if choice.has_called else choice.finish),
+                choice.shown_timings,
             )
             for index, choice in enumerate(choices)
         )

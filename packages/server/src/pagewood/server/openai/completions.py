@@ -28,6 +28,7 @@ from pagewood.server.openai.fields import (
 )
 from pagewood.server.openai.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, prompt_logprobs
 from pagewood.server.openai.stream import ChunkStream, ChunkUsage
+from pagewood.server.timings import Timings
 from pagewood.server.validation import WHOLE, integers, kind, parse
 
 DEFAULT_MAX_TOKENS = 16
@@ -170,6 +171,7 @@ class _Choice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -216,9 +218,9 @@ class CompletionFormat:
     def part(self, index: int, part: wire.Part, usage: ChunkUsage) -> None:
         """Return None: a completion is plain text."""
 
-    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
+    def end(self, index: int, reason: str, usage: ChunkUsage, timings: Timings | msgspec.UnsetType) -> bytes:
         """Return the chunk with the reason why the text ended."""
-        return self._encode((_Choice(index, "", finish_reason=reason),), usage)
+        return self._encode((_Choice(index, "", finish_reason=reason, timings=timings),), usage)
 
     def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices."""
@@ -235,6 +237,7 @@ class CompletionFormat:
                 msgspec.UNSET
                 if self.prompt_logprobs is None
                 else prompt_logprobs(choice.prompt, num_top=self.prompt_logprobs),
+                choice.shown_timings,
             )
             for index, choice in enumerate(choices)
         ]

@@ -233,6 +233,7 @@ class OpenAIEndpoints:
             bad_words=tuple(said.bad_words),
             echo=extent.echo,
             is_scoring=extent.is_scoring,
+            explains=bool(said.return_timings),
             is_chat=is_chat,
             tools=tools,
             param_names={} if extent.max_tokens_param is None else {"max_tokens": extent.max_tokens_param},

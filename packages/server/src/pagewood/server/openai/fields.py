@@ -265,6 +265,8 @@ class GenerationFields(SamplingFields):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
     """Requests share cached prefixes only with requests that have the same one."""
+    return_timings: bool | None = None
+    """Whether each choice says when it was queued, admitted, computed and preempted, in its last chunk of a stream."""
     prompt_logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None

@@ -11,6 +11,7 @@ from pagewood.server import wire
 from pagewood.server.errors import ApiError
 from pagewood.server.formats import Usage, event
 from pagewood.server.openai.fields import StreamOptions
+from pagewood.server.timings import Timings, timings_of
 
 ChunkUsage = Usage | msgspec.UnsetType | None
 """The `usage` of a chunk: counts, no such field (UNSET), or null."""
@@ -34,8 +35,8 @@ class Chunks(Protocol):
         """
         ...
 
-    def end(self, index: int, reason: str, usage: ChunkUsage) -> bytes:
-        """Return the chunk that ends choice `index`."""
+    def end(self, index: int, reason: str, usage: ChunkUsage, timings: Timings | msgspec.UnsetType) -> bytes:
+        """Return the chunk that ends choice `index`; `timings` are UNSET if they were not asked for."""
         ...
 
     def usage(self, usage: Usage) -> bytes:
@@ -90,7 +91,7 @@ class ChunkStream:
         if answer.finish is not None:
             reason = answer.finish.value
             has_called = reason == "stop" and index in self._calling
-            found.append(self._chunks.end(index, "tool_calls" if has_called else reason, usage))
+            found.append(self._chunks.end(index, "tool_calls" if has_called else reason, usage, timings_of(answer)))
         return b"".join([event(chunk) for chunk in found if chunk is not None])
 
     def end(self) -> bytes:

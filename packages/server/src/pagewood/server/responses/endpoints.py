@@ -16,8 +16,9 @@ from starlette.types import ASGIApp
 from pagewood.engine.api import SamplingParams
 from pagewood.server import wire
 from pagewood.server.errors import ApiError
+from pagewood.server.keys.caller import current_caller
 from pagewood.server.openai import fields
-from pagewood.server.openai.chat import effort_kwargs
+from pagewood.server.openai.chat import style_kwargs
 from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
 from pagewood.server.responses import objects
@@ -112,7 +113,7 @@ class ResponsesEndpoints:
         earlier = items_of(self._conversation(said.previous_response_id))
         items = [*earlier, *items_of(said.input)]
         prompt_messages = messages(items, instructions=said.instructions, num_earlier=len(earlier))
-        offered = offer(said)
+        offered = offer(said, items)
         asked = said.model_copy(update={"response_format": response_format(said)})
         structured = constraint(asked, format_param="text.format")
         sampling = fields.sampling(
@@ -128,7 +129,7 @@ class ResponsesEndpoints:
                 wire.ChatPrompt(
                     messages=tuple(prompt_messages),
                     tools=() if offered.tools is None else offered.tools.offered,
-                    template_kwargs=_effort_kwargs(said) | (said.chat_template_kwargs or {}),
+                    template_kwargs=_style_kwargs(said) | (said.chat_template_kwargs or {}),
                 )
             ],
             sampling=sampling,
@@ -142,6 +143,7 @@ class ResponsesEndpoints:
             param_names={"max_tokens": "max_output_tokens"},
             priority=said.priority or 0,
             namespace=said.cache_salt or None,
+            retain_s=said.retain_s,
             stream=bool(said.stream),
         )
         format = ResponsesFormat(
@@ -149,6 +151,7 @@ class ResponsesEndpoints:
             keep=self._keeper(items) if said.store is not False else None,
             shows_logprobs=said.shows_logprobs,
             shows_encrypted=said.shows_encrypted,
+            origins=offered.origins,
         )
         return self.service.generate(generation, model, names=names_of(request, format.id), format=format)
 
@@ -195,16 +198,21 @@ class ResponsesEndpoints:
 
     def _kept(self, request: Request) -> StoredResponse:
         id: str = request.path_params["id"]
-        found = self.store.get(id)
+        found = self._find(id)
         if found is None:
             raise ApiError(f"Response with id '{id[:100]}' not found.", status=404, code="response_not_found")
         return found
+
+    def _find(self, id: str) -> StoredResponse | None:
+        """Return a response of the caller's tenant; None: there is none with that id."""
+        found = self.store.get(id)
+        return found if found is not None and found.tenant == current_caller().tenant else None
 
     def _conversation(self, id: str | None) -> list[dict[str, Any]]:
         """Return the items up to the end of a response; none without an id."""
         if id is None:
             return []
-        found = self.store.get(id)
+        found = self._find(id)
         if found is None:
             raise ApiError(
                 f"Previous response with id '{id[:100]}' not found.",
@@ -214,16 +222,20 @@ class ResponsesEndpoints:
         return found.conversation()
 
     def _keeper(self, items: list[Item]) -> Callable[[Response], None]:
+        tenant = current_caller().tenant
+
         def keep(response: Response) -> None:
             body = msgspec.json.encode(response)
             listing = msgspec.json.encode([listed(item) for item in items])
-            self.store.put(response.id, StoredResponse(body=body, input=listing))
+            self.store.put(response.id, StoredResponse(body=body, input=listing, tenant=tenant))
 
         return keep
 
     def _begun(self, said: ResponsesRequest, offered: Offer, sampling: SamplingParams) -> Response:
         """Return the response as it is before the first token."""
         text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
+        if said.text is not None and said.text.verbosity is not None:
+            text["verbosity"] = said.text.verbosity
         if said.text is not None and said.text.format is not None:
             text["format"] = said.text.format.model_dump(by_alias=True, exclude_none=True)
         effort = None if said.reasoning is None else said.reasoning.effort
@@ -251,8 +263,10 @@ class ResponsesEndpoints:
         )
 
 
-def _effort_kwargs(said: ResponsesRequest) -> dict[str, Any]:
-    return effort_kwargs(None if said.reasoning is None else said.reasoning.effort)
+def _style_kwargs(said: ResponsesRequest) -> dict[str, Any]:
+    return style_kwargs(
+        None if said.reasoning is None else said.reasoning.effort, None if said.text is None else said.text.verbosity
+    )
 
 
 def _page(request: Request) -> tuple[int, str, str | None]:

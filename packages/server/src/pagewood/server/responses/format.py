@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,10 +15,13 @@ from pagewood.server.errors import ApiError
 from pagewood.server.formats import EVENTS, Choice, Section, Usage, event
 from pagewood.server.openai.logprobs import TokenWithTop, chat_logprobs
 from pagewood.server.responses import objects
+from pagewood.server.responses.custom_input import CustomInput
 from pagewood.server.responses.items import seal
 from pagewood.server.responses.objects import OutputItem, OutputText, ReasoningText, Response
+from pagewood.server.responses.tools import Origin
 
-_PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}
+_PREFIXES = {"content": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc", "search": "tsc"}
+"""Section, or kind of the tool that is called -> beginning of the id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class ResponsesFormat:
     shows_logprobs: bool = False
     shows_encrypted: bool = False
     """Whether reasoning comes in the form of `encrypted_content`, too."""
+    origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
+    """Function -> the tool that it is to the client, see `tools.Offer`."""
     clock: Callable[[], float] = time.time
 
     media_type: ClassVar[str] = EVENTS
@@ -97,8 +102,15 @@ class ResponsesFormat:
         """Return an item; while it is in progress, it is empty."""
         id, is_begun = self.item_id(index, section), status == "in_progress"
         if section.call is not None:
-            call, arguments = section.call, "" if is_begun else section.text
-            return objects.FunctionCall(id=id, status=status, call_id=call.id, name=call.name, arguments=arguments)
+            origin, arguments = self.origin(section), "" if is_begun else section.text
+            of: dict[str, Any] = {"id": id, "status": status, "call_id": section.call.id, "name": origin.name}
+            if origin.kind == "search":
+                del of["name"]
+                return objects.SearchCall(**of, arguments=_object(arguments))
+            if origin.kind == "custom":
+                text = "" if is_begun else CustomInput.of(arguments)
+                return objects.CustomCall(**of, namespace=origin.namespace, input=text)
+            return objects.FunctionCall(**of, namespace=origin.namespace, arguments=arguments)
         part = self.part(section)
         if isinstance(part, OutputText):
             return objects.OutputMessage(id=id, status=status, content=() if is_begun else (part,))
@@ -109,7 +121,13 @@ class ResponsesFormat:
 
     def item_id(self, index: int, section: Section) -> str:
         """Return the id of an item: the same in all events and in the response."""
-        return f"{_PREFIXES[section.kind]}_{self.id.removeprefix('resp_')}{index:02x}"
+        kind = section.kind if section.call is None else self.origin(section).kind
+        return f"{_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{index:02x}"
+
+    def origin(self, section: Section) -> Origin:
+        """Return which tool of the client a call is for."""
+        assert section.call is not None
+        return self.origins.get(section.call.name) or Origin(name=section.call.name)
 
     def part(self, section: Section) -> OutputText | ReasoningText:
         """Return the content of a message or of reasoning."""
@@ -134,6 +152,8 @@ class _Sent:
     num_texts: int = 0  # written by: ResponsesStream
     num_tokens: int = 0  # written by: ResponsesStream
     is_complete: bool = False  # written by: ResponsesStream
+    custom: CustomInput | None = None
+    """Of the call of a custom tool."""
 
 
 class ResponsesStream:
@@ -168,7 +188,8 @@ class ResponsesStream:
         for place in range(self._num_complete, len(sections)):
             section = sections[place]
             if place == len(self._sent):
-                self._sent.append(_Sent())
+                is_custom = section.call is not None and self._format.origin(section).kind == "custom"
+                self._sent.append(_Sent(custom=CustomInput() if is_custom else None))
                 events += self._begin(place, section)
             elif self._sent[place].is_complete:
                 continue
@@ -216,7 +237,10 @@ class ResponsesStream:
                 return [self._say(objects.TextDelta, **of, delta=delta, logprobs=logprobs)]
             case "reasoning" if delta:
                 return [self._say(objects.ReasoningDelta, **of, delta=delta)]
-            case "call" if delta:
+            case "call" if sent.custom is not None:
+                delta = sent.custom.take(delta)
+                return [self._say(objects.CustomInputDelta, **of, delta=delta)] if delta else []
+            case "call" if delta and self._format.origin(section).kind == "function":
                 return [self._say(objects.ArgumentsDelta, **of, delta=delta)]
             case _:
                 return []
@@ -224,8 +248,16 @@ class ResponsesStream:
     def _complete(self, place: int, section: Section, *, status: str) -> list[bytes]:
         self._sent[place].is_complete = True
         of, events = self._of(place, section), list[bytes]()
-        if section.call is not None:
-            name, arguments = section.call.name, section.text
+        custom = self._sent[place].custom
+        if custom is not None:
+            delta = custom.end()
+            if delta:
+                events.append(self._say(objects.CustomInputDelta, **of, delta=delta))
+            events.append(self._say(objects.CustomInputDone, **of, input=custom.text))
+        elif section.call is not None and self._format.origin(section).kind == "search":
+            pass
+        elif section.call is not None:
+            name, arguments = self._format.origin(section).name, section.text
             events.append(self._say(objects.ArgumentsDone, **of, name=name, arguments=arguments))
         else:
             part = self._format.part(section)
@@ -245,6 +277,14 @@ class ResponsesStream:
         payload = msgspec.json.encode(kind(sequence_number=self._num_events, **fields))
         self._num_events += 1
         return event(payload, name=str(kind.__struct_config__.tag).encode())
+
+
+def _object(arguments: str) -> Any:
+    """Return the arguments of a search; none if they are no JSON, as of a call that is not complete."""
+    try:
+        return json.loads(arguments) if arguments else {}
+    except ValueError:
+        return {}
 
 
 def _can_grow_no_more(section: Section) -> bool:

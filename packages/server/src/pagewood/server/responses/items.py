@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pagewood.server.errors import ApiError
 from pagewood.server.openai.messages import CalledFunction, CallMessage, Message
 from pagewood.server.responses import objects
+from pagewood.server.responses.custom_input import as_arguments
 from pagewood.server.validation import kind, validated
 
 _SEALED = "pagewood-1:"
@@ -85,7 +86,6 @@ class _Item(BaseModel):
     status: str | None = None
     created_by: Any = None
     caller: Any = None
-    namespace: None = None
 
 
 class MessageItem(_Item):
@@ -95,6 +95,7 @@ class MessageItem(_Item):
     role: Literal["system", "developer", "user", "assistant"]
     content: _Text
     phase: Any = None
+    namespace: None = None
 
 
 class FunctionCallItem(_Item):
@@ -103,6 +104,7 @@ class FunctionCallItem(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
     parsed_arguments: Any = None
     async_: Annotated[Literal[False] | None, Field(alias="async")] = None
@@ -115,6 +117,7 @@ class CallOutputItem(_Item):
     call_id: str
     output: _Text
     name: Any = None
+    namespace: Any = None
 
 
 class CustomCallItem(_Item):
@@ -123,6 +126,7 @@ class CustomCallItem(_Item):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
     async_: Annotated[Literal[False] | None, Field(alias="async")] = None
 
@@ -148,6 +152,7 @@ class ReasoningItem(_Item):
     summary: list[SummaryPart] = []
     content: list[ReasoningPart] | None = None
     encrypted_content: str | None = None
+    namespace: None = None
 
     def text(self, param: str) -> str:
         """Return the reasoning itself, or its summary if there is nothing else; `param` is the name of this item.
@@ -167,7 +172,67 @@ class ReasoningItem(_Item):
         return "\n\n".join([part.text for part in self.summary])
 
 
-Item = MessageItem | FunctionCallItem | CallOutputItem | CustomCallItem | ReasoningItem
+class AdditionalToolsItem(_Item):
+    """Tools that come with the conversation. They count from its beginning: the prompt describes tools once."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"] = "developer"
+    tools: list[dict[str, Any]]
+
+
+class SearchCallItem(_Item):
+    """A search for further tools in an earlier answer."""
+
+    type: Literal["tool_search_call"]
+    call_id: str
+    arguments: Any
+    execution: Literal["client"] = "client"
+
+
+class SearchOutputItem(_Item):
+    """The tools that a search has found. They count from the beginning of the conversation, too."""
+
+    type: Literal["tool_search_output"]
+    call_id: str
+    tools: list[dict[str, Any]]
+    execution: Literal["client"] = "client"
+
+
+def _agent_text(content: Any) -> Any:
+    """Return the text of a message between agents; clients call encrypted what the model wrote to another one."""
+    if not isinstance(content, list):
+        return _text(content)
+    return _text([_decrypted(part) for part in cast("list[Any]", content)])
+
+
+def _decrypted(part: Any) -> Any:
+    match part:
+        case {"type": "encrypted_content", "encrypted_content": str(text)}:
+            return {"type": "input_text", "text": text}
+        case _:
+            return part
+
+
+class EncryptedPart(BaseModel):
+    """What the model wrote to another agent; this server has not encrypted it."""
+
+    type: Literal["encrypted_content"]
+    encrypted_content: str
+
+
+class AgentMessageItem(_Item):
+    """A message of another agent of the client. To the model it is a message of the user."""
+
+    type: Literal["agent_message"]
+    author: str | None = None
+    recipient: str | None = None
+    content: Annotated[str | None, BeforeValidator(_agent_text, str | list[ItemText | EncryptedPart] | None)] = None
+
+
+Item = (
+    MessageItem | FunctionCallItem | CallOutputItem | CustomCallItem | ReasoningItem
+    | AdditionalToolsItem | AgentMessageItem | SearchCallItem | SearchOutputItem
+)  # fmt: skip
 _ITEMS: dict[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
@@ -175,6 +240,10 @@ _ITEMS: dict[str, type[Item]] = {
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": CallOutputItem,
     "reasoning": ReasoningItem,
+    "additional_tools": AdditionalToolsItem,
+    "agent_message": AgentMessageItem,
+    "tool_search_call": SearchCallItem,
+    "tool_search_output": SearchOutputItem,
 }
 
 
@@ -209,6 +278,10 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "additional_tools": "at",
+    "agent_message": "amsg",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
 }
 
 
@@ -221,11 +294,20 @@ def listed(item: Item) -> objects.ListedItem:
             part = objects.OutputText if item.role == "assistant" else objects.InputText
             return objects.ListedMessage(id=id, status=status, role=item.role, content=(part(text=item.content),))
         case FunctionCallItem():
-            return objects.FunctionCall(
-                id=id, status=status, call_id=item.call_id, name=item.name, arguments=item.arguments
-            )
+            of: dict[str, Any] = {"id": id, "status": status, "call_id": item.call_id, "namespace": item.namespace}
+            return objects.FunctionCall(**of, name=item.name, arguments=item.arguments)
         case CustomCallItem():
-            return objects.CustomCall(id=id, status=status, call_id=item.call_id, name=item.name, input=item.input)
+            of = {"id": id, "status": status, "call_id": item.call_id, "namespace": item.namespace}
+            return objects.CustomCall(**of, name=item.name, input=item.input)
+        case AdditionalToolsItem():
+            return objects.AdditionalTools(id=id, status=status, tools=item.tools)
+        case SearchCallItem():
+            return objects.SearchCall(id=id, status=status, call_id=item.call_id, arguments=item.arguments)
+        case SearchOutputItem():
+            return objects.SearchOutput(id=id, status=status, call_id=item.call_id, tools=item.tools)
+        case AgentMessageItem():
+            text = objects.InputText(text=item.content or "")
+            return objects.ListedMessage(id=id, status=status, role="user", content=(text,))
         case CallOutputItem():
             output = objects.CallOutput if item.type == "function_call_output" else objects.CustomOutput
             return output(id=id, status=status, call_id=item.call_id, output=item.output)
@@ -289,15 +371,21 @@ class _Conversation:
                 if self._text is not None or self._calls:
                     self._end_answer()
                 self._text = item.content
-            case FunctionCallItem() | CustomCallItem():
+            case FunctionCallItem() | CustomCallItem() | SearchCallItem():
                 self._call_ids.add(item.call_id)
                 self._calls.append(_call(item))
-            case CallOutputItem():
+            case CallOutputItem() | SearchOutputItem():
                 if item.call_id not in self._call_ids:
                     message = f"No tool call found for function call output with call_id {item.call_id[:100]}."
                     raise ApiError(message, param=f"{param}.call_id", code="invalid_value")
                 self._end_answer()
-                self._found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+                output = item.output if isinstance(item, CallOutputItem) else _found_names(item)
+                self._found.append(Message(role="tool", content=output, tool_call_id=item.call_id))
+            case AdditionalToolsItem():
+                pass
+            case AgentMessageItem():
+                self._end_answer()
+                self._found.append(Message(role="user", content=item.content or ""))
             case MessageItem():
                 self._end_answer()
                 if item.role != "user" and not self._found:
@@ -324,6 +412,34 @@ class _Conversation:
         self._reasoning, self._text, self._calls = "", None, []
 
 
-def _call(item: FunctionCallItem | CustomCallItem) -> CallMessage:
-    arguments = item.arguments if isinstance(item, FunctionCallItem) else json.dumps({"input": item.input})
-    return CallMessage(id=item.call_id, function=CalledFunction(name=item.name, arguments=arguments))
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name under which the model knows a tool."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+SEARCH = "tool_search"
+"""The name under which the model knows the client's search for tools."""
+
+
+def _call(item: FunctionCallItem | CustomCallItem | SearchCallItem) -> CallMessage:
+    match item:
+        case FunctionCallItem():
+            name, arguments = function_name(item.name, item.namespace), item.arguments
+        case CustomCallItem():
+            name, arguments = function_name(item.name, item.namespace), as_arguments(item.input)
+        case SearchCallItem():
+            name, arguments = SEARCH, json.dumps(item.arguments)
+    return CallMessage(id=item.call_id, function=CalledFunction(name=name, arguments=arguments))
+
+
+def _found_names(item: SearchOutputItem) -> str:
+    """Return what the model is told of a search: the names of the functions that it may call now."""
+    names: list[str] = []
+    for tool in item.tools:
+        inner: Any = tool.get("tools") if tool.get("type") == "namespace" else None
+        if isinstance(inner, list):
+            some = cast("list[dict[str, Any]]", inner)
+            names += [function_name(str(one.get("name")), str(tool.get("name"))) for one in some]
+        else:
+            names.append(str(tool.get("name")))
+    return json.dumps({"tools": names})

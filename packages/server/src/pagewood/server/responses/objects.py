@@ -38,14 +38,24 @@ class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     content: tuple[OutputText, ...] = ()
 
 
-class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    """A call of a function."""
-
+class _Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     status: str
     call_id: str
     name: str
+    namespace: str | None = None
+
+
+class FunctionCall(_Call, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a function."""
+
     arguments: str
+
+
+class CustomCall(_Call, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that takes a text."""
+
+    input: str
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
@@ -58,7 +68,17 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     encrypted_content: str | None = None
 
 
-OutputItem = OutputMessage | FunctionCall | Reasoning
+class SearchCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_search_call"):
+    """A search of the client for further tools."""
+
+    id: str
+    status: str
+    call_id: str
+    execution: Literal["client"] = "client"
+    arguments: Any
+
+
+OutputItem = OutputMessage | FunctionCall | CustomCall | SearchCall | Reasoning
 
 
 class InputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_text"):
@@ -76,16 +96,6 @@ class ListedMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     content: tuple[InputText | OutputText, ...]
 
 
-class CustomCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    """A call of a tool that takes a text."""
-
-    id: str
-    status: str
-    call_id: str
-    name: str
-    input: str
-
-
 class _Output(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     status: str
@@ -101,7 +111,29 @@ class CustomOutput(_Output, frozen=True, kw_only=True, tag_field="type", tag="cu
     """What a tool that takes a text has returned."""
 
 
-ListedItem = ListedMessage | FunctionCall | CallOutput | CustomCall | CustomOutput | Reasoning
+class AdditionalTools(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="additional_tools"):
+    """Tools that came with the conversation."""
+
+    id: str
+    status: str
+    role: Literal["developer"] = "developer"
+    tools: list[dict[str, Any]]
+
+
+class SearchOutput(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_search_output"):
+    """The tools that a search has found."""
+
+    id: str
+    status: str
+    call_id: str
+    execution: Literal["client"] = "client"
+    tools: list[dict[str, Any]]
+
+
+ListedItem = (
+    ListedMessage | FunctionCall | CallOutput | CustomCall | CustomOutput | SearchCall | SearchOutput | Reasoning
+    | AdditionalTools
+)  # fmt: skip
 """An item that led to a response."""
 
 
@@ -310,6 +342,18 @@ class ArgumentsDone(_OfItem, frozen=True, kw_only=True, tag="response.function_c
     arguments: str
 
 
+class CustomInputDelta(_OfItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """More of the text for a custom tool."""
+
+    delta: str
+
+
+class CustomInputDone(_OfItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """The whole text for a custom tool."""
+
+    input: str
+
+
 class Failure(Event, frozen=True, kw_only=True, tag="error"):
     """An error; `response.failed` follows."""
 
@@ -322,5 +366,6 @@ ResponseEvent = (
     Created | InProgress | Completed | Incomplete | Failed | Failure
     | ItemAdded | ItemDone | PartAdded | PartDone
     | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone
+    | CustomInputDelta | CustomInputDone
 )  # fmt: skip
 """Any event of a stream."""

@@ -34,8 +34,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = fields.NEUTRAL | {
     "early_stopping": (None, False),
 }
 """Fields that this endpoint does not support -> the values that ask for nothing, which are accepted."""
-IGNORED = frozenset({"client_metadata", "service_tier", "prompt_cache_retention", "prompt_cache_options"})
+IGNORED = frozenset({"client_metadata", "service_tier", "prompt_cache_options"})
 """Fields about accounts and caches of a hosted service. They have no effect here, whatever their value."""
+
+_DAY_S = 86400.0
+_NEXT_TURN_S = 300.0
+"""Seconds in which a conversation that continues a response is likely to be continued again."""
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -84,10 +88,10 @@ class TextFormat(_Strict):
 
 
 class TextFields(_Strict):
-    """`text`. Nothing tells the model to be brief or verbose, so only the default verbosity is accepted."""
+    """`text`. The verbosity is a variable of the chat template, which may read it."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningFields(_Strict):
@@ -114,11 +118,56 @@ class FunctionTool(_Strict):
     async_: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
-class FunctionChoice(_Strict):
-    """`tool_choice`: one function, which must be called."""
+class TextInput(_Strict):
+    """Any text."""
 
-    type: Literal["function"]
+    type: Literal["text"]
+
+
+class GrammarInput(_Strict):
+    """Text of a grammar. The model is told of it; its text is not bound to it."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomTool(_Strict):
+    """A tool that takes a text."""
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    description: str | None = None
+    format: Annotated[TextInput | GrammarInput, Field(discriminator="type")] | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: Literal[False] | None = None
+    async_: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class NamespaceTool(_Strict):
+    """Functions and custom tools with a common name before theirs."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    description: str | None = None
+    tools: list[dict[str, Any]]
+
+
+class SearchTool(_Strict):
+    """A search of the client for further tools. One that a hosted service would run is skipped."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client", "server"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolChoice(_Strict):
+    """`tool_choice`: one tool, which must be called."""
+
+    type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
 
 
 class AllowedFunctions(_Strict):
@@ -130,7 +179,7 @@ class AllowedFunctions(_Strict):
 
 
 class OtherTool(BaseModel):
-    """A tool of another type, which is skipped: only functions are offered to the model."""
+    """A tool of another type, which is skipped."""
 
     type: str
 
@@ -141,8 +190,11 @@ def _as_it_is(value: Any) -> Any:
 
 # What is accepted, for the schema of the body. `items` and `tools` read these: their errors name the field.
 _Items = str | list[Item]
-_Tools = Annotated[list[FunctionTool | OtherTool], Field(max_length=MAX_TOOLS)] | None
-_Choice = Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions | None
+_Tools = (
+    Annotated[list[FunctionTool | CustomTool | NamespaceTool | SearchTool | OtherTool], Field(max_length=MAX_TOOLS)]
+    | None
+)
+_Choice = Literal["none", "auto", "required"] | ToolChoice | AllowedFunctions | None
 _Label = Annotated[str, Field(max_length=512)]
 
 
@@ -163,6 +215,8 @@ class ResponsesRequest(GenerationFields):
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Beyond OpenAI's API: variables of the chat template."""
+    prompt_cache_retention: Any = None
+    """"24h" keeps the conversation cached for that time if the server retains prefixes; other values have no effect."""
 
     # Only repeated in the answer. `max_tool_calls` limits tools that the server runs, and it runs none.
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], _Label], Field(max_length=16)] | None = None
@@ -170,6 +224,16 @@ class ResponsesRequest(GenerationFields):
     prompt_cache_key: _Label | None = None
     safety_identifier: _Label | None = None
     user: _Label | None = None
+
+    @property
+    def retain_s(self) -> float | None:
+        """Seconds for which the conversation is likely to return; None: nothing says so.
+
+        One that continues a response is likely to be continued itself.
+        """
+        if self.prompt_cache_retention == "24h":
+            return _DAY_S
+        return _NEXT_TURN_S if self.previous_response_id is not None else None
 
     @property
     def shows_logprobs(self) -> bool:

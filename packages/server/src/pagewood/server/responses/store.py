@@ -22,6 +22,8 @@ class StoredResponse:
     """JSON of the response."""
     input: bytes
     """JSON of all items before it, those of earlier responses, too."""
+    tenant: str = ""
+    """Whose it is."""
 
     @property
     def num_bytes(self) -> int:

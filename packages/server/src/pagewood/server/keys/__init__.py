@@ -1,0 +1,1 @@
+"""API keys: which there are, who sends a request, what a sender may do, and how much."""

@@ -1,0 +1,107 @@
+"""Who sends a request, and what this allows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from pagewood.server import wire
+from pagewood.server.errors import ApiError
+from pagewood.server.keys.namespaces import namespace_of
+from pagewood.server.keys.quota import Quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The sender of a request."""
+
+    tenant: str = ""
+    """Empty: the server has no keys, so all senders are one."""
+    name: str = ""
+    """Of its key, for the log."""
+    is_admin: bool = False
+    max_priority: int | None = None
+    quota: Quota | None = None
+    """What its key may use and has used; None: the server has no keys."""
+
+    def stamped(self, message: wire.NewRequest) -> wire.NewRequest:
+        """Return a message with the tenant, and with the namespace of the tenant and the client's salt, if it has any.
+
+        Raises:
+            ApiError: its priority is higher than the caller's highest.
+        """
+        if isinstance(message, wire.Retain):
+            return msgspec.structs.replace(message, namespace=namespace_of(self.tenant, message.namespace))
+        if not isinstance(message, wire.Generate):
+            return message
+        self.check_priority(message.priority)
+        namespace = namespace_of(self.tenant, message.namespace)
+        if not self.tenant and namespace == message.namespace:
+            return message
+        return msgspec.structs.replace(message, namespace=namespace, tenant=self.tenant or None)
+
+    def check_priority(self, priority: int) -> None:
+        """Check a priority that the caller asks for.
+
+        Raises:
+            ApiError: 403 if it is higher than the caller's highest.
+        """
+        if self.max_priority is not None and priority > self.max_priority:
+            raise ApiError(
+                f"Invalid value for 'priority': the highest priority of this API key is {self.max_priority}, "
+                f"but got {priority} instead.",
+                status=403,
+                param="priority",
+                code="priority_not_allowed",
+            )
+
+    def owns(self, tenant: str) -> bool:
+        """Return whether the caller may change the requests of that tenant."""
+        return self.is_admin or self.tenant == tenant
+
+    def check_admin(self) -> None:
+        """Check that the caller may use admin routes.
+
+        Raises:
+            ApiError: 403 if it may not.
+        """
+        if self.is_admin:
+            return
+        why = (
+            "it needs an admin key, and this API key is none"
+            if self.tenant
+            else "a server without keys has it only on a loopback address; start the server with an admin key"
+        )
+        raise ApiError(f"This path is for admins: {why}.", status=403, code="admin_key_required")
+
+
+_NOBODY = Caller()
+_current: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
+
+
+def current_caller() -> Caller:
+    """Return who sends the request that is being served; outside a request, a caller without any right.
+
+    It is a variable of the context rather than an argument, so that no endpoint can forget to pass it on.
+    """
+    return _current.get()
+
+
+def set_caller(caller: Caller) -> None:
+    """Set who sends the request that is served in this context."""
+    _current.set(caller)
+
+
+def for_admins(endpoint: Callable[[Request], Awaitable[ASGIApp]]) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """Return an endpoint that refuses callers who are no admins, before it reads anything of the request."""
+
+    async def checked(request: Request) -> ASGIApp:
+        current_caller().check_admin()
+        return await endpoint(request)
+
+    return checked

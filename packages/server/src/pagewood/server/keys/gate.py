@@ -1,0 +1,105 @@
+"""Which caller sent a request: the keys of a server, and how requests present them."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+
+from pagewood.server.errors import ApiError
+from pagewood.server.keys.caller import Caller
+from pagewood.server.keys.key import ApiKey, digest_of
+from pagewood.server.keys.quota import Quota
+
+_HOW = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+
+
+class KeyGate:
+    """Finds the caller of each request. Invariant: a server with keys keeps having some.
+
+    Args:
+        keys: none: every request is let in.
+        is_local: whether only this machine reaches the server; then, without keys, every caller is an admin.
+
+    Raises:
+        ValueError: two keys are the same.
+    """
+
+    __slots__ = ("_anyone", "_callers")
+
+    def __init__(self, keys: Sequence[ApiKey] = (), *, is_local: bool = True) -> None:
+        self._anyone = Caller(is_admin=is_local)
+        self._callers = _callers(keys, {})  # written by: replace
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return bool(self._callers)
+
+    def replace(self, keys: Sequence[ApiKey]) -> None:
+        """Use other keys from now on. What a key has used stays counted if its limits are the same.
+
+        Raises:
+            ValueError: there are none, or two are the same; the keys stay as they were.
+        """
+        if not keys:
+            raise ValueError("keys must hold at least one key, got none")
+        self._callers = _callers(keys, self._callers)
+
+    def caller(self, headers: Headers, *, is_open: bool) -> Caller:
+        """Return who sends a request.
+
+        Args:
+            headers: of the request.
+            is_open: whether its path needs no key.
+
+        Raises:
+            ApiError: 401 if it needs a key and has none, or a wrong one.
+        """
+        if not self._callers:
+            return self._anyone
+        if is_open:
+            return Caller()
+        key = _presented(headers)
+        if key is None:
+            raise _unauthorized(f"This server needs an API key: {_HOW}.", code="missing_api_key")
+        digest, found = digest_of(key), None
+        for known, caller in self._callers.items():  # all of them, so that the time does not depend on which matches
+            if hmac.compare_digest(known, digest):
+                found = caller
+        if found is None:
+            raise _unauthorized(f"The API key is wrong; {_HOW}.", code="invalid_api_key")
+        return found
+
+
+def _callers(keys: Sequence[ApiKey], before: dict[bytes, Caller]) -> dict[bytes, Caller]:
+    found: dict[bytes, Caller] = {}
+    for key in keys:
+        if key.digest in found:
+            raise ValueError(f"keys must differ, got the key {key.name} twice")
+        known = before.get(key.digest)
+        quota = known.quota if known is not None else None
+        found[key.digest] = Caller(
+            tenant=key.tenant,
+            name=key.name,
+            is_admin=key.admin,
+            max_priority=key.max_priority,
+            quota=quota if quota is not None and quota.key == key else Quota(key=key),
+        )
+    return found
+
+
+def _presented(headers: Headers) -> str | None:
+    """Return the key that a request presents; None: none, or several."""
+    bearer, own = headers.getlist("authorization"), headers.getlist("x-api-key")
+    if len(bearer) > 1 or len(own) > 1:
+        return None
+    if bearer:
+        scheme, _, key = bearer[0].strip().partition(" ")
+        return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+    return own[0].strip() if own and own[0].strip() else None
+
+
+def _unauthorized(message: str, *, code: str) -> ApiError:
+    return ApiError(message, status=401, code=code, headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,1 @@
+"""Metrics of the server: what is measured, and how Prometheus gets it."""

@@ -1,0 +1,74 @@
+"""Everything that the HTTP process counts, and the text that Prometheus reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pagewood.server.incidents import Incidents
+from pagewood.server.metrics.processes import ProcessUsage, usage_of
+from pagewood.server.metrics.recent import Recent
+from pagewood.server.metrics.requests import RequestMetrics
+from pagewood.server.status import EngineStatus
+
+if TYPE_CHECKING:
+    from pagewood.server.exchange import Exchange
+
+Compat = Literal["vllm", "sglang"]
+COMPAT: tuple[Compat, ...] = ("vllm", "sglang")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_METHODS = frozenset({"GET", "POST", "DELETE", "OPTIONS", "HEAD"})
+_OTHER = "other"
+
+
+def _own_process() -> Mapping[str, int]:
+    return {"http": os.getpid()}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Metrics:
+    """What the HTTP process counts. Invariant: a label has a bounded number of values; none is a client's text."""
+
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
+    compat: Collection[Compat] = ()
+    """Servers under whose names the series are shown, too."""
+    processes: Callable[[], Mapping[str, int]] = _own_process
+    """Returns name -> process id of the server's processes."""  # written by: serve
+    num_connections: Callable[[], int] = lambda: 0
+    """Returns how many connections are open."""  # written by: serve
+    paths: Collection[str] = ()
+    """Paths that are counted by themselves."""  # written by: Frontend.app
+    started_s: float = field(default_factory=time.time)
+    """Unix time, seconds."""
+    exchanges: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
+    """HTTP requests by method, path and status."""  # contents written by: answered
+    errors: Counter[str] = field(default_factory=Counter[str])
+    """HTTP requests by the code of their error."""  # contents written by: answered
+    incidents: Incidents = field(default_factory=Incidents)
+    """What went wrong, as the rest of the server counts it."""
+    recent: Recent = field(default_factory=Recent)
+
+    def answered(self, exchange: Exchange) -> None:
+        """Count an HTTP request that is over."""
+        method = exchange.method if exchange.method in _METHODS else _OTHER
+        path = exchange.path if exchange.path in self.paths else _OTHER
+        self.exchanges[method, path, exchange.status] += 1
+        if exchange.error_code:
+            self.errors[exchange.error_code] += 1
+
+    def pulsed(self, status: EngineStatus) -> None:
+        """Take what the engine has measured."""
+        found = status.measurement
+        if found is not None:
+            accounts = self.requests.accounts
+            cached = sum(account.num_cached_tokens for account in accounts)
+            prompt = sum(account.num_prompt_tokens for account in accounts)
+            self.recent.note(time.monotonic(), (found.num_decode_tokens, cached, prompt))
+
+    def usage(self) -> dict[str, ProcessUsage]:
+        """Return what each process of the server uses."""
+        return usage_of(self.processes())

@@ -1,0 +1,224 @@
+"""Requests that are sent again after a process died: only if their client has got nothing, once, and with other ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leaving_client import Client
+from pagewood.engine.api import FinishReason, SamplingParams
+from pagewood.engine.text import Tokenizer
+from pagewood.server import live as live_module
+from pagewood.server import wire
+from pagewood.server.errors import unavailable
+from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.status import EngineState
+from pagewood.server.testing import MemoryServer
+
+LOST = unavailable("The engine process died.", code="engine_lost")
+
+
+class Recorder:
+    """A sender that keeps its messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[wire.ToTokenizer] = []
+
+    def send(self, frame: bytes) -> None:
+        self.messages.append(wire.to_tokenizer.decode(frame))
+
+    def sent(self) -> list[wire.Generate]:
+        """Return the requests since the last call, and forget all messages."""
+        found = [message for message in self.messages if isinstance(message, wire.Generate)]
+        self.messages.clear()
+        return found
+
+
+def generate(request_id: str, *, siblings: tuple[str, ...] = (), priority: int = 0) -> wire.Generate:
+    sampling = SamplingParams(max_tokens=9, temperature=1.0, seed=7)
+    prompt = wire.TextPrompt(text=f"prompt of {request_id}")
+    return wire.Generate(
+        request_id=request_id, prompt=prompt, sampling=sampling, sibling_ids=siblings, priority=priority
+    )
+
+
+def answer(request_id: str, *, finish: FinishReason | None = None) -> wire.Answers:
+    return wire.Answers((wire.Answer(request_id, "t", finish, finish is not None, None, 1, 0, 1),))
+
+
+def heard(group: LiveGroup) -> list[str]:
+    """Return the answers with their index, and the errors, that the client of a group has got."""
+    words: list[str] = []
+    while not group.queue.empty():
+        item = group.queue.get_nowait()
+        words.append(str(item) if isinstance(item, Exception) else f"{item[0]} {item[1].text}")
+    return words
+
+
+def test_what_was_not_answered_is_sent_again_when_the_engine_is_back() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    begun = live.submit([generate("a")], prompt_param="prompt")
+    fresh = live.submit([generate("b", siblings=("b1",)), generate("c")], prompt_param="prompt")
+    live.take(answer("a"))
+    first = sender.sent()
+    live.lost(LOST)
+    assert heard(begun) == ["0 t", "The engine process died."]
+    assert heard(fresh) == []
+    assert (live.num_live, live.num_held) == (3, 1)
+    assert sender.sent() == []  # not before the engine is ready
+    live.resume()
+    again = sender.sent()
+    for old, new in zip(first[1:], again, strict=True):
+        assert not set(old.request_ids) & set(new.request_ids)
+        names = {"request_id": old.request_id, "sibling_ids": old.sibling_ids}
+        assert msgspec.structs.replace(new, **names) == old  # also the seed
+    live.take(answer("b", finish=FinishReason.LENGTH))  # a late answer of the dead engine
+    assert heard(fresh) == []
+    for index, name in enumerate((*again[0].request_ids, *again[1].request_ids)):
+        live.take(answer(name, finish=FinishReason.LENGTH))
+        assert heard(fresh) == [f"{index} t"]
+    assert (live.num_live, live.num_ending, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 3, 1)
+
+
+def test_a_request_is_sent_again_only_so_often() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    group = live.submit([generate("a")], prompt_param="prompt")
+    live.lost(LOST)
+    live.lost(LOST)  # the next engine dies before it is ready: it had not got the request
+    live.resume()
+    live.lost(LOST)
+    live.resume()
+    assert len(sender.sent()) == 2
+    assert heard(group) == ["The engine process died."]
+    assert live.num_live == 0
+
+
+def test_the_requests_of_a_dead_tokenizer_go_to_a_tokenizer_at_once() -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=9, max_retries=1)
+    group = live.submit([generate("a"), generate("b")], prompt_param="prompt")
+    begun = live.submit([generate("c"), generate("d")], prompt_param="prompt")
+    live.take(answer("d"))
+    for sender in senders:
+        sender.sent()
+    live.tokenizer_lost(0)
+    (again,) = [message for sender in senders for message in sender.sent()]
+    assert again.prompt == generate("a").prompt
+    assert heard(begun) == ["1 t", "The tokenizer of this request died."]  # its client has a part of its answer
+    live.take(answer(again.request_id))
+    live.take(answer("b"))
+    assert heard(group) == ["0 t", "1 t"]
+
+
+def test_a_held_request_can_be_cancelled_prioritized_and_failed() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1)
+    groups = [live.submit([generate(name)], prompt_param="prompt", names=frozenset({name})) for name in "abc"]
+    live.lost(LOST)
+    sender.messages.clear()
+    live.close(groups[0])
+    assert live.prioritize("b", 5)
+    assert (sender.messages, live.num_live, live.num_ending, live.num_held) == ([], 2, 0, 2)
+    live.resume()
+    assert [message.priority for message in sender.sent()] == [5, 0]
+    live.close(groups[1])
+    group = live.submit([generate("d")], prompt_param="prompt")
+    live.lost(LOST)
+    live.fail_all(LOST)  # the server ends
+    assert heard(group) == ["The engine process died."]
+    assert (live.num_live, live.num_held) == (0, 0)
+
+
+def test_the_memory_of_what_is_kept_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "MAX_KEPT_BYTES", 1000)
+    live = LiveRequests([Recorder()], limit=99, max_retries=1)
+    groups = [live.submit([generate(f"{n}")], prompt_param="prompt") for n in range(20)]
+    live.lost(LOST)
+    num_kept = sum(not heard(group) for group in groups)
+    assert 1 <= num_kept < 10
+    assert live.num_held == num_kept
+
+
+EVENTS = st.sampled_from(["submit", "submit2", "text", "end", "close", "tokenizer", "engine", "resume", "priority"])
+
+
+@given(events=st.lists(st.tuples(EVENTS, st.integers(0, 5)), max_size=40))
+def test_every_client_gets_one_end_of_each_request(events: list[tuple[str, int]]) -> None:
+    senders = [Recorder(), Recorder()]
+    live = LiveRequests(senders, limit=100, max_retries=1)
+    groups: list[LiveGroup] = []
+    closed: set[int] = set()
+    for event, choice in events:
+        names = [name for group in groups for name in sorted(group.open_ids)]
+        if event in ("submit", "submit2"):
+            siblings = () if event == "submit" else (f"{len(groups)}s",)
+            groups.append(live.submit([generate(f"{len(groups)}", siblings=siblings)], prompt_param="prompt"))
+        elif event == "tokenizer":
+            live.tokenizer_lost(choice % 2)
+        elif event == "engine":
+            live.lost(LOST)
+        elif event == "resume":
+            live.resume()
+        elif event == "close" and groups:
+            live.close(groups[choice % len(groups)])
+            closed.add(choice % len(groups))
+        elif names:
+            finish = FinishReason.LENGTH if event == "end" else None
+            live.take(answer(names[choice % len(names)], finish=finish))
+    live.resume()
+    for group in groups:
+        for name in sorted(group.open_ids):
+            live.take(answer(name, finish=FinishReason.LENGTH))
+    assert (live.num_live, live.num_held) == (0, 0)
+    assert live._num_kept_bytes == 0  # pyright: ignore[reportPrivateUsage]
+    for index, group in enumerate(groups):
+        items = heard(group)
+        assert not group.open_ids
+        assert items or index in closed
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_notices_nothing_of_a_death_before_its_first_token(
+    model_folder: Path, tokenizer: Tokenizer, stream: bool
+) -> None:
+    server = MemoryServer(model_folder, tokenizer, limit=64, max_retries=1)
+    await server.start()
+    server.gate.allow(5)
+    running = Client(
+        server, {"model": "echo", "prompt": "Hi", "max_tokens": 99, "ignore_eos": True}, path="/v1/completions"
+    )
+    await server.until(lambda: server.gate.is_held)
+    body = {"model": "echo", "prompt": "A question", "max_tokens": 20, "temperature": 1.0, "seed": 3, "stream": stream}
+    late = Client(server, body, path="/v1/completions")
+    live, status = server.service.live, server.service.status
+    await server.until(lambda: live.num_live == 2)
+    status.lost(next_incarnation=1)
+    live.lost(LOST)
+    messages = [message async for message in running.messages()]
+    assert messages[0]["status"] == 503
+    assert json.loads(messages[1]["body"])["error"]["code"] == "engine_lost"
+    assert (live.num_held, status.state) == (1, EngineState.DOWN)
+    status.incarnation = 0  # not ours; the engine of this test did not die: it plays the next one
+    server.gate.open()
+    messages = [message async for message in late.messages()]
+    text = b"".join(message.get("body", b"") for message in messages).decode()
+    expected = server.expected_text("A question", max_tokens=20, temperature=1.0, seed=3)
+    if stream:
+        chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == expected
+    else:
+        assert json.loads(text)["choices"][0]["text"] == expected
+    assert live.incidents.num_retried == 1
+    assert (await server.client.get("/ready")).json()["incidents"]["retried"] == 1
+    await server.until_idle()
+    await server.stop()
+    await asyncio.gather(late.served, running.served)

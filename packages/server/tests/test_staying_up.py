@@ -1,0 +1,192 @@
+"""Real processes that are killed, stopped and stuck under load: what clients see, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import textwrap
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import LIMIT_S, MODEL, Server, is_alive, until
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+SHORT: dict[str, Any] = {"model": MODEL, "prompt": "The answer is", "max_tokens": 8, "temperature": 0}
+
+
+class Reader:
+    """A client in a thread: reads the lines of one answer to their end."""
+
+    def __init__(self, server: Server, body: dict[str, Any]) -> None:
+        self.lines: list[str] = []
+        self.status = 0
+        self._url = f"{server.url}/v1/completions"
+        self._body = body
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=LIMIT_S) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    if line:
+                        self.lines.append(line)
+        except httpx.HTTPError as error:
+            self.lines.append(type(error).__name__)
+
+    def end(self) -> str:
+        """Wait for the end of the answer, and return its last line."""
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), "the answer hangs"
+        return self.lines[-1]
+
+
+def text_of(line: str) -> str:
+    """Return the text of an answer in one body."""
+    found = re.search(r'"text":"((?:[^"\\]|\\.)*)"', line)
+    assert found is not None, line
+    return found[1]
+
+
+def ignore_interrupts() -> None:
+    """As a shell without job control does for background jobs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short one, for sockets."""
+    return tmp_path_factory.mktemp("up")
+
+
+@pytest.fixture
+def server(folder: Path) -> Generator[Server]:
+    """A server with few rows, whose SIGINT is ignored by the shell."""
+    options = ("--max-running-requests", "4", "--max-total-tokens", "16384", "--drain-seconds", "60")
+    server = Server(folder, *options, preexec_fn=ignore_interrupts)
+    yield server
+    server.close()
+
+
+def test_kill_9_of_the_engine_under_load_and_a_drain(server: Server) -> None:
+    expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+    streams = [Reader(server, LONG) for _ in range(4)]  # all rows
+    until(lambda: all(len(stream.lines) > 3 for stream in streams))
+    waiting = [Reader(server, SHORT) for _ in range(6)]
+    until(lambda: server.ready()["engine"]["num_waiting"] == 6)
+    os.kill(server.children()["engine_process"], signal.SIGKILL)
+    for stream in streams:
+        assert '"code":"engine_lost"' in stream.end()
+    assert server.http.get("/ready").status_code == 503
+    for one in waiting:
+        assert (text_of(one.end()), one.status) == (expected, 200)
+    ready = server.ready()
+    assert ready["incidents"] | {"restarts": 1, "retried": 6, "lost": 4, "stuck": 0} == ready["incidents"]
+    assert server.http.get("/health/generate").json()["status"] == "ok"
+    counters = server.until_idle()
+    assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
+    assert counters["num_violations"] == 0
+    long = LONG | {"max_tokens": 500, "temperature": 0}
+    whole = text_of(server.http.post("/v1/completions", json=long | {"stream": False}).text)
+    last = Reader(server, long)
+    until(lambda: len(last.lines) > 3)
+    pids = server.children().values()
+    server.process.send_signal(signal.SIGINT)
+    until(lambda: server.http.get("/ready").json()["status"] == "draining")
+    assert server.http.post("/v1/completions", json=SHORT).json()["error"]["code"] == "shutting_down"
+    assert last.end() == "data: [DONE]"
+    assert "".join(text_of(line) for line in last.lines[:-1]) == whole
+    assert server.process.wait(LIMIT_S) == 0
+    assert not any(is_alive(pid) for pid in pids)
+    assert not server.sockets()
+
+
+STUCK_PROCESSOR = """
+    import time
+    from pathlib import Path
+
+    def stick(tokens, logits, *, file):
+        while Path(file).exists():
+            time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_the_watchdog_ends_a_stuck_device_and_a_stopped_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sticky.py").write_text(textwrap.dedent(STUCK_PROCESSOR))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    server = Server(folder, "--watchdog-seconds", "4", "--logits-processor", "stick=sticky:stick")
+    try:
+        marker = folder / "marker"
+        marker.touch()
+        processor = {"name": "stick", "arguments": {"file": str(marker)}}
+        stuck = Reader(server, SHORT | {"logits_processors": [processor]})
+        until(lambda: server.ready()["incidents"]["kills"] == 1)
+        marker.unlink()
+        assert stuck.end()
+        until(lambda: server.http.get("/ready").status_code == 200)
+        assert server.http.post("/v1/completions", json=SHORT).status_code == 200
+        log = server.stderr()
+        assert "the device is stuck" in log
+        for name in ("http", "engine", "detokenizer", "tokenizer-0"):
+            assert f"stacks of the {name} process" in log
+        assert re.search(r"File .*sticky.py\", line \d+ in stick", log)
+        os.kill(server.children()["engine_process"], signal.SIGSTOP)
+        until(lambda: "the engine is silent" in server.stderr())
+        until(lambda: server.ready()["incidents"]["kills"] == 3)  # the detokenizer first, then the engine
+        until(lambda: server.http.get("/ready").status_code == 200)
+        os.kill(server.children()["detokenizer_process"], signal.SIGSTOP)
+        until(lambda: server.ready()["incidents"]["kills"] == 4)
+        until(lambda: server.http.get("/health/generate").status_code == 200)
+        assert server.ready()["incidents"]["stuck"] == 3
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_a_crash_loop_ends_the_server_with_its_own_exit_code(folder: Path) -> None:
+    server = Server(folder, "--max-restarts", "3")
+    try:
+        last: int | None = None
+        for _ in range(3):
+            until(lambda last=last: server.children().get("detokenizer_process") not in (None, last))
+            last = server.children()["detokenizer_process"]
+            os.kill(last, signal.SIGKILL)
+        assert server.process.wait(LIMIT_S) == 3
+        assert "the detokenizer process died 3 times in a row" in server.stderr()
+        assert not server.sockets()
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_parent", [False, True])
+def test_nothing_is_left_of_a_server_that_ends_at_once_under_load(folder: Path, kill_parent: bool) -> None:
+    before = set(os.listdir("/dev/shm"))
+    server = Server(folder, "--drain-seconds", "600")
+    try:
+        readers = [Reader(server, LONG) for _ in range(8)]
+        until(lambda: all(len(reader.lines) > 3 for reader in readers))
+        pids = list(server.children().values())
+        assert len(pids) >= 3
+        if kill_parent:
+            os.kill(server.children()["tokenizer_process"], signal.SIGSTOP)  # it cannot notice by itself
+            server.process.kill()
+        else:
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: server.http.get("/ready").json()["status"] == "draining")
+            server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(LIMIT_S) == (-signal.SIGKILL if kill_parent else 128 + signal.SIGTERM)
+        for reader in readers:
+            reader.end()
+        until(lambda: not any(is_alive(pid) for pid in pids) and not server.sockets())
+        assert set(os.listdir("/dev/shm")) <= before
+    finally:
+        server.close()

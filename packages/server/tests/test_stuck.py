@@ -1,0 +1,37 @@
+"""A process whose interpreter is blocked ends by itself; one that works does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+LIMIT_S = 0.3
+SCRIPT = f"""
+import time
+from pagewood.engine.text import ChatTemplate
+from pagewood.server.stuck import end_when_stuck
+
+end_when_stuck({LIMIT_S})
+end_s = time.monotonic() + 3 * {LIMIT_S}
+while time.monotonic() < end_s:
+    pass
+print("still alive", flush=True)
+secret = [{{"role": "user", "content": "a secret"}}]
+# Two lists of 2**60 elements that share their parts: one comparison in C, which no other thread can interrupt.
+loop = "{{% for i in range(60) %}}{{% set ns.a = [ns.a, ns.a] %}}{{% set ns.b = [ns.b, ns.b] %}}{{% endfor %}}"
+source = "{{% set ns = namespace(a=[messages[0].content], b=[messages[0].content]) %}}" + loop + "{{{{ ns.a == ns.b }}}}"
+ChatTemplate(source, special_tokens={{}}, max_seconds=0.1).render(secret)
+print("ended")
+"""  # noqa: E501
+
+
+def test_a_blocked_interpreter_ends_its_process() -> None:
+    start_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines() == ["still alive"]
+    assert "Timeout" in done.stderr
+    assert "in render" in done.stderr
+    assert "secret" not in done.stderr
+    assert time.monotonic() - start_s < 30

@@ -1,0 +1,71 @@
+"""Crash loops: later and later restarts, and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from pagewood.engine.api import EngineConfig
+from pagewood.server import supervisor as supervisor_module
+from pagewood.server.child import Settings
+from pagewood.server.incidents import Incidents
+from pagewood.server.supervisor import Stage, Supervisor
+
+pytestmark = pytest.mark.anyio
+
+STAGE = Stage(name="brief", module="this", computes=False)
+"""A module that ends at once."""
+
+
+def settings(stage: Stage, incarnation: int) -> Settings:
+    return Settings(
+        folder="/nowhere",
+        listen=stage.name,
+        send_to="nothing",
+        model_folder="/nowhere",
+        incarnation=incarnation,
+        engine=EngineConfig(model=str(Path("/nowhere"))),
+    )
+
+
+@pytest.mark.parametrize("is_useful", [False, True])
+async def test_a_process_that_keeps_dying_is_started_again_more_slowly_and_at_last_not(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_useful: bool
+) -> None:
+    """A process that was useful for long before each death is no crash loop."""
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.02)
+    deaths_s: list[float] = []
+    ends: list[str] = []
+    incidents = Incidents()
+    supervisor = Supervisor(
+        [STAGE],
+        settings=settings,
+        was_ready=lambda: True,
+        on_death=lambda stage, incarnation: deaths_s.append(time.monotonic()),
+        on_failure=ends.append,
+        on_crash_loop=ends.append,
+        useful_s=lambda stage: 1e6 if is_useful else None,
+        max_quick_deaths=4,
+        incidents=incidents,
+    )
+    supervisor.start()
+    end_s = time.monotonic() + 30
+    while len(deaths_s) < 4 + is_useful:
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    await supervisor.stop()
+    if is_useful:
+        assert ends == []
+        assert incidents.restarts["brief"] >= 5
+    else:
+        (why,) = ends
+        assert why == (
+            "the brief process died 4 times in a row within 10 s, at last with code 0; it is not restarted again"
+        )
+        assert (len(deaths_s), incidents.restarts) == (4, {"brief": 3})
+        assert deaths_s[3] - deaths_s[2] >= 0.16  # 0.04, 0.08 and 0.16 s
+    capfd.readouterr()
