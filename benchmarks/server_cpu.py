@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,12 +85,18 @@ def main() -> None:
 class Server:
     """A server process with the embedded model."""
 
-    def __init__(self, num_streams: int, *, checkout: Path | None = None) -> None:
-        """Start the server of a checkout; None: of the packages that Python finds."""
+    def __init__(self, num_streams: int, *, checkout: Path | None = None, arguments: Sequence[str] = ()) -> None:
+        """Start the server of a checkout, with more arguments; None: of the packages that Python finds."""
         sources = [] if checkout is None else [str(path.resolve()) for path in checkout.glob("packages/*/src")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)} if sources else None
         command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0", "--log-level", "warning"]
-        command += ["--max-running-requests", str(num_streams), "--max-total-tokens", str(num_streams * 384)]
+        command += [
+            "--max-running-requests",
+            str(num_streams),
+            "--max-total-tokens",
+            str(num_streams * 384),
+            *arguments,
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         line = next(line for line in self._process.stdout if line.startswith("Pagewood serves"))

@@ -46,6 +46,8 @@ class Options:
 
     num_threads: int
     num_repeats: int
+    batches: tuple[int, ...]
+    """Requests at a time, of tables with the embedded model."""
     quick: bool
     """Whether rounds are fewer and shorter; the numbers still count."""
     smoke: bool
@@ -65,9 +67,16 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser.add_argument("--threads", type=int, default=min(2, cores), help="threads of every engine (default 2)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds, each with every system (default 5)")
+    parser.add_argument("--batch", type=int, action="append", help=f"requests at a time (default {BATCHES})")
     arguments = parser.parse_args()
     repeats = 1 if arguments.smoke else arguments.repeat
-    options = Options(num_threads=arguments.threads, num_repeats=repeats, quick=arguments.quick, smoke=arguments.smoke)
+    options = Options(
+        num_threads=arguments.threads,
+        num_repeats=repeats,
+        batches=tuple(arguments.batch or BATCHES),
+        quick=arguments.quick,
+        smoke=arguments.smoke,
+    )
     parts: dict[str, Callable[[Options], None]] = {
         "tasks": tasks, "rest": rest, "copying": copying, "forced": forced, "edits": edits, "cost": cost,
         "control": control, "transformers": transformers,
@@ -240,18 +249,23 @@ def transformers(options: Options) -> None:
 
 
 def _compare(systems: Sequence[System], options: Options, *, temperature: float, copying: bool = False) -> None:
-    """Print tokens per second of the first system, and those of the others relative to it, round by round."""
+    """Print tokens per second of the first system, and those of the others relative to it, round by round.
+
+    In brackets: the interval in which the median of the rounds lies with 95% probability, by resampling them.
+    """
     names = [system.name for system in systems]
     print("| requests | plain, tokens/s | " + " | ".join(names[1:]) + " |\n" + "|---:" * (len(names) + 1) + "|")
-    for batch in BATCHES:
+    for batch in options.batches:
         rounds: list[list[Run]] = []
         for number in range(-1, options.num_repeats):  # the first round is not counted
             num_prompts = 8 if options.smoke else max(60, 2 * batch)
             prompts = task_prompts(num_prompts, seed=1000 * batch + number, copying=copying)
-            runs = [
-                system.run(prompts, concurrency=batch, max_tokens=MAX_TOKENS, temperature=temperature)
-                for system in systems
-            ]
+            turn = number % len(systems)  # another one begins in each round
+            ran = {
+                system.name: system.run(prompts, concurrency=batch, max_tokens=MAX_TOKENS, temperature=temperature)
+                for system in [*systems[turn:], *systems[:turn]]
+            }
+            runs = [ran[system.name] for system in systems]
             for system, run in zip(systems, runs, strict=True):
                 if run.outputs != runs[0].outputs:
                     raise RuntimeError(f"{system.name} has changed the text")
@@ -263,11 +277,21 @@ def _compare(systems: Sequence[System], options: Options, *, temperature: float,
             drafted = sum(runs[index].num_drafted for runs in rounds)
             saved = sum(runs[0].num_steps for runs in rounds) / sum(runs[index].num_steps for runs in rounds)
             share = f"{accepted / drafted:.0%}" if drafted else "-"
-            shown.append(
-                f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}); {share} accepted, 1/{saved:.1f} steps"
-            )
+            low, high = _interval(ratios)
+            text = f"{median(ratios):.3f} ({low:.3f} to {high:.3f}); {share} accepted, 1/{saved:.1f} steps"
+            if batch == 1:
+                alone = [runs[index].decode_tokens_per_s / runs[0].decode_tokens_per_s for runs in rounds]
+                text += f"; without prompts {median(alone):.2f}"
+            shown.append(text)
         speed = median(runs[0].tokens_per_s for runs in rounds)
         print(f"| {batch} | {speed:.0f} | " + " | ".join(shown) + " |", flush=True)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds the median with 95% probability."""
+    rng = random.Random(0)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[-51]
 
 
 class _random_model:

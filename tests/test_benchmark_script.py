@@ -43,6 +43,7 @@ def record(record_folder: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_system_runs_every_case_and_gives_the_same_tokens(record: Any) -> None:
     assert {sample["system"] for sample in record["samples"]} == SYSTEMS
     assert len(record["samples"]) == len(SYSTEMS) * len(record["cases"]) > len(SYSTEMS)
@@ -53,6 +54,7 @@ def test_every_system_runs_every_case_and_gives_the_same_tokens(record: Any) -> 
         assert sample["num_differing"] == 0 or sample["largest_gap"] < 1e-4, f"{sample} is no rounding"
 
 
+@pytest.mark.slow
 def test_the_roofline_adds_up(record: Any) -> None:
     # computed by hand: bytes of a decode step of the first case's one request, weights and KV so far
     model, case = record["model"], record["cases"][0]
@@ -69,6 +71,7 @@ def test_the_roofline_adds_up(record: Any) -> None:
     assert roof["decode_s"] >= roof["decode_bytes_s"]
 
 
+@pytest.mark.slow
 def test_the_text_names_every_system_and_what_was_not_measured_here(record_folder: Path, record: Any) -> None:
     (path,) = record_folder.glob("*.md")
     text = path.read_text(encoding="utf-8")

@@ -35,6 +35,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_every_row_of_the_stand_ins_is_measured(record: dict[str, Any]) -> None:
     names = [row["name"] for row in record["rows"]]
     assert len(names) == len(set(names)) == 3 + 4 + 2 + 2 + 3 + 3

@@ -16,6 +16,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_its_checks_hold_on_the_stand_ins() -> None:
     names = ["operations", "attention", "repeats", "invariance", "echo"]
     done = run("--stand-in", "--here", "--only", *names)

@@ -1,7 +1,7 @@
 """Changes one operator or number of a module at a time, runs its tests, and reports the changes that no test notices.
 
     python tools/mutate.py packages/schedpolicy budget reserve victim
-    python tools/mutate.py packages/schedpolicy admission --part 1/4
+    python tools/mutate.py packages/schedpolicy victim --part 1/4
 
 Each module `x` is tested by `tests/test_x.py` of its package, in a copy of the package that only the test run sees.
 """

@@ -22,6 +22,8 @@ class Run:
     """One pass over some prompts."""
 
     seconds: float
+    first_s: float
+    """Seconds from the submission of each request to its first token, added up."""
     outputs: tuple[tuple[int, ...], ...]
     num_steps: int
     num_drafted: int
@@ -36,6 +38,11 @@ class Run:
     def tokens_per_s(self) -> float:
         """Output tokens per second, prompts included in the time."""
         return self.num_tokens / self.seconds
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Output tokens behind the first per second of the time behind it, if there is one request at a time."""
+        return (self.num_tokens - len(self.outputs)) / (self.seconds - self.first_s)
 
 
 class _Resting:
@@ -98,7 +105,8 @@ class System:
         before = self._engine.counters()
         waiting = deque(enumerate(prompts))
         outputs: list[list[int]] = [[] for _ in prompts]
-        num_open = 0
+        num_open, first_s = 0, 0.0
+        submitted_s = [0.0] * len(prompts)
         pending: Pending | None = None
         start = perf_counter()
         while waiting or num_open or pending is not None:
@@ -107,12 +115,15 @@ class System:
                 own: dict[str, Any] = {"temperature": temperature, **fields, **({} if each is None else each[index])}
                 sampling = SamplingParams(max_tokens=limits[index], seed=index, ignore_eos=ignore_eos, **own)
                 tokens = np.array(prompt, "<i4").tobytes()
+                submitted_s[index] = perf_counter()
                 self._inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=sampling))
                 num_open += 1
             pending = self._engine.advance(pending)
             for delta in self._outbox.take():
                 if delta.refusal is not None:
                     raise RuntimeError(f"request {delta.request_id}: {delta.refusal.message}")
+                if delta.first:
+                    first_s += perf_counter() - submitted_s[int(delta.request_id)]
                 outputs[int(delta.request_id)] += delta.tokens
                 num_open -= delta.finish is not None
         seconds = perf_counter() - start
@@ -120,6 +131,7 @@ class System:
         old, new = before.speculation, after.speculation
         return Run(
             seconds=seconds,
+            first_s=first_s,
             outputs=tuple(map(tuple, outputs)),
             num_steps=after.num_steps - before.num_steps,
             num_drafted=new.num_drafted - old.num_drafted if old and new else 0,

@@ -1,0 +1,198 @@
+"""Measures how long the server needs after the death of each process, and what its clients see of it.
+
+python benchmarks/recovery.py                    # each process is killed 5 times; about two minutes on two cores
+python benchmarks/recovery.py --rounds 1 --json recovery.json
+python benchmarks/recovery.py --heavy 10         # instead: short requests while a prompt of 10 MB is being tokenized
+
+A real `pagewood serve` with the embedded model, all of whose rows stream, and as many short requests that wait. Then a
+process is killed with SIGKILL. Shown are medians and the slowest round, in seconds from the kill: until the first
+stream has its error, until `/ready` is 200 again, and until a new request has its answer (a token; after the death of
+a tokenizer, whose streams go on, the ids of a text). And how many requests got a typed error, how many were sent again
+by the server, and how many ended in any other way, which must be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+MODEL = "pagewood-demo"
+PROCESSES = ("tokenizer", "detokenizer", "engine")
+NUM_ROWS = 8
+LIMIT_S = 300.0
+SHORT: dict[str, Any] = {"model": MODEL, "prompt": "The answer is", "max_tokens": 4, "temperature": 0}
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 1200, "ignore_eos": True, "stream": True}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="deaths of each process")
+    parser.add_argument("--heavy", type=float, metavar="MB", help="measure beside a prompt of this length")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+        server = Server(Path(folder))
+        try:
+            if options.heavy is not None:
+                results: Any = asyncio.run(heavy(server, options.heavy))
+            else:
+                results = {
+                    name: [asyncio.run(death(server, name)) for _ in range(options.rounds)] for name in PROCESSES
+                }
+                show(results)
+        finally:
+            server.close()
+    if options.json:
+        options.json.write_text(json.dumps(results))
+
+
+class Server:
+    """A server process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = (folder / "log").open("w+")
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pagewood.server", "serve", "--port", "0", "--log-level", "error"),
+                *("--max-running-requests", str(NUM_ROWS), "--max-total-tokens", "32768", "--max-restarts", "99"),
+                *("--drain-seconds", "1"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = next(line for line in self._process.stdout if line.startswith("Pagewood serves"))
+        self.url = line.split(" at ")[1].split()[0]
+
+    def child(self, name: str) -> int:
+        """Return the id of the process of a stage."""
+        for entry in Path("/proc").iterdir():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (entry / "cmdline").read_text()
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == self._process.pid and f"pagewood.server.{name}_process" in command:
+                return int(entry.name)
+        raise RuntimeError(f"there is no {name} process")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(60)
+        self._log.close()
+
+
+async def death(server: Server, name: str) -> dict[str, float]:
+    """Kill a process under load, and return times in seconds and counts of ends."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S, limits=limits) as http:
+        begun = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(_stream(http, begun)) for _ in range(NUM_ROWS)]
+        for _ in streams:
+            await begun.acquire()
+        waiting = [asyncio.create_task(_whole(http)) for _ in range(NUM_ROWS)]
+        while (await http.get("/ready")).json()["engine"]["num_waiting"] < NUM_ROWS:
+            await asyncio.sleep(0.01)
+        late = [asyncio.create_task(_whole(http)) for _ in range(2)]
+        before = (await http.get("/ready")).json()["incidents"]
+        os.kill(server.child(name), signal.SIGKILL)
+        killed_s = time.monotonic()
+        if name == "tokenizer":  # the server is ready all the time, and nothing fails
+            error_s = ready_s = 0.0
+        else:
+            await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+            error_s = time.monotonic() - killed_s
+            while (await http.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.005)
+            ready_s = time.monotonic() - killed_s
+        if name == "tokenizer":  # all rows are taken
+            (await http.post("/tokenize", json={"text": "a"})).raise_for_status()
+        else:
+            assert await _whole(http) == "whole"
+        answer_s = time.monotonic() - killed_s
+        ends = await asyncio.gather(*streams, *waiting, *late)
+        after = (await http.get("/ready")).json()["incidents"]
+    typed = sum(end.endswith("_lost") or end == "not_ready" for end in ends)
+    return {
+        "first error": error_s,
+        "ready": ready_s,
+        "answer": answer_s,
+        "typed errors": typed,
+        "sent again": after["retried"] - before["retried"],
+        "other ends": sum(end != "whole" for end in ends) - typed,
+    }
+
+
+async def heavy(server: Server, size_mb: float) -> dict[str, list[float]]:
+    """Return the times of short requests, one after the other: alone, and while a long prompt is on its way."""
+    text = "stone river cloud " * int(size_mb * 1e6 / 18)
+    results: dict[str, list[float]] = {"alone": [], "beside": []}
+    async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as http:
+        for _ in range(50):
+            results["alone"].append(await _timed(http))
+        # The native endpoint tokenizes it without a limit of its length.
+        long = asyncio.create_task(http.post("/tokenize", json={"text": text}))
+        started_s = time.monotonic()
+        while not long.done():
+            results["beside"].append(await _timed(http))
+        took_s = time.monotonic() - started_s
+        status = (await long).status_code
+    print(f"a prompt of {size_mb:g} MB took {took_s:.2f} s (status {status})\n")
+    print("| short requests | number | median ms | slowest ms |\n|---|---:|---:|---:|")
+    for name, times in results.items():
+        print(f"| {name} | {len(times)} | {1e3 * median(times):.1f} | {1e3 * max(times):.1f} |")
+    return results
+
+
+def show(results: dict[str, list[dict[str, float]]]) -> None:
+    """Print a table: medians, with the slowest round in brackets; counts are sums."""
+    columns = list(next(iter(results.values()))[0])
+    print("| killed | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
+    for name, rounds in results.items():
+        cells = [
+            f"{median(found):.2f} s ({max(found):.2f})" if column in columns[:3] else f"{sum(found):.0f}"
+            for column in columns
+            for found in [[one[column] for one in rounds]]
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+async def _timed(http: httpx.AsyncClient) -> float:
+    start_s = time.monotonic()
+    assert await _whole(http) == "whole"
+    return time.monotonic() - start_s
+
+
+async def _whole(http: httpx.AsyncClient) -> str:
+    response = await http.post("/v1/completions", json=SHORT)
+    return "whole" if response.status_code == 200 else response.json()["error"]["code"]
+
+
+async def _stream(http: httpx.AsyncClient, begun: asyncio.Semaphore) -> str:
+    """Return `whole`, or the code of the error that ended the stream."""
+    last = ""
+    async with http.stream("POST", "/v1/completions", json=LONG) as response:
+        async for line in response.aiter_lines():
+            if line and not last:
+                begun.release()
+            last = line or last
+    return "whole" if last == "data: [DONE]" else json.loads(last.removeprefix("data: "))["error"]["code"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""SECURITY.md names tests that exist, and the flags and paths that it speaks of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "SECURITY.md").read_text()
+
+
+def test_the_tests_that_it_names_exist() -> None:
+    names = [name for row in re.findall(r"^\|.*\|$", TEXT, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
+    file = ""
+    num_found = 0
+    for name in names:
+        path, _, test = name.partition("::")
+        if path.endswith(".py"):
+            [found, *more] = [one for one in ROOT.rglob(f"*{path}") if "/test" in str(one)]
+            file = "\n".join(one.read_text() for one in (found, *more))
+        if test:
+            assert re.search(rf"^(async )?def {test}\(", file, re.MULTILINE), name
+        num_found += path.endswith(".py") or bool(test)
+    assert num_found > 20
+
+
+def test_the_flags_that_it_names_exist() -> None:
+    help_text = (ROOT / "packages/server/src/pagewood/server/cli/serve.py").read_text()
+    help_text += (ROOT / "packages/server/src/pagewood/server/cli/engine_options.py").read_text()
+    for flag in set(re.findall(r"`(--[a-z-]+)", TEXT)):
+        assert f'"{flag}"' in help_text, flag
