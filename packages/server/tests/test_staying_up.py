@@ -77,10 +77,14 @@ def server(folder: Path) -> Generator[Server]:
 
 def test_kill_9_of_the_engine_under_load_and_a_drain(server: Server) -> None:
     expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+    # All are queued before any is computed, so that no stream can end before the others have begun.
+    server.http.post("/pause", json={}).raise_for_status()
     streams = [Reader(server, LONG) for _ in range(4)]  # all rows
-    until(lambda: all(len(stream.lines) > 3 for stream in streams))
+    until(lambda: server.ready()["engine"]["num_waiting"] == 4)
     waiting = [Reader(server, SHORT) for _ in range(6)]
-    until(lambda: server.ready()["engine"]["num_waiting"] == 6)
+    until(lambda: server.ready()["engine"]["num_waiting"] == 10)
+    server.http.post("/resume", json={}).raise_for_status()
+    until(lambda: all(len(stream.lines) > 3 for stream in streams))
     os.kill(server.children()["engine_process"], signal.SIGKILL)
     for stream in streams:
         assert '"code":"engine_lost"' in stream.end()

@@ -19,7 +19,8 @@ def depth_first_by_weight(prefixes: Sequence[tuple[Namespace, Int32]]) -> list[i
     """
     by_namespace: dict[Namespace, list[int]] = {}
     for index, (namespace, pages) in enumerate(prefixes):
-        by_namespace.setdefault(namespace if len(pages) else None, []).append(index)
+        if len(pages):
+            by_namespace.setdefault(namespace, []).append(index)
     keys = [pages.tobytes() for _, pages in prefixes]
     # As under one root: the first pages of all namespaces compete, and the requests without a prefix come last.
     order: list[int] = []
