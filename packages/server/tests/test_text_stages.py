@@ -159,7 +159,7 @@ def test_tokens_after_a_stop_string_in_the_same_step_do_not_count(
     (answer,) = answers(streams.take(step(delta)))
     assert (answer.text, answer.finish, answer.ended) == ("one ", FinishReason.STOP, finish is not None)
     assert answer.num_output_tokens == len(tokenizer.encode("one STOP"))
-    whole = delta._replace(request_id="b", carry=wire.encode(wire.TextOptions(stop=("three",))))
+    whole = msgspec.structs.replace(delta, request_id="b", carry=wire.encode(wire.TextOptions(stop=("three",))))
     (answer,) = answers(streams.take(step(whole)))
     assert answer.num_output_tokens == num_output
 

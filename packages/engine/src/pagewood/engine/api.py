@@ -1,4 +1,4 @@
-"""The engine's interface: its commands, its answers and its configuration. Standard library only."""
+"""The engine's interface: its commands, its answers and its configuration. Standard library and msgspec only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+import msgspec
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
@@ -550,8 +552,8 @@ class RequestTimings:
     """When its last answer was made."""
 
 
-class Delta(NamedTuple):
-    """The result of one step for one request. A tuple rather than a dataclass, because there is one for every token.
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of one step for one request. No dataclass, because there is one for every token.
 
     The last Delta of a request has a `finish`; every request gets exactly one such Delta. The first one has `first`
     set, and only it has a `carry`. The token that stopped a request (end of sequence or a stop token) is not in

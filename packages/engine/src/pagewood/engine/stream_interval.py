@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from pagewood.engine.api import Delta, Outbox
 
 
@@ -39,7 +41,8 @@ class IntervalOutbox:
 
 def _joined(first: Delta, second: Delta) -> Delta:
     """Return one answer for two consecutive ones; neither is the first of its request."""
-    return second._replace(
+    return replace(
+        second,
         tokens=first.tokens + second.tokens,
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,

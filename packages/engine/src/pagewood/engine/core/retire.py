@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
 from pagewood.engine.core.holding import forget
 from pagewood.engine.core.kv import KVSpace
@@ -70,23 +72,21 @@ def _retire(
     by_grant = result.by_grant()
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
     is_plain = logprobs is None and prompt_logprobs is None
-    first, num_seen, num_scored, num_yielded = 0, 0, 0, 0
+    first, num_seen, num_scored = 0, 0, 0
     vectors = iter(() if result.vectors is None else result.vectors)
     if len(by_grant) < len(grants):  # some promise nothing
         yielded = iter(by_grant)
         by_grant = [next(yielded) if grant.num_promised else None for grant in grants]
-    make_delta: Callable[[type[Delta], tuple[object, ...]], Delta] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     for grant, tokens in zip(grants, by_grant, strict=True):
         request, start = grant.request, grant.start
-        index, num_yielded = num_yielded, num_yielded + (tokens is not None)
         if has_grammar is not None and (request.matcher is not None) != has_grammar:
             if logprobs is not None:
                 num_seen += len(tokens) if tokens else 0
             if prompt_logprobs is not None:
                 num_scored += request.num_scored_in(start, grant.num_tokens)
             continue
-        # A request that just goes on decoding, as nearly all do. There is one for every token, so nothing is called: as
-        # a call of Delta, its answer would take as long as all the rest.
+        # A request that just goes on decoding, as nearly all do. There is one for every token, so nothing else
+        # is called.
         if (
             tokens
             and is_plain
@@ -103,26 +103,18 @@ def _retire(
             request.num_computed = place
             num_prompt, num_cached = request.num_prompt, request.num_cached
             deltas.append(
-                make_delta(
-                    Delta,
-                    (
-                        request.request_id,
-                        tokens,
-                        None,  # finish
-                        None,  # refusal
-                        False,  # first
-                        b"",  # carry
-                        num_prompt,
-                        num_cached if num_cached > 0 else 0,
-                        place + 1 - num_prompt,
-                        request.num_drafted,
-                        request.num_accepted,
-                        (),  # logprobs
-                        (),  # prompt_logprobs
-                        b"",  # vector
-                        None,  # explanation
-                        None,  # timings
-                    ),
+                Delta(  # its arguments have no names, which would take longer than all of it
+                    request.request_id,
+                    tokens,
+                    None,  # finish
+                    None,  # refusal
+                    False,  # first
+                    b"",  # carry
+                    num_prompt,
+                    num_cached if num_cached > 0 else 0,
+                    place + 1 - num_prompt,
+                    request.num_drafted,
+                    request.num_accepted,
                 )
             )
             continue
@@ -148,6 +140,7 @@ def _retire(
             if not tokens:
                 continue
         if tokens == ():  # its KV may not be numbers either, so no other request may get it
+            index = sum(one is not None for one in by_grant[: grants.index(grant)])  # among those that yield
             if index not in result.excluded:
                 deltas.append(end(state, kv, request, FinishReason.ERROR, refusal=_NOT_NUMBERS))
             elif request.matcher is not None and request.matcher.is_finished:
@@ -302,12 +295,12 @@ def _answer(
         explanation = Explanation(
             prefix=request.cached_prefix, arrived_s=request.arrived_s, admitted_s=request.admitted_s
         )
-        delta = delta._replace(explanation=explanation)
+        delta = replace(delta, explanation=explanation)
     if request.timeline is not None:
         if tokens:
             request.timeline.answered()
         if finish is not None:
-            delta = delta._replace(timings=request.timeline.ended())
+            delta = replace(delta, timings=request.timeline.ended())
     if request.prompt_logprobs:
         request.prompt_logprobs = []
     if finish is not None:
