@@ -20,6 +20,8 @@ from pagewood.engine.text.panics import panics_as_errors
 from pagewood.engine.text.response import ResponseTemplate
 from pagewood.engine.text.token_bytes import TokenBytes
 
+_PART = 65_536
+"""Ids that are copied at once, which takes some milliseconds."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -113,7 +115,7 @@ class Tokenizer:
         with panics_as_errors():
             # Of the library's ways to encode, only those that take a batch release the interpreter's lock.
             encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        return np.array(encoding.ids, dtype=np.int32)
+        return _as_array(encoding.ids)
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of `text`; 0 if none is known. Much faster than `encode`.
@@ -218,6 +220,14 @@ class Tokenizer:
                 self._tokenizer, skip_special_tokens=skip_special_tokens, keep=keep
             )
         return self._decoders[options]()
+
+
+def _as_array(ids: list[int]) -> NDArray[np.int32]:
+    """Return ids as an array; other Python threads run between the parts of a long one."""
+    found = np.empty(len(ids), np.int32)
+    for start in range(0, len(ids), _PART):
+        found[start : start + _PART] = ids[start : start + _PART]
+    return found
 
 
 def check_unicode(text: str) -> None:

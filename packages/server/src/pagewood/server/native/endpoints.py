@@ -24,7 +24,7 @@ from pagewood.server.operations import Operation
 from pagewood.server.respond import json_response
 from pagewood.server.service import Generation, Service, names_of
 from pagewood.server.structured import constraint
-from pagewood.server.token_ids import bytes_of, ids_of
+from pagewood.server.token_ids import bytes_of, num_ids, written_ids_of
 from pagewood.server.validation import parse
 
 TAG = "Native"
@@ -174,13 +174,13 @@ class NativeEndpoints:
             shows_pieces=bool(said.return_pieces),
         )
         answer = await self.service.ask(message, prompt_param=param)
-        tokens = _tokens(answer)
+        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
         entries = () if answer.logprobs is None else answer.logprobs.prompt or ()
         pieces = [entry.chosen.data.decode(errors="replace") for entry in entries]
         return json_response(
             answers.Tokenized(
-                tokens=tokens,
-                count=len(tokens),
+                tokens=await written_ids_of(tokens),
+                count=num_ids(tokens),
                 max_model_len=model.max_length,
                 pieces=pieces if said.return_pieces else msgspec.UNSET,
             )
@@ -208,7 +208,8 @@ class NativeEndpoints:
         assert chat is not None
         message = wire.Encode(request_id=new_request_id("req"), prompt=chat, shows_text=True)
         answer = await self.service.ask(message, prompt_param="messages")
-        return json_response(answers.Templated(text=answer.text, count=len(_tokens(answer))))
+        tokens = b"" if answer.logprobs is None else answer.logprobs.prompt_tokens
+        return json_response(answers.Templated(text=answer.text, count=num_ids(tokens)))
 
     async def abort(self, request: Request) -> Response:
         """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
@@ -356,10 +357,6 @@ class NativeEndpoints:
             stream=bool(said.stream),
         )
         return self.service.generate(generation, model, names=names_of(request, answer_id), format=format)
-
-
-def _tokens(answer: wire.Answer) -> list[int]:
-    return [] if answer.logprobs is None else ids_of(answer.logprobs.prompt_tokens)
 
 
 @cache
