@@ -2,6 +2,7 @@
 
 python benchmarks/first_token.py                         # all variants, both loads: about ten minutes on two cores
 python benchmarks/first_token.py --variant default --variant "2 prompts" --load own-8
+python benchmarks/first_token.py --variant default --openvino PYTHON    # beside OpenVINO GenAI, whose Python is given
 python benchmarks/first_token.py --quick                 # a tiny model, only to test the script
 
 Every client sends its next request when its answer has ended. All begin together, so they run in lockstep at first. The
@@ -12,25 +13,32 @@ all of them; a variant that has a first token sooner must keep 97% of the defaul
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.folder import model_folder
+from peers.closed_loop import Load, Times, run
 
+PEERS = Path(__file__).parent / "peers"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "1 prompt": {"max_prefills": 1},
     "2 prompts": {"max_prefills": 2},
     "chunk 128": {"chunked_prefill_size": 128},
     "chunk 256": {"chunked_prefill_size": 256},
+    "step 50 ms": {"target_step_s": 0.05},
+    "step 70 ms": {"target_step_s": 0.07},
     "step 100 ms": {"target_step_s": 0.1},
     "step 200 ms": {"target_step_s": 0.2},
     "shortest": {"schedule_policy": "shortest"},
@@ -42,21 +50,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 """Fields of the configuration, by the name of the variant."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Clients that send one request after the other; a prompt is the shared prefix and tokens of its own."""
-
-    num_clients: int
-    num_shared: int
-    num_own: int
-    num_output: int = 64
-
-    @property
-    def length(self) -> int:
-        """Tokens of one request at its end."""
-        return self.num_shared + self.num_own + self.num_output
-
-
 LOADS = {
     "own-8": Load(num_clients=8, num_shared=0, num_own=128),
     "own-32": Load(num_clients=32, num_shared=0, num_own=128),
@@ -64,95 +57,118 @@ LOADS = {
     "shared-32": Load(num_clients=32, num_shared=1024, num_own=32),
 }
 QUICK = {"own-4": Load(num_clients=4, num_shared=0, num_own=16, num_output=8)}
+PRECISIONS = {"OpenVINO": "", "OpenVINO, fp32": "f32"}
+"""Of a peer's arithmetic, by the name of its row; empty: its own choice."""
 
 
-@dataclass(slots=True)
-class Times:
-    """What the clients have seen, over all rounds of a variant."""
+class Pagewood:
+    """An engine of ours, stepped by the caller."""
 
-    first_s: list[float] = field(default_factory=list[float])
-    between_s: list[float] = field(default_factory=list[float])
-    num_tokens: int = 0
-    seconds: float = 0.0
+    def __init__(self, config: EngineConfig) -> None:
+        from pagewood.engine.build import build_engine
+        from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
-    def row(self) -> str:
-        """Return the columns of the table."""
-        first = np.percentile(self.first_s, (50, 90, 99)) * 1e3
-        between = np.percentile(self.between_s, (50, 99)) * 1e3
-        cells = [*(f"{one:8.0f}" for one in first), *(f"{one:8.1f}" for one in between)]
-        return " ".join([*cells, f"{self.num_tokens / self.seconds:8.1f}"])
+        self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
+        self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
+        self._pending: Any = None
+        self.vocab_size = self._engine.info.vocab_size
 
+    def send(self, name: str, tokens: list[int], num_output: int) -> None:
+        """Add a request."""
+        sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+        self._inbox.put(Submit(request_id=name, tokens=np.array(tokens, "<i4").tobytes(), sampling=sampling))
 
-def run(engine: Any, inbox: Any, outbox: Any, load: Load, *, num_each: int, seed: int, times: Times | None) -> None:
-    """Let every client send `num_each` requests, and add what it sees to `times` (None: a warm-up)."""
-    shared_rng, rng = random.Random("shared"), random.Random(seed)
-    vocab_size: int = engine.info.vocab_size
-    shared = [shared_rng.randrange(vocab_size) for _ in range(load.num_shared)]
-    sampling = SamplingParams(max_tokens=load.num_output, temperature=0.0, ignore_eos=True)
-    sent_s: dict[str, float] = {}
-    last_s: dict[str, float] = {}
-    num_sent = [0] * load.num_clients
-
-    def send(client: int) -> None:
-        name = f"{client} {num_sent[client]}"
-        num_sent[client] += 1
-        tokens = np.array(shared + [rng.randrange(vocab_size) for _ in range(load.num_own)], "<i4").tobytes()
-        sent_s[name] = perf_counter()
-        inbox.put(Submit(request_id=name, tokens=tokens, sampling=sampling))
-
-    start_s = perf_counter()
-    for client in range(load.num_clients):
-        send(client)
-    pending, num_open, num_tokens = None, load.num_clients, 0
-    while num_open or pending is not None:
-        pending = engine.advance(pending)
-        now_s = perf_counter()
-        for delta in outbox.take():
-            name = delta.request_id
+    def step(self) -> list[tuple[str, int, bool]]:
+        """Do one step."""
+        self._pending = self._engine.advance(self._pending)
+        news = self._outbox.take()
+        for delta in news:
             if delta.refusal is not None:
-                raise RuntimeError(f"request {name}: {delta.refusal.message}")
-            num_tokens += len(delta.tokens)
-            if times is not None and delta.tokens:
-                if name in last_s:
-                    times.between_s.append(now_s - last_s[name])
-                else:
-                    times.first_s.append(now_s - sent_s[name])
-                last_s[name] = now_s
-            if delta.finish is not None:
-                client = int(name.split()[0])
-                num_open -= 1
-                if num_sent[client] < num_each:
-                    send(client)
-                    num_open += 1
-    if times is not None:
-        times.num_tokens += num_tokens
-        times.seconds += perf_counter() - start_s
+                raise RuntimeError(f"request {delta.request_id}: {delta.refusal.message}")
+        return [(delta.request_id, len(delta.tokens), delta.finish is not None) for delta in news]
+
+    def run(self, load: Load, seed: int) -> dict[str, Any]:
+        """Run a load; what is in flight at its end is awaited."""
+        found = asdict(run(self, load, seed=seed))
+        while self._pending is not None:
+            self.step()
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        self._engine.close()
 
 
-def compare(folder: Path, load: Load, names: Sequence[str], *, num_threads: int, num_each: int, rounds: int) -> None:
-    """Run the variants in turns over one load, and print a line for each."""
-    from pagewood.engine.build import build_engine
-    from pagewood.engine.links import MemoryInbox, MemoryOutbox
+class Peer:
+    """OpenVINO GenAI in a process of its own, which computes nothing while it is not asked."""
 
-    engines: dict[str, tuple[Any, MemoryInbox, MemoryOutbox]] = {}
+    def __init__(self, python: str, options: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [python, str(PEERS / "first_token_worker.py"), json.dumps(options)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self._answer()
+
+    def run(self, load: Load, seed: int) -> dict[str, Any]:
+        """Run a load."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"load": asdict(load), "seed": seed}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer has ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+
+def row(times: Times) -> str:
+    """Return the columns of the table."""
+    first = np.percentile(times.first_s, (50, 90, 99)) * 1e3
+    between = np.percentile(times.between_s, (50, 99)) * 1e3
+    cells = [*(f"{one:8.0f}" for one in first), *(f"{one:8.1f}" for one in between)]
+    return " ".join([*cells, f"{times.num_tokens / times.seconds:8.1f}"])
+
+
+def compare(
+    folder: Path, converted: Path | None, load: Load, names: Sequence[str], arguments: argparse.Namespace
+) -> None:
+    """Run the variants and the peer in turns over one load, and print a line for each."""
+    systems: dict[str, Pagewood | Peer] = {}
     for name in names:
-        inbox, outbox = MemoryInbox(), MemoryOutbox()
         config = EngineConfig(
             model=str(folder),
-            num_threads=num_threads,
+            num_threads=arguments.threads,
             max_running=load.num_clients,
             max_total_tokens=64 + load.num_clients * (load.length + 16),
             **VARIANTS[name],
         )
-        engines[name] = build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox
-    times = {name: Times() for name in names}
-    for seed in range(-1, rounds):
-        for name, parts in engines.items():
-            run(*parts, load, num_each=num_each, seed=seed, times=None if seed < 0 else times[name])
+        systems[name] = Pagewood(config)
+    if converted is not None:
+        options = {"model": str(converted), "threads": arguments.threads, "max_running": load.num_clients}
+        options |= {"vocab_size": next(iter(systems.values())).vocab_size}
+        for name, precision in PRECISIONS.items():
+            systems[name] = Peer(arguments.openvino, options | {"precision": precision})
+    times = {name: Times() for name in systems}
+    for number in range(arguments.rounds + 1):  # prompts of different rounds have nothing in common
+        order = list(systems)
+        random.Random(number).shuffle(order)
+        for name in order:
+            found = systems[name].run(load, number)
+            if number:
+                times[name].add(found)
     for name, one in times.items():
-        print(f"{name:20} {one.row()}", flush=True)
-    for engine, _, _ in engines.values():
-        engine.close()
+        print(f"{name:20} {row(one)}", flush=True)
+    for system in systems.values():
+        system.close()
 
 
 def main() -> None:
@@ -164,6 +180,7 @@ def main() -> None:
         "--load", action="append", choices=list(LOADS), help="may be repeated (default: own-8, shared-8)"
     )
     parser.add_argument("--threads", type=int, default=2, help="compute threads (default 2)")
+    parser.add_argument("--openvino", metavar="PYTHON", help="with openvino-genai and optimum-intel[nncf]: beside it")
     parser.add_argument("--each", type=int, default=2, help="requests of each client in a round (default 2)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds after the warm-up (default 2)")
     arguments = parser.parse_args()
@@ -172,15 +189,24 @@ def main() -> None:
     from end_to_end import model
 
     loads = QUICK if arguments.quick else {name: LOADS[name] for name in arguments.load or ("own-8", "shared-8")}
-    with tempfile.TemporaryDirectory() as folder:
-        model.write_model(model.QUICK if arguments.quick else model.FULL, Path(folder), seed=0)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, converted = Path(scratch) / "model", None
+        model.write_model(model.QUICK if arguments.quick else model.FULL, folder, seed=0)
+        if arguments.openvino:
+            converted = convert(arguments.openvino, folder, Path(scratch) / "openvino")
         for name, load in loads.items():
+            load = replace(load, num_each=arguments.each)
             print(f"\n{name}: {load}")
             print(f"{'':20} {'TTFT p50':>8} {'p90':>8} {'p99 ms':>8} {'ITL p50':>8} {'p99 ms':>8} {'tokens/s':>8}")
-            compare(
-                Path(folder), load, arguments.variant or list(VARIANTS), num_threads=arguments.threads,
-                num_each=arguments.each, rounds=arguments.rounds,
-            )  # fmt: skip
+            compare(folder, converted, load, arguments.variant or list(VARIANTS), arguments)
+
+
+def convert(python: str, folder: Path, out: Path) -> Path:
+    """Convert the model for OpenVINO, and return its folder."""
+    command = [python, str(PEERS / "convert_openvino.py"), str(folder), str(out), "float32"]
+    subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, check=True)
+    shutil.copy(model_folder(None) / "tokenizer.json", out)  # any: prompts are token ids
+    return out
 
 
 if __name__ == "__main__":

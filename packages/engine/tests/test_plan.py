@@ -1,12 +1,17 @@
 """Which requests a step computes: prompts beside decodes, or before them."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo, StepHandle
 from pagewood.engine.core.plan import Planner
+from pagewood.engine.core.result import StepResult
 from pagewood.engine.core.state import EngineState
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, make_queue, make_request, make_space
@@ -76,6 +81,81 @@ def test_a_long_prompt_leaves_room_for_a_waiting_one_only_while_one_waits() -> N
 
 def test_a_prompt_leaves_no_room_if_a_step_computes_only_one() -> None:
     assert steps_of_long_and_short(max_prefills=1) == [[16], [16], [16], [14], [1, 2]]
+
+
+def prompts_of_steps(prompts: list[int], *, joint: int | None, long_step_tokens: int = 0) -> list[list[int]]:
+    """Return the tokens of each grant in each step; all requests want one token and arrive together."""
+    inbox, runner = MemoryInbox(), Recording()
+    config = EngineConfig(page_size=4, max_running=8, chunked_prefill_size=16, joint_prefill_tokens=joint)
+    info = replace(INFO, long_step_tokens=long_step_tokens)
+    engine = assemble(config, info=info, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    for name, length in enumerate(prompts):
+        tokens = np.full(length, name + 1, "<i4").tobytes()
+        inbox.put(Submit(request_id=str(name), tokens=tokens, sampling=sampling))
+    pending = engine.advance(None)
+    while pending is not None:
+        pending = engine.advance(pending)
+    return runner.counts
+
+
+def test_prompts_share_a_step_until_those_that_end_in_it_are_enough() -> None:
+    assert prompts_of_steps([6, 6, 6], joint=None) == [[6, 6, 4], [2]]
+    assert prompts_of_steps([6, 6, 6], joint=6) == [[6], [6], [6]]
+    assert prompts_of_steps([6, 6, 6], joint=7) == [[6, 6], [6]]
+    assert prompts_of_steps([2, 2, 2, 8], joint=6) == [[2, 2, 2], [8]]
+
+
+def test_a_prompt_that_goes_on_leaves_room_for_others_whatever_is_enough() -> None:
+    assert prompts_of_steps([40, 2], joint=1) == [[16], [14, 2], [10]]
+
+
+class Arriving(Recording):
+    """Something arrives while the host waits for the first step."""
+
+    def __init__(self, arrive: Callable[[], None]) -> None:
+        super().__init__()
+        self._arrive = arrive
+
+    def launch(self, batch: Batch) -> StepHandle:
+        handle = super().launch(batch)
+        return Arrival(handle, self._arrive) if len(self.counts) == 1 else handle
+
+
+class Arrival:
+    def __init__(self, handle: StepHandle, arrive: Callable[[], None]) -> None:
+        self._handle = handle
+        self._arrive = arrive
+
+    def wait(self) -> StepResult:
+        self._arrive()
+        return self._handle.wait()
+
+
+@pytest.mark.parametrize(
+    ("long_step_tokens", "expected"), [(0, [[6], [1], [1, 5]]), (7, [[6], [1], [1, 5]]), (6, [[6], [1, 5], [1, 1]])]
+)
+def test_what_arrives_during_a_long_step_is_in_the_next_one(long_step_tokens: int, expected: list[list[int]]) -> None:
+    """A step that was launched before it arrived does not have it."""
+    inbox = MemoryInbox()
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    first, second = (
+        Submit(request_id=name, tokens=np.full(length, length, "<i4").tobytes(), sampling=sampling)
+        for name, length in (("first", 6), ("second", 5))
+    )
+    runner = Arriving(lambda: inbox.put(second))
+    engine = assemble(
+        EngineConfig(page_size=4, max_running=4, chunked_prefill_size=16),
+        info=replace(INFO, long_step_tokens=long_step_tokens),
+        make_runner=lambda kv: runner,
+        inbox=inbox,
+        outbox=MemoryOutbox(),
+    )
+    inbox.put(first)
+    pending = engine.advance(None)
+    while pending is not None:
+        pending = engine.advance(pending)
+    assert runner.counts[:3] == expected
 
 
 def test_a_request_that_loses_its_pages_to_a_prompt_gets_no_page_in_a_step_without_prompts() -> None:

@@ -401,8 +401,8 @@ FAULTS: dict[str, list[Edit]] = {
         (
             plan.Planner,
             "_admit",
-            "budget.take_prefill(count)",
-            "budget.take_prefill(count); request.num_computed += count; kv.publish(request)",
+            "budget.take_prefill(count, ends=request.num_matched + count == request.num_known)",
+            "budget.take_prefill(count, ends=False); request.num_computed += count; kv.publish(request)",
         )
     ],
     "end announced too early": [(batch.BatchBuilder, "build", "one.max_length for one", "one.max_length - 1 for one")],

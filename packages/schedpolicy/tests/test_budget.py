@@ -94,6 +94,19 @@ def test_no_more_than_max_prefills_prompts_are_computed_in_a_step():
     assert step.num_left == 80
 
 
+def test_prompts_share_a_step_until_those_that_end_in_it_are_enough():
+    budget = Budget(max_step_tokens=100, max_chunk_tokens=None, max_running=8, max_prefills=8, joint_prefill_tokens=20)
+    step = budget.open(0)
+    assert step.take_prefill(30, ends=False) == 30  # a prompt that goes on keeps no other from ending
+    assert step.take_prefill(19) == 19
+    assert step.can_admit
+    assert step.take_prefill(7) == 7  # whole, although 20 are passed
+    assert not step.can_admit
+    assert step.offer_prefill(1) == step.take_prefill(1) == 0
+    assert step.take_decode()
+    assert budget.open(0).can_admit
+
+
 def test_a_prompt_that_gets_nothing_uses_up_no_prefill():
     step = Budget(max_step_tokens=4, max_chunk_tokens=None, max_running=4, max_prefills=2).open(0)
     assert step.take_decode(4)
@@ -118,7 +131,15 @@ def test_steps_of_one_budget_are_independent():
 
 
 @pytest.mark.parametrize(
-    "name", ["max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills", "max_prefill_tokens"]
+    "name",
+    [
+        "max_step_tokens",
+        "max_chunk_tokens",
+        "max_running",
+        "max_prefills",
+        "max_prefill_tokens",
+        "joint_prefill_tokens",
+    ],
 )
 def test_limits_are_at_least_one(name: str):
     limits = {"max_step_tokens": 8, "max_chunk_tokens": 8, "max_running": 8, "max_prefills": 8, name: 0}

@@ -647,7 +647,8 @@ _COUNTS = (
 )  # fmt: skip
 """Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
-    "max_running", "chunked_prefill_size", "num_threads", "max_total_tokens", "max_length", "cuda_graph_max_batch",
+    "max_running", "chunked_prefill_size", "joint_prefill_tokens", "num_threads", "max_total_tokens", "max_length",
+    "cuda_graph_max_batch",
 )  # fmt: skip
 """Fields of `EngineConfig` that are None or at least 1."""
 
@@ -707,6 +708,10 @@ class EngineConfig:
     tokens to be busy. A higher value computes prompts faster and delays decoding requests for longer."""
     max_prefills: int = 8
     """Prompts that one step may compute parts of."""
+    joint_prefill_tokens: int | None = None
+    """Prompts share a step until those that end in it have so many tokens. One more would have its first token no
+    sooner than in the next step, and all others later. None, on a CPU: 128, or more for a small model; otherwise as
+    many share it as fit."""
     prefill_first: bool = False
     """Whether prompts are computed before anything else, in steps without decoding: first tokens come sooner, and
     decoding requests stall meanwhile. Otherwise every decoding request gets a token in every step."""

@@ -157,6 +157,7 @@ def assemble(
             max_running=config.num_rows,
             max_prefill_tokens=config.max_chunk_tokens,
             max_prefills=config.max_prefills,
+            joint_prefill_tokens=config.joint_prefill_tokens,
         ),
         reserve=reserve,
         victim=choose_victim,

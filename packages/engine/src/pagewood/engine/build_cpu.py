@@ -39,6 +39,11 @@ _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take if the configuration does not say how much."""
 _TYPICAL_LENGTH = 2048
 """Tokens for which every row has room if the configuration does not say how much."""
+_LONG_STEP = 2_500_000_000
+"""Products of a weight and an activation that one thread computes in a long step: about 20 ms, of which the host needs
+less than a fiftieth to prepare the next step."""
+_BUSY_TOKENS = 128
+"""A step of so many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
 """Of a weight, at most, by form; a small part is norms and scales."""
 _LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}
@@ -54,7 +59,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     processors = load_processors(config)
     folder = model_folder(config.model)
     model_config = ModelConfig.from_folder(folder)
-    weights_bytes = int(_BYTES[config.weights] * check_weights(folder, model_config))
+    num_weights = check_weights(folder, model_config)
+    weights_bytes = int(_BYTES[config.weights] * num_weights)
     if config.weights == "auto":
         weights_bytes = min(weights_bytes, sum(path.stat().st_size for path in checkpoint_files(folder)))
     if weights_bytes > available_memory_bytes():
@@ -107,6 +113,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         page_size=config.page_size,
         vector_size=model_config.hidden_size,
         page_bytes=page_layout.bytes_per_page,
+        long_step_tokens=-(-_LONG_STEP * num_threads // num_weights),
     )
     _log.info(
         "%s: %d tokens of KV memory (%d pages of %d, up to %.2f GB as they are used; %s), "
@@ -158,7 +165,11 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         return populating
 
     config = replace(
-        config, max_total_tokens=num_pages * config.page_size, max_length=max_length, num_threads=num_threads
+        config,
+        max_total_tokens=num_pages * config.page_size,
+        max_length=max_length,
+        num_threads=num_threads,
+        joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
     return assemble(
         config,

@@ -22,6 +22,9 @@ class Budget:
             admissions first; `take_decode` declines once prompt tokens are taken. The time to the first token is
             shortest, and running requests get no tokens in such steps.
         max_prefill_tokens: Prompt tokens of one step, over all requests; None for no limit but the step's.
+        joint_prefill_tokens: Prompt tokens that keep the device busy, >= 1. Prompts share a step until those that end
+            in it have so many: one more would end no sooner than in the next step, and all others later. None: as many
+            share it as fit.
     """
 
     max_step_tokens: int
@@ -30,9 +33,13 @@ class Budget:
     max_prefills: int
     prefill_first: bool = False
     max_prefill_tokens: int | None = None
+    joint_prefill_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills", "max_prefill_tokens"):
+        for name in (
+            "max_step_tokens", "max_chunk_tokens", "max_running", "max_prefills", "max_prefill_tokens",
+            "joint_prefill_tokens",
+        ):  # fmt: skip
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
@@ -115,7 +122,14 @@ MIXINGS = ("decode-first", "stall-free", "prefill-first")
 """Names of `budget_named`: how prompts and decodes share steps."""
 
 
-def budget_named(name: str, *, max_running: int, max_prefill_tokens: int, max_prefills: int = 8) -> Budget:
+def budget_named(
+    name: str,
+    *,
+    max_running: int,
+    max_prefill_tokens: int,
+    max_prefills: int = 8,
+    joint_prefill_tokens: int | None = None,
+) -> Budget:
     """Return one of the ways in which prompts and decodes can share steps, for the same limits.
 
     Args:
@@ -124,6 +138,7 @@ def budget_named(name: str, *, max_running: int, max_prefill_tokens: int, max_pr
         max_running: Requests that run at once.
         max_prefill_tokens: Prompt tokens of one step, over all requests, >= 1.
         max_prefills: Requests that share them.
+        joint_prefill_tokens: As in `Budget`.
 
     Raises:
         ValueError: The name is unknown, or a limit is out of range.
@@ -131,9 +146,10 @@ def budget_named(name: str, *, max_running: int, max_prefill_tokens: int, max_pr
     if name not in MIXINGS:
         raise ValueError(f"name must be one of {', '.join(MIXINGS)}, got {name!r}")
     if name == "stall-free":
-        return stall_free(max_running=max_running, max_step_tokens=max_prefill_tokens, max_prefills=max_prefills)
-    budget = decode_first(max_running=max_running, max_prefill_tokens=max_prefill_tokens, max_prefills=max_prefills)
-    return budget if name == "decode-first" else replace(budget, prefill_first=True)
+        budget = stall_free(max_running=max_running, max_step_tokens=max_prefill_tokens, max_prefills=max_prefills)
+    else:
+        budget = decode_first(max_running=max_running, max_prefill_tokens=max_prefill_tokens, max_prefills=max_prefills)
+    return replace(budget, prefill_first=name == "prefill-first", joint_prefill_tokens=joint_prefill_tokens)
 
 
 def prefill_first(*, max_running: int, max_prefill_tokens: int = 16_384) -> Budget:
@@ -167,6 +183,7 @@ class StepBudget:
         num_kept: Number of these that only decodes may take.
         num_prefill_left: Prompt tokens that may still be taken, as far as tokens are left.
         num_prefills: Requests that have taken prompt tokens.
+        num_ended: Prompt tokens taken by requests whose prompts end in this step.
     """
 
     budget: Budget
@@ -175,6 +192,7 @@ class StepBudget:
     num_kept: int  # written by: take_decode, take_decodes
     num_prefill_left: int  # written by: take_prefill
     num_prefills: int = 0  # written by: take_prefill
+    num_ended: int = 0  # written by: take_prefill
 
     def take_decode(self, n: int = 1) -> bool:
         """Take the `n` tokens of one decoding request, or none of them; `n` is more than 1 if it speculates.
@@ -223,15 +241,16 @@ class StepBudget:
         """
         if wanted < 0:
             raise ValueError(f"wanted must be >= 0, got {wanted}")
-        if self.num_prefills == self.budget.max_prefills:
+        if not self._takes_prompts:
             return 0
         chunk = wanted if self.budget.max_chunk_tokens is None else min(wanted, self.budget.max_chunk_tokens)
         return max(0, min(chunk, self.num_left - self.num_kept, self.num_prefill_left))
 
-    def take_prefill(self, wanted: int) -> int:
+    def take_prefill(self, wanted: int, *, ends: bool = True) -> int:
         """Take and return what `offer_prefill` offers; call it once per request and step.
 
-        A request that wants 0 tokens takes nothing, and does not count as a prefill.
+        A request that wants 0 tokens takes nothing, and does not count as a prefill. `ends` says whether the prompt
+        ends with these tokens.
 
         Raises:
             ValueError: `wanted` is negative.
@@ -241,6 +260,7 @@ class StepBudget:
             self.num_left -= num_taken
             self.num_prefill_left -= num_taken
             self.num_prefills += 1
+            self.num_ended += num_taken if ends else 0
         return num_taken
 
     @property
@@ -248,10 +268,16 @@ class StepBudget:
         """Whether one more request can be admitted: a place, a prefill and a token are left."""
         return (
             self.num_running < self.budget.max_running
-            and self.num_prefills < self.budget.max_prefills
+            and self._takes_prompts
             and self.num_left > self.num_kept
             and self.num_prefill_left > 0
         )
+
+    @property
+    def _takes_prompts(self) -> bool:
+        """Whether another request may take prompt tokens, if there are any."""
+        joint = self.budget.joint_prefill_tokens
+        return self.num_prefills < self.budget.max_prefills and (joint is None or self.num_ended < joint)
 
     def admit(self) -> None:
         """Count one more running request; its prompt tokens are taken with `take_prefill`, before or after.

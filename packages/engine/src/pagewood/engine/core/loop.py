@@ -142,6 +142,8 @@ class Pending:
     """Whether any of its grants was made longer by drafts."""
     is_decode: bool = False
     """Whether every grant is for one token, so that the same requests can decode again."""
+    is_long: bool = False
+    """Whether it has at least `EngineInfo.long_step_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class EngineInfo:
     """Elements of a hidden state; 0: the runner makes no vectors."""
     page_bytes: int = 0
     """Of all layers; 0: the runner has no KV memory."""
+    long_step_tokens: int = 0
+    """A step of so many positions takes so long that to prepare the next one meanwhile gains nothing; 0: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +279,13 @@ class Engine:
         self._finish(pending)
 
     def step_overlapped(self, last: Pending | None) -> Pending | None:
-        """Launch one step, and retire the step before it while the new one computes."""
+        """Launch one step, and retire the step before it while the new one computes.
+
+        A long step is retired first, so that the new one can compute what has arrived meanwhile.
+        """
+        if last is not None and last.is_long:
+            self._finish(last)
+            last = None
         try:
             self._take_commands(last)
             pending = self._launch()
@@ -536,10 +546,12 @@ class Engine:
             self._send(self._fail(grants, error))
             raise
         self._num_steps += 1
-        self._num_tokens += batch.num_tokens
+        num_tokens = batch.num_tokens
+        self._num_tokens += num_tokens
+        is_long = 0 < self.info.long_step_tokens <= num_tokens
         if measures is not None:
             measures.mark(LAUNCH)
-            measured_s = measures.launched(grants, num_tokens=batch.num_tokens, is_decode=is_decode)
+            measured_s = measures.launched(grants, num_tokens=num_tokens, is_decode=is_decode)
             launched_s = launched_s or measured_s
         if is_decode:
             for grant in grants:
@@ -555,7 +567,12 @@ class Engine:
                 request.num_unseen += grant.num_promised
         if not is_constraining:
             return Pending(
-                grants=grants, handle=handle, is_drafting=is_drafting, is_decode=is_decode, launched_s=launched_s
+                grants=grants,
+                handle=handle,
+                is_drafting=is_drafting,
+                is_decode=is_decode,
+                is_long=is_long,
+                launched_s=launched_s,
             )
         for grant in grants:
             grant.request.num_untold = 0
@@ -569,6 +586,7 @@ class Engine:
             num_masks=num_masks(batch),
             is_drafting=is_drafting,
             is_decode=is_decode,
+            is_long=is_long,
         )
 
     def _constrain(self, pending: Pending | None) -> None:

@@ -68,8 +68,8 @@ class StepBudget(Protocol):
         """Return how many of the wanted prompt tokens may be computed; takes nothing."""
         ...
 
-    def take_prefill(self, wanted: int) -> int:
-        """Take the tokens that `offer_prefill` would return, and return their number."""
+    def take_prefill(self, wanted: int, *, ends: bool) -> int:
+        """Take the tokens that `offer_prefill` would return, and return their number; a prompt `ends` with them."""
         ...
 
     @property
@@ -338,7 +338,7 @@ class Planner:
             if count < num_missing and self._notes is not None:
                 self._note_chunk(request, count, num_missing, room)
             if count and shortage.grow(request, start + count, grants):
-                room -= budget.take_prefill(count)
+                room -= budget.take_prefill(count, ends=count == num_missing)
                 if request.timeline is not None:
                     request.timeline.chunk(count)
                 grants.append(Grant(request, start, count, request.num_promised_at(start + count)))
@@ -411,7 +411,7 @@ class Planner:
             if self._notes is not None:
                 num_wanted = request.num_known - request.num_matched
                 self._notes.note(Reason.ADMITTED, request, None, request.num_matched, count, num_wanted)
-            budget.take_prefill(count)
+            budget.take_prefill(count, ends=request.num_matched + count == request.num_known)
             budget.admit()
             reserve.admit(request, num_to_complete=self._num_to_complete(request))
             waiting.admitted(request)

@@ -113,6 +113,8 @@ class Scenario:
     """Steps before which a part of a prompt is retained or dropped, the index of its arrival, and the seconds."""
     abort_all_at: int | None = None
     """The step before which the engine is paused and all requests are aborted; it is resumed two steps later."""
+    long_step_tokens: int = 0
+    """Tokens of a step that is retired before the next one is launched; 0: none is."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     tree: TreeShape | None = None
@@ -256,6 +258,7 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
             max_running=rng.randint(1, 6),
             chunked_prefill_size=rng.choice((48, 64, 128) if is_burst else (1, 3, 16, 64)),
             max_prefills=rng.randint(1, 3),
+            joint_prefill_tokens=(None, 1, 8)[num_pages % 3],
             prefill_first=rng.random() < 0.2,
             schedule_policy=rng.choice([name for name in ORDERS if not name.startswith("priority")]),
             schedule_weights=(("tenant", 2.0), ("1", 3.0)) if num_pages % 2 else (),
@@ -272,6 +275,7 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
         arrivals=tuple(arrivals),
         eager_steps=frozenset(rng.sample(range(60), rng.randint(0, 30))),
         leaves_out=num_pages % 2 == 0,
+        long_step_tokens=(0, 1, 6)[max_length % 3],
     )
 
 
@@ -456,6 +460,8 @@ class _Run:
         """Launched positions of the requests that were paused alone after the last step."""
         self._most_retained = 0
         self._failed: set[str] = set()
+        self._interrupted: set[int] = set()
+        """Steps that a `KeyboardInterrupt` has ended."""
         self._num_preempted_known = 0
         self._drafting = RandomDrafting(
             max_tokens=scenario.max_drafts,
@@ -479,6 +485,7 @@ class _Run:
                 num_pages=scenario.num_pages,
                 page_size=scenario.config.page_size,
                 vector_size=STATE_SIZE,
+                long_step_tokens=scenario.long_step_tokens,
             ),
             make_runner=self._make_runner,
             make_cache=None if make_caches is None else make_caches(self._memory, page_size),
@@ -542,6 +549,7 @@ class _Run:
         try:
             return self._engine.advance(pending)
         except KeyboardInterrupt:
+            self._interrupted.add(self._step)
             return None  # no step is in flight
 
     def _make_runner(self, kv: KVSpace) -> Runner:
@@ -673,7 +681,9 @@ class _Run:
             return
         arrived_s = self._scenario.arrivals[int(delta.request_id)].at_step
         chunks_s = [at_s for at_s, _ in timings.chunks]
-        assert timings.arrived_s == arrived_s
+        waited = range(arrived_s, int(timings.arrived_s))  # a step that was interrupted may have taken no commands
+        assert timings.arrived_s >= arrived_s
+        assert self._interrupted.issuperset(waited)
         assert timings.finished_s == self._step
         known = [timings.queued_s, timings.admitted_s, timings.first_token_s]
         times = [timings.arrived_s, *(at_s for at_s in known if at_s is not None), timings.finished_s]

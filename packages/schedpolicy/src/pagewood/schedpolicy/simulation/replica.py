@@ -290,7 +290,8 @@ class Replica:
                 break
             while request.arrival in self._running:
                 if self._memory.grow(request, request.num_computed + num_tokens):
-                    room -= budget.take_prefill(num_tokens)
+                    num_missing = request.num_tokens - request.num_computed
+                    room -= budget.take_prefill(num_tokens, ends=num_tokens == num_missing)
                     self._prefills.append((request, num_tokens))
                     break
                 self._preempt(self._without_grant())
@@ -334,7 +335,7 @@ class Replica:
                 request.num_computed = request.num_matched
                 self._queue.start(request)
                 reserve.admit(request, num_to_complete=memory.pages_of(request.num_tokens) - request.num_pages)
-                budget.take_prefill(num_tokens)
+                budget.take_prefill(num_tokens, ends=request.num_computed + num_tokens == request.num_tokens)
                 budget.admit()
                 policies.skip_ahead.admitted(request)
                 if policies.quotas is not None:

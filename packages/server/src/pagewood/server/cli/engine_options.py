@@ -281,6 +281,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="prompts in progress in one step (default: %(default)s)",
     )
     scheduling.add_argument(
+        "--joint-prefill-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="prompts share a step until those that end in it have so many tokens, because one more would delay them "
+        "and end no sooner itself (default: on a CPU 128, more for a small model; otherwise as many as fit)",
+    )
+    scheduling.add_argument(
         "--disable-overlap", action="store_true", help="plan a step only after the previous step has been computed"
     )
     scheduling.add_argument(
@@ -412,6 +419,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_queue_s=options.max_queue_seconds,
         chunked_prefill_size=options.chunked_prefill_size,
         max_prefills=options.max_prefills,
+        joint_prefill_tokens=options.joint_prefill_tokens,
         overlap=False if options.disable_overlap else None,
         num_continuous_decode_steps=options.num_continuous_decode_steps,
         prefix_cache=not options.disable_radix_cache,
