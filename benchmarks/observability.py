@@ -8,7 +8,7 @@ One real `pagewood serve` with the embedded model for each variant, all started 
 lets each serve the same streams once, in an order that changes from round to round. The first variant has everything
 off. Printed are tokens per second and the processor time of the server's processes per token, and how much more than in
 the same round of the first variant that is. Expected: metrics and logs below 1%, traces below 3%, both of the
-throughput; a difference below the spread between rounds is none.
+throughput; an interval that holds 0 shows no difference.
 
 --dashboard PATH reads a stream of events from PATH of a server of its own meanwhile, as an open dashboard does.
 """
@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from math import comb
 from statistics import median
 
 import httpx
@@ -84,7 +85,7 @@ def main() -> None:
                 with watching(name, servers[name], options.dashboard):
                     found[name].append(cost_of(servers[name], options.streams, options.tokens, {}))
             print(f"round {number + 1} of {options.rounds}", file=sys.stdout, flush=True)
-    print(f"\n{options.streams} streams of {options.tokens} tokens, {options.rounds} rounds, median (least to most)\n")
+    print(f"\n{options.streams} streams of {options.tokens} tokens, {options.rounds} rounds, medians (95% intervals)\n")
     print("| | tokens/s | against off | us per token, all processes | against off |\n|---|---:|---:|---:|---:|")
     for name, rounds in found.items():
         speed, cost = (
@@ -102,8 +103,12 @@ def main() -> None:
 
 
 def shown(values: list[float], form: str) -> str:
-    """Return the median of some values, and their range."""
-    return f"{form.format(median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+    """Return the median of some values, and the interval that holds the median of all such values with 95%."""
+    ordered, num = sorted(values), len(values)
+    # As many of the values are below that median as heads fall in `num` throws of a coin.
+    least = next(k for k in range(num) if sum(comb(num, heads) for heads in range(k + 1)) > 0.025 * 2**num)
+    low, high = ordered[least], ordered[num - 1 - least]
+    return f"{form.format(median(values))} ({form.format(low)} to {form.format(high)})"
 
 
 @contextlib.contextmanager

@@ -262,7 +262,7 @@ def plot(samples: list[dict[str, Any]], file: Path) -> None:
         axes.plot(*zip(*points, strict=True), label=name)
     axes.set_xlabel("requests")
     axes.set_ylabel("resident memory, MB")
-    axes.set_yscale("log")
+    axes.set_ylim(bottom=0)
     axes.legend()
     figure.tight_layout()
     figure.savefig(file)
