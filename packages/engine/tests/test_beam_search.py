@@ -311,7 +311,8 @@ def test_async_searches_run_together_and_can_be_cancelled(tiny: LLM, tiny_folder
             with pytest.raises(ValueError, match="beam_width must be at most"):
                 await llm.beam_search([1], BeamSearchParams(beam_width=64))
             open_ = asyncio.create_task(llm.beam_search([1, 2, 3], long))
-            await asyncio.sleep(0.05)
+            while not llm._engine._router.num_open:
+                await asyncio.sleep(0.001)
         with pytest.raises(LLMClosedError):
             await open_
 
