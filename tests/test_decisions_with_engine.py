@@ -71,6 +71,7 @@ class Setting:
     chunk: int = 128
     max_running: int = 8
     max_prefills: int = 8
+    joint: int | None = None
     prefill_first: bool = False
     conservativeness: float = 1.0
 
@@ -168,7 +169,7 @@ def steps_of_engine(trace: Trace, setting: Setting, *, overlap: bool = False) ->
         EngineConfig(
             max_running=setting.max_running, chunked_prefill_size=setting.chunk, page_size=PAGE, overlap=overlap,
             schedule_policy=setting.policy, max_prefills=setting.max_prefills, prefill_first=setting.prefill_first,
-            schedule_conservativeness=setting.conservativeness,
+            schedule_conservativeness=setting.conservativeness, joint_prefill_tokens=setting.joint,
         ),
         info=EngineInfo(
             model_name="none", max_length=4096, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,),
@@ -220,7 +221,9 @@ def steps_of_simulator(trace: Trace, setting: Setting, *, over_radix: bool = Tru
         max_running=setting.max_running, max_prefill_tokens=setting.chunk, max_prefills=setting.max_prefills
     )
     policies = policies_named(
-        f"{setting.policy}+defer", page_size=PAGE, budget=replace(budget, prefill_first=setting.prefill_first)
+        f"{setting.policy}+defer",
+        page_size=PAGE,
+        budget=replace(budget, prefill_first=setting.prefill_first, joint_prefill_tokens=setting.joint),
     )
     reserve = NewTokenRatio(init=min(1.0, 0.7 * setting.conservativeness))
     simulate(
@@ -250,6 +253,7 @@ def random_setting(rng: Random, policy: str) -> Setting:
         max_prefills=rng.choice((1, 2, 8)),
         prefill_first=rng.random() < 0.3,
         conservativeness=rng.choice((0.05, 0.05, 0.3, 1.0)),
+        joint=rng.choice((None, 1, 40, 100)),
     )
 
 

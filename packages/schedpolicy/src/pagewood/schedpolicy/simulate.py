@@ -113,6 +113,7 @@ def _budget(options: argparse.Namespace) -> Budget:
             max_chunk_tokens=options.chunk_tokens,
             max_prefills=options.max_prefills,
             prefill_first=options.prefill_first,
+            joint_prefill_tokens=options.joint_prefill_tokens,
         )
     if options.prefill_first or options.chunk_tokens is not None:
         raise ValueError("--schedule-preset must be given without --prefill-first and --chunk-tokens")
@@ -121,6 +122,7 @@ def _budget(options: argparse.Namespace) -> Budget:
         max_running=options.max_running,
         max_prefill_tokens=options.step_tokens,
         max_prefills=options.max_prefills,
+        joint_prefill_tokens=options.joint_prefill_tokens,
     )
 
 
@@ -214,6 +216,12 @@ def _parser() -> argparse.ArgumentParser:
     policy.add_argument("--step-tokens", type=int, default=2048, metavar="T", help="tokens of one step")
     policy.add_argument("--chunk-tokens", type=int, metavar="T", help="prompt tokens of one request in one step")
     policy.add_argument("--max-prefills", type=int, default=8, metavar="N", help="prompts computed in one step")
+    policy.add_argument(
+        "--joint-prefill-tokens",
+        type=int,
+        metavar="N",
+        help="prompts share a step until those that end in it have so many tokens (default: as many as fit)",
+    )
     policy.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
     policy.add_argument(
         "--schedule-preset",
