@@ -142,7 +142,7 @@ def compare(
     folder: Path, converted: Path | None, load: Load, names: Sequence[str], arguments: argparse.Namespace
 ) -> None:
     """Run the variants and the peer in turns over one load, and print a line for each."""
-    systems: dict[str, Pagewood | Peer] = {}
+    ours: dict[str, Pagewood] = {}
     for name in names:
         config = EngineConfig(
             model=str(folder),
@@ -151,10 +151,13 @@ def compare(
             max_total_tokens=64 + load.num_clients * (load.length + 16),
             **VARIANTS[name],
         )
-        systems[name] = Pagewood(config)
+        ours[name] = Pagewood(config)
+    systems: dict[str, Pagewood | Peer] = {**ours}
     if converted is not None:
-        options = {"model": str(converted), "threads": arguments.threads, "max_running": load.num_clients}
-        options |= {"vocab_size": next(iter(systems.values())).vocab_size}
+        options: dict[str, Any] = {
+            "model": str(converted), "threads": arguments.threads, "max_running": load.num_clients,
+            "vocab_size": ours[names[0]].vocab_size,
+        }  # fmt: skip
         for name, precision in PRECISIONS.items():
             systems[name] = Peer(arguments.openvino, options | {"precision": precision})
     times = {name: Times() for name in systems}
