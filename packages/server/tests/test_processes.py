@@ -158,7 +158,10 @@ def test_streams_end_with_an_error_when_the_detokenizer_dies(server: Server, eng
         until(server.is_ready)
     killed: int | None = None
     for num_deaths in (1, 2):  # of two, the second process dies before it has passed on anything
+        server.http.post("/pause", json={}).raise_for_status()  # so that no stream ends before the others have begun
         streams = [Stream(server) for _ in range(3)]
+        until(lambda: server.http.get("/ready").json()["engine"]["num_waiting"] == 3)
+        server.http.post("/resume", json={}).raise_for_status()
         until(lambda streams=streams: all(stream.num_chunks > 2 for stream in streams))
         for _ in range(num_deaths):
             killed = server.kill("detokenizer_process", after=killed)
