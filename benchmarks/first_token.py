@@ -33,6 +33,7 @@ from peers.closed_loop import Load, Times, run
 PEERS = Path(__file__).parent / "peers"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
+    "together": {"joint_prefill_tokens": 1 << 20},
     "1 prompt": {"max_prefills": 1},
     "2 prompts": {"max_prefills": 2},
     "chunk 128": {"chunked_prefill_size": 128},

@@ -709,9 +709,9 @@ class EngineConfig:
     max_prefills: int = 8
     """Prompts that one step may compute parts of."""
     joint_prefill_tokens: int | None = None
-    """Prompts share a step until those that end in it have so many tokens. One more would have its first token no
-    sooner than in the next step, and all others later. None, on a CPU: 128, or more for a small model; otherwise as
-    many share it as fit."""
+    """A step gets no further prompt when the prompts that end in it have at least this many tokens together. Another
+    one would get its first token no sooner than in the next step, and it would delay the others. None, on a CPU: 128,
+    or more for a small model. None, elsewhere: there is no such limit."""
     prefill_first: bool = False
     """Whether prompts are computed before anything else, in steps without decoding: first tokens come sooner, and
     decoding requests stall meanwhile. Otherwise every decoding request gets a token in every step."""

@@ -43,7 +43,7 @@ _LONG_STEP = 2_500_000_000
 """Products of a weight and an activation that one thread computes in a long step: about 20 ms, of which the host needs
 less than a fiftieth to prepare the next step."""
 _BUSY_TOKENS = 128
-"""A step of so many tokens takes at least as long to compute as to read the weights."""
+"""A step with this many tokens takes at least as long to compute as to read the weights."""
 _BYTES = {"auto": 4.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.1, "int4": 0.7}
 """Of a weight, at most, by form; a small part is norms and scales."""
 _LOOKUPS = {"ngram": NgramLookup, "suffix": SuffixIndex}

@@ -22,9 +22,9 @@ class Budget:
             admissions first; `take_decode` declines once prompt tokens are taken. The time to the first token is
             shortest, and running requests get no tokens in such steps.
         max_prefill_tokens: Prompt tokens of one step, over all requests; None for no limit but the step's.
-        joint_prefill_tokens: Prompt tokens that keep the device busy, >= 1. Prompts share a step until those that end
-            in it have so many: one more would end no sooner than in the next step, and all others later. None: as many
-            share it as fit.
+        joint_prefill_tokens: Prompt tokens that keep the device busy, >= 1. A step gets no further prompt when the
+            prompts that end in it have at least this many tokens together: another one would end no sooner than in the
+            next step, and it would delay the others. None: there is no such limit.
     """
 
     max_step_tokens: int

@@ -220,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
         "--joint-prefill-tokens",
         type=int,
         metavar="N",
-        help="prompts share a step until those that end in it have so many tokens (default: as many as fit)",
+        help="a step gets no further prompt when those that end in it have this many tokens together (default: none)",
     )
     policy.add_argument("--prefill-first", action="store_true", help="steps with prompts do not decode")
     policy.add_argument(

@@ -162,7 +162,8 @@ class EngineInfo:
     page_bytes: int = 0
     """Of all layers; 0: the runner has no KV memory."""
     long_step_tokens: int = 0
-    """A step of so many positions takes so long that to prepare the next one meanwhile gains nothing; 0: none does."""
+    """A step is long if it computes at least this many positions. The next step is then planned after it, because
+    planning during it gains almost nothing. 0: no step is long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,7 @@ def _retire(
             request.num_computed = place
             num_prompt, num_cached = request.num_prompt, request.num_cached
             deltas.append(
-                Delta(  # its arguments have no names, which would take longer than all of it
+                Delta(  # by position, as one is made for every token
                     request.request_id,
                     tokens,
                     None,  # finish

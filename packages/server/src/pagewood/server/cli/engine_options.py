@@ -284,8 +284,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--joint-prefill-tokens",
         type=int,
         metavar="TOKENS",
-        help="prompts share a step until those that end in it have so many tokens, because one more would delay them "
-        "and end no sooner itself (default: on a CPU 128, more for a small model; otherwise as many as fit)",
+        help="a step gets no further prompt when those that end in it have this many tokens together, because another "
+        "one would delay them and end no sooner (default: on a CPU 128, more for a small model; otherwise no limit)",
     )
     scheduling.add_argument(
         "--disable-overlap", action="store_true", help="plan a step only after the previous step has been computed"
