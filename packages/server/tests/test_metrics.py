@@ -248,13 +248,14 @@ def test_times_of_a_request_are_those_between_its_messages() -> None:
 def test_every_end_is_counted_once() -> None:
     metrics = RequestMetrics()
     metrics.submitted(generate("a", siblings=("b", "c", "d")))
-    metrics.submitted(generate("a"))  # sent again
+    metrics.renamed("a", new_id="e")  # sent again
+    metrics.left("a", has_failed=True)
     assert metrics.num_open == 4
-    metrics.left("a", has_failed=False)
+    metrics.left("e", has_failed=False)
     metrics.left("b", has_failed=True)
     metrics.answered(wire.Answers((answer("c", 0, finish=FinishReason.REFUSED),)))
     metrics.answered(wire.Answers((answer("d", 1, finish=FinishReason.STOP),)))
-    for name in "abcd":
+    for name in "abcde":
         metrics.left(name, has_failed=True)
     (account,) = metrics.accounts
     assert account.num_ended == {"abort": 1, "error": 1, "refused": 1, "stop": 1}

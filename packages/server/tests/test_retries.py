@@ -18,6 +18,7 @@ from pagewood.server import live as live_module
 from pagewood.server import wire
 from pagewood.server.errors import unavailable
 from pagewood.server.live import LiveGroup, LiveRequests
+from pagewood.server.metrics.requests import RequestMetrics
 from pagewood.server.status import EngineState
 from pagewood.server.testing import MemoryServer
 
@@ -85,6 +86,26 @@ def test_what_was_not_answered_is_sent_again_when_the_engine_is_back() -> None:
         live.take(answer(name, finish=FinishReason.LENGTH))
         assert heard(fresh) == [f"{index} t"]
     assert (live.num_live, live.num_ending, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 3, 1)
+
+
+def test_metrics_count_a_request_that_is_sent_again_once() -> None:
+    now_s = [10.0]
+    metrics = RequestMetrics(clock=lambda: now_s[0])
+    sender = Recorder()
+    live = LiveRequests([sender], limit=9, max_retries=1, watch=metrics)
+    live.submit([generate("a", siblings=("a1",))], prompt_param="prompt")
+    live.lost(LOST)
+    now_s[0] = 14.0
+    live.resume()
+    (again,) = sender.sent()[1:]
+    assert metrics.num_open == 2
+    for name in again.request_ids:
+        metrics.answered(answer(name, finish=FinishReason.LENGTH))
+        live.take(answer(name, finish=FinishReason.LENGTH))
+    (account,) = metrics.accounts
+    assert (metrics.num_open, account.num_ended) == (0, {"length": 2})
+    assert account.request_s.total == 8  # from when it was sent first
+    assert sum(metrics.num_answers.counts) == 1
 
 
 def test_a_request_is_sent_again_only_so_often() -> None:

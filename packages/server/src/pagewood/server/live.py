@@ -161,7 +161,11 @@ class RequestWatch(Protocol):
     """Is notified when requests begin and end."""
 
     def submitted(self, message: wire.NewRequest) -> None:
-        """Note that the requests of a message are sent to a tokenizer."""
+        """Note that the requests of a message are sent to a tokenizer for the first time."""
+        ...
+
+    def renamed(self, request_id: str, *, new_id: str) -> None:
+        """Note that a request will be sent again, with another id."""
         ...
 
     def left(self, request_id: str, *, has_failed: bool) -> None:
@@ -522,6 +526,8 @@ class LiveRequests:
     def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], frames: Sequence[bytes]) -> None:
         indices = itertools.count()
         for prompt, frame in zip(prompts, frames, strict=True):
+            if self._watch is not None:
+                self._watch.submitted(prompt)
             tokenizer = self._dispatch(prompt, frame)
             for request_id in prompt.request_ids:
                 self._live[request_id] = _LiveRequest(group=group, index=next(indices), tokenizer=tokenizer)
@@ -529,8 +535,6 @@ class LiveRequests:
 
     def _dispatch(self, prompt: wire.NewRequest, frame: bytes) -> int:
         """Send a message to the tokenizer with the least to do, and return its index."""
-        if self._watch is not None:
-            self._watch.submitted(prompt)
         tokenizer = self._loads.add(prompt.request_id, len(frame))
         self._forecast.sent(prompt.request_id, num_bytes=len(frame), priority=_priority(prompt))
         self._tokenizers[tokenizer].send(frame)
@@ -553,11 +557,14 @@ class LiveRequests:
                 continue
             new_ids: list[str] = []
             for request_id in prompt.request_ids:
-                request = self._forget(request_id)
+                new_id = new_request_id("req")
+                if self._watch is not None:
+                    self._watch.renamed(request_id, new_id=new_id)
+                request = self._remove(request_id)
                 self._send_cancel(request_id, request.tokenizer)
-                new_ids.append(new_request_id("req"))
-                self._live[new_ids[-1]] = _LiveRequest(group=group, index=request.index, tokenizer=HELD)
-                group.open_ids.add(new_ids[-1])
+                self._live[new_id] = _LiveRequest(group=group, index=request.index, tokenizer=HELD)
+                group.open_ids.add(new_id)
+                new_ids.append(new_id)
             changes: dict[str, object] = {"request_id": new_ids[0]}
             if len(new_ids) > 1:
                 changes["sibling_ids"] = tuple(new_ids[1:])
@@ -633,6 +640,9 @@ class LiveRequests:
     def _forget(self, request_id: str, *, has_failed: bool = False) -> _LiveRequest:
         if self._watch is not None:
             self._watch.left(request_id, has_failed=has_failed)
+        return self._remove(request_id)
+
+    def _remove(self, request_id: str) -> _LiveRequest:
         request = self._live.pop(request_id)
         request.group.open_ids.discard(request_id)
         return request

@@ -45,7 +45,7 @@ class Account:
 class Timing:
     """One request that has not ended. Times are seconds on the clock of `time.monotonic`."""
 
-    request_id: str
+    request_id: str  # written by: RequestMetrics
     account: Account
     submitted_s: float
     max_tokens: int | None
@@ -129,8 +129,6 @@ class RequestMetrics:
         now_s, account = self._clock(), self._account(message)
         context = None if self._tracer is None else self._tracer.begin(message)
         for request_id in message.request_ids:
-            if request_id in self._open:  # it is sent again, because a process died
-                continue
             self._open[request_id] = Timing(
                 request_id=request_id,
                 account=account,
@@ -139,6 +137,13 @@ class RequestMetrics:
                 context=context,
             )
         self.num_answers.add(len(message.request_ids))
+
+    def renamed(self, request_id: str, *, new_id: str) -> None:
+        """Go on with a request under another id; it is sent again, because a process died."""
+        timing = self._open.pop(request_id, None)
+        if timing is not None:
+            timing.request_id = new_id
+            self._open[new_id] = timing
 
     def answered(self, answers: wire.Answers) -> None:
         """Measure the answers of one step, before they are passed on."""
