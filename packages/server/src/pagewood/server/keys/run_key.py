@@ -1,0 +1,129 @@
+"""The admin key that a server makes for its run, and the file in which the user's programs find it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pagewood.server.keys.key import digest_of
+
+FOLDER_VARIABLE = "PAGEWOOD_RUNTIME_DIR"
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]")
+"""Hosts in URLs that only this machine can be; the last two are in the start messages of servers on all addresses."""
+_LOCALHOST = "127.0.0.1"
+_PREFIX = "pagewood-"
+"""Shows what a key is for. Without it, one key of 64 would begin with a dash, as an option does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKey:
+    """An admin key that is valid until its server ends. Invariant: its text is in its file only."""
+
+    path: Path
+    digest: bytes
+    """SHA-256 of the key."""
+
+    def remove(self) -> None:
+        """Remove the file, unless a later server has written its own key there."""
+        with contextlib.suppress(OSError, ValueError):
+            if digest_of(_read(self.path)) == self.digest:
+                self.path.unlink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundKey:
+    """The key of a server on this machine, and where it may be sent."""
+
+    url: str
+    """Of the server, with an address instead of `localhost` if nothing but the address says who answers."""
+    key: str
+
+
+def make_run_key(host: str, port: int) -> RunKey:
+    """Make an admin key and write it to the file of a server, in place of the key of a server that was killed.
+
+    Args:
+        host: address on which the server listens.
+        port: its port.
+
+    Raises:
+        OSError: the file cannot be written, or its folder belongs to another user.
+        RuntimeError: the user has no home.
+    """
+    path = run_key_path(host, port)
+    _make_private(path.parent)
+    key = f"{_PREFIX}{secrets.token_urlsafe(32)}"
+    descriptor, written = tempfile.mkstemp(prefix="new-", dir=path.parent)  # 0600, and never an existing file
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{key}\n")
+        Path(written).replace(path)
+    except OSError:
+        Path(written).unlink(missing_ok=True)
+        raise
+    return RunKey(path=path, digest=digest_of(key))
+
+
+def run_key_path(host: str, port: int) -> Path:
+    """Return the file of the server that listens on an address, or is reached by it from its own machine.
+
+    It is in the folder of the environment's PAGEWOOD_RUNTIME_DIR, or in ~/.cache/pagewood/run, in a folder with the
+    name of the machine, because machines may share a home. XDG_RUNTIME_DIR is not used: a server may outlive the
+    session that it belongs to.
+
+    Raises:
+        ValueError: `host` is neither an address nor `localhost`.
+        RuntimeError: the user has no home.
+    """
+    address = ipaddress.ip_address(_LOCALHOST if host == "localhost" else host)
+    if address.is_unspecified:  # such a server has no other server on the port beside it
+        address = ipaddress.ip_address("::1" if address.version == 6 else _LOCALHOST)
+    root = os.environ.get(FOLDER_VARIABLE)
+    if not root:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewood" / "run"
+    return Path(root) / socket.gethostname() / f"{address}-{port}.key"
+
+
+def find_run_key(url: str) -> FoundKey | None:
+    """Return the key that the server at a URL made for its run; None: it has none that this user may read.
+
+    Hosts other than `LOCAL_HOSTS` have none. For `localhost` it is the key of the server on 127.0.0.1. Without TLS,
+    it must then be sent to that address: `localhost` may also mean ::1, where another user may listen on the port.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        if (f"[{host}]" if ":" in host else host) not in LOCAL_HOSTS:
+            return None
+        key = _read(run_key_path(host, port))
+    except (OSError, RuntimeError, ValueError):
+        return None
+    if host == "localhost" and parts.scheme != "https":
+        url = parts._replace(netloc=f"{_LOCALHOST}:{port}").geturl()
+    return FoundKey(url=url, key=key) if key else None
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only this user can access.
+
+    Raises:
+        OSError: it cannot be made, or is not the user's own.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} must be a folder of the user who runs the server")
+    folder.chmod(0o700)
