@@ -22,6 +22,8 @@ from typing import Any
 
 import httpx
 
+from pagewood.server.keys.run_key import find_run_key
+
 
 async def keep_busy(client: httpx.AsyncClient, number: int) -> None:
     """Send one request after another, with answers of 200 to 400 tokens."""
@@ -35,9 +37,11 @@ async def keep_busy(client: httpx.AsyncClient, number: int) -> None:
         (await client.post("/generate", json=body)).raise_for_status()
 
 
-async def read(client: httpx.AsyncClient, sizes: list[int]) -> None:
+async def read(client: httpx.AsyncClient, key: str, sizes: list[int]) -> None:
     """Read the live data as a page does, and note the size of each piece."""
-    async with client.stream("GET", "/dashboard/events", headers={"accept": "text/event-stream"}) as response:
+    headers = {"accept": "text/event-stream", "authorization": f"Bearer {key}"}
+    async with client.stream("GET", "/dashboard/events", headers=headers) as response:
+        response.raise_for_status()
         async for piece in response.aiter_raw():
             sizes.append(len(piece))
 
@@ -63,6 +67,8 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the rates of all turns, tokens per second, and the size of the live data."""
     rates: dict[str, list[float]] = {"off": [], "on": []}
     sizes: list[int] = []
+    admin = find_run_key(url)
+    assert admin is not None  # the server was given none
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
         while (await client.get("/ready")).status_code != 200:
@@ -71,7 +77,7 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(options.warmup)
             for turn in range(2 * options.rounds):
                 name = ("off", "on", "on", "off")[turn % 4]
-                viewers = [read(client, sizes) for _ in range(options.viewers if name == "on" else 0)]
+                viewers = [read(client, admin.key, sizes) for _ in range(options.viewers if name == "on" else 0)]
                 async with running(*viewers):
                     await asyncio.sleep(4.0)  # the engine sends for three seconds after the last reader has left
                     clock = asyncio.get_running_loop().time

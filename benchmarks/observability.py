@@ -29,6 +29,7 @@ from statistics import median
 
 import httpx
 
+from pagewood.server.keys.run_key import find_run_key
 from server_cpu import PROCESSES, Server, cost_of, streams
 
 OFF = "off"
@@ -127,15 +128,19 @@ def sink() -> Generator[int]:
 def watching(name: str, server: Server, dashboard: str | None) -> Generator[None]:
     """Watch a server as its variant says."""
     url = "http://{}:{}".format(*server.address)
+    admin = find_run_key(url)
+    assert admin is not None  # the server was given none
+    headers = {"authorization": f"Bearer {admin.key}"}
     stopping = threading.Event()
 
     def scrape() -> None:
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, headers=headers) as client:
             while not stopping.wait(1.0):
                 client.get("/metrics").raise_for_status()
 
     def read() -> None:
-        with httpx.Client(base_url=url, timeout=60) as client, client.stream("GET", dashboard or "") as response:
+        reading = httpx.Client(base_url=url, timeout=60, headers=headers)
+        with reading as client, client.stream("GET", dashboard or "") as response:
             response.raise_for_status()
             for _ in response.iter_raw():
                 if stopping.is_set():

@@ -23,7 +23,7 @@ from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.dashboard.processes import Processes
 from pagewood.server.dashboard.rates import RateWindow, percentiles
 from pagewood.server.dashboard.snapshots import SHARE, TREE_INTERVAL_S, Snapshots
-from pagewood.server.testing import MemoryServer
+from pagewood.server.testing import ADMIN_KEY, MemoryServer
 from scripted import listening, paced, scripted_server
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +89,7 @@ async def test_a_request_far_back_in_the_queue_is_found_by_its_name(model_folder
         sending = [asyncio.create_task(server.client.post("/generate", json={**body, "rid": name})) for name in names]
         await server.until(lambda: server.service.status.counters["num_waiting"] == len(names) - 8)
         finds = ("", "last-32")
-        shown = [(await server.client.get("/dashboard/events", params={"find": find})).json() for find in finds]
+        shown = [(await server.admin.get("/dashboard/events", params={"find": find})).json() for find in finds]
         assert [one["engine"]["num_requests"] for one in shown] == [330, 330]
         assert [len(one["engine"]["requests"]) for one in shown] == [300, 310]
         assert set(shown[1]["names"][300:]) == {f"Last-32{digit}" for digit in range(10)}
@@ -136,9 +136,9 @@ async def test_all_who_watch_get_the_same_bytes(server: MemoryServer) -> None:
 
 
 async def test_a_stream_over_a_socket_ends_with_its_client(server: MemoryServer) -> None:
-    headers = {"accept": "text/event-stream"}
-    async with listening(server) as url, httpx.AsyncClient(base_url=url) as client:
-        async with client.stream("GET", "/dashboard/events", headers=headers) as response:
+    events, key = {"accept": "text/event-stream"}, {"x-api-key": ADMIN_KEY}
+    async with listening(server) as url, httpx.AsyncClient(base_url=url, headers=key) as client:
+        async with client.stream("GET", "/dashboard/events", headers=events) as response:
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             found: list[dict[str, Any]] = []
             async for line in response.aiter_lines():

@@ -224,12 +224,20 @@ async def test_answers_about_the_model_and_vectors_follow_their_schemas(
         await check_answer(server, document, "POST", path, body)
 
 
+async def test_operations_say_whether_they_need_a_key(document: dict[str, Any]) -> None:
+    keys: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
+    assert document["security"] == [{}, *keys]
+    assert document["paths"]["/pause"]["post"]["security"] == keys
+    assert document["paths"]["/health"]["get"]["security"] == []
+    assert "security" not in document["paths"]["/generate"]["post"]
+
+
 async def test_errors_follow_the_schemas_of_their_protocols(server: MemoryServer, document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if "requestBody" not in operation:
                 continue
-            response = await server.client.request(method, path, json={"no such field": 1})
+            response = await server.admin.request(method, path, json={"no such field": 1})
             assert response.status_code == 400
             schema = operation["responses"]["400"]["content"]["application/json"]["schema"]
             jsonschema.validate(response.json(), schema | {"components": document["components"]})
@@ -245,7 +253,7 @@ async def test_examples_follow_their_schemas_and_work(server: MemoryServer, docu
         content = methods["post"]["requestBody"]["content"]["application/json"]
         jsonschema.validate(content["example"], resolved(document, content["schema"]["$ref"]))
         if path not in ("/abort", "/v1/requests/{name}/priority"):  # they name a request
-            response = await server.client.post(path, json=content["example"])
+            response = await server.admin.post(path, json=content["example"])
             assert response.status_code == 200, response.text
 
 

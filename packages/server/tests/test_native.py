@@ -25,6 +25,13 @@ async def post(server: MemoryServer, path: str, body: dict[str, Any], **headers:
     return response.json()
 
 
+async def command(server: MemoryServer, path: str, body: dict[str, Any]) -> Any:
+    """Send a request to an admin route."""
+    response = await server.admin.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
 async def error(server: MemoryServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = await server.client.post(path, json=body)
     assert response.status_code in (400, 404), response.text
@@ -296,11 +303,11 @@ async def test_flush_drops_what_no_request_uses(server: MemoryServer) -> None:
     await post(server, "/generate", {"text": "a" * 64, "sampling_params": params})
     again = await post(server, "/generate", {"text": "a" * 64, "sampling_params": params})
     assert again["meta_info"]["cached_tokens"] == 48
-    assert await post(server, "/flush_cache", {}) == {"flushed_tokens": 64}
+    assert await command(server, "/flush_cache", {}) == {"flushed_tokens": 64}
     cold = await post(server, "/generate", {"text": "a" * 64, "sampling_params": params})
     assert cold["meta_info"]["cached_tokens"] == 0
     assert cold["output_ids"] == again["output_ids"]
-    response = await server.client.post("/flush_cache", headers={"content-type": "application/json"})
+    response = await server.admin.post("/flush_cache", headers={"content-type": "application/json"})
     assert response.status_code == 200
 
 
@@ -309,7 +316,7 @@ async def test_flush_leaves_a_running_request_alone(server: MemoryServer) -> Non
     server.gate.allow(8)
     running = asyncio.create_task(post(server, "/generate", body))
     await server.until(lambda: server.gate.is_held)
-    flushing = asyncio.create_task(post(server, "/flush_cache", {}))
+    flushing = asyncio.create_task(command(server, "/flush_cache", {}))
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     assert await flushing == {"flushed_tokens": 0}
@@ -324,18 +331,18 @@ async def test_a_paused_server_queues_requests_and_goes_on_with_those_that_ran(s
     server.gate.allow(8)
     running = asyncio.create_task(post(server, "/generate", body))
     await server.until(lambda: server.gate.is_held)
-    pausing = asyncio.create_task(post(server, "/pause", {"mode": mode}))
+    pausing = asyncio.create_task(command(server, "/pause", {"mode": mode}))
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     assert await pausing == {"paused": True}
     queued = asyncio.create_task(post(server, "/generate", {**body, "text": "c" * 64}))
     done, _ = await asyncio.wait([running, queued], timeout=0.2)
     assert not done
-    assert await post(server, "/resume", {}) == {"paused": False}
+    assert await command(server, "/resume", {}) == {"paused": False}
     for answer, letter in ((await running, "b"), (await queued, "c")):
         expected = server.expected_tokens(server.tokenizer.encode(letter * 64).tolist(), max_tokens=20)
         assert answer["output_ids"] == expected
-    assert (await error(server, "/pause", {"mode": "drop"}))["param"] == "mode"
+    assert (await server.admin.post("/pause", json={"mode": "drop"})).json()["error"]["param"] == "mode"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -378,7 +385,7 @@ async def test_abort_ends_a_beam_search(server: MemoryServer) -> None:
 
 
 async def test_server_info(server: MemoryServer) -> None:
-    found = (await server.client.get("/server_info")).json()
+    found = (await server.admin.get("/server_info")).json()
     assert (found["model"], found["max_model_len"], found["vocab_size"]) == ("echo", MAX_LENGTH, 258)
     assert found["config"]["chunked_prefill_size"] == 512  # chosen at the start: nobody has set it
     assert found["kv_memory"]["num_tokens"] == found["kv_memory"]["num_pages"] * found["kv_memory"]["page_size"] == 1600

@@ -50,7 +50,7 @@ def ask(server: Server, *, max_tokens: int = 20, headers: dict[str, str] | None 
 
 def samples(server: Server) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+    for family in text_string_to_metric_families(server.admin.get("/metrics").text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample)
     return found
@@ -71,7 +71,7 @@ def test_all_processes_are_measured(server: Server) -> None:
     assert all(stages[stage] > 0 for stage in ("plan", "build", "launch", "wait", "retire"))
     (steps,) = found["pagewood_step_seconds_sum"]
     assert 0 < sum(stages.values()) <= 1.5 * steps.value + 1
-    assert SECRET not in server.http.get("/metrics").text
+    assert SECRET not in server.admin.get("/metrics").text
 
 
 def test_a_request_reaches_the_receiver_with_its_stages(server: Server, receiver: OtlpReceiver) -> None:
@@ -113,7 +113,7 @@ def test_a_profile_has_every_instruction_and_changes_no_answer(server: Server) -
     thread = threading.Thread(target=load)
     thread.start()
     try:
-        response = server.http.post("/profile", json={"seconds": 0.5})
+        response = server.admin.post("/profile", json={"seconds": 0.5})
     finally:
         stopping.set()
         thread.join()
@@ -144,11 +144,11 @@ def test_a_profile_has_every_instruction_and_changes_no_answer(server: Server) -
 
 def test_profiles_are_refused_while_one_is_taken_or_if_they_are_too_long(server: Server) -> None:
     for body in ({"seconds": 0}, {"seconds": 1000}, {"minutes": 1}):
-        assert server.http.post("/profile", json=body).status_code == 400
+        assert server.admin.post("/profile", json=body).status_code == 400
     statuses: list[int] = []
     threads = [
         threading.Thread(
-            target=lambda: statuses.append(server.http.post("/profile", json={"seconds": 0.4}).status_code)
+            target=lambda: statuses.append(server.admin.post("/profile", json={"seconds": 0.4}).status_code)
         )
         for _ in range(2)
     ]

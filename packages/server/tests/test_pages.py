@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pagewood.engine.text import Tokenizer
-from pagewood.server.testing import TOOLS_TEMPLATE, MemoryServer, write_echo_folder
+from pagewood.server.testing import ADMIN_KEY, TOOLS_TEMPLATE, MemoryServer, write_echo_folder
 from scripted import Script, listening, paced, scripted_server
 
 pytest.importorskip("playwright")
@@ -112,7 +112,7 @@ async def ink(page: Any, canvas: str) -> int:
 
 async def test_the_dashboard_follows_load_and_a_request_is_found_explained_and_aborted(busy: MemoryServer) -> None:
     async with browsing(busy) as page, load(busy):
-        await page.goto("/dashboard")
+        await page.goto(f"/dashboard#key={ADMIN_KEY}")
         await page.get_by_text("Serving").wait_for()
         await page.locator("#rows tr").nth(9).wait_for()
         await until(page, "live.rates && live.rates.output_tokens > 10")
@@ -150,7 +150,7 @@ async def test_the_dashboard_follows_load_and_a_request_is_found_explained_and_a
 @pytest.mark.slow
 async def test_the_tree_zooms_and_freezing_holds_the_display(busy: MemoryServer) -> None:
     async with browsing(busy, color_scheme="dark", viewport={"width": 390, "height": 800}) as page, load(busy):
-        await page.goto("/dashboard")
+        await page.goto(f"/dashboard#key={ADMIN_KEY}")
         await page.locator("#rows tr").nth(5).wait_for()
         assert await page.evaluate("document.documentElement.scrollWidth") == 390
         dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -232,22 +232,40 @@ async def test_programs_do_not_get_pages_and_pages_allow_only_their_own_code(ser
     assert (await server.client.get("/")).json()["error"]["code"] == "unknown_path"
 
 
-@pytest.mark.slow
 async def test_the_dashboard_asks_for_a_key_keeps_it_and_sends_it(server: MemoryServer) -> None:
-    async def guard(route: Any) -> None:
-        """Refuse the live data without the key, as a server with keys does."""
-        if route.request.headers.get("authorization") == "Bearer sesame":
-            await route.continue_()
-        else:
-            await route.fulfill(status=401, json={"error": {"message": "This key is not known."}})
-
-    async with browsing(server, ignored="401") as page:
-        await page.route("**/dashboard/events", guard)
+    async with browsing(server, ignored="403") as page:
         await page.goto("/dashboard")
-        await page.get_by_text("This key is not known.").wait_for()
+        await page.get_by_role("heading", name="Admin key").wait_for()
+        port = page.url.partition(":")[2].partition(":")[2].partition("/")[0]
+        place = f"cat ~/.cache/pagewood/run/$(hostname)/127.0.0.1-{port}.key"
+        assert await page.locator("#place").text_content() == place
+        assert await page.locator("#keynote").text_content() == ""
         await page.keyboard.type("sesame")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("This is not an admin key of this server.").wait_for()
+        await page.keyboard.type(ADMIN_KEY)
         await page.keyboard.press("Enter")
         await page.get_by_text("Serving").wait_for()
         await page.reload()
         await page.get_by_text("Serving").wait_for()
         assert not await page.locator("#ask").is_visible()
+
+
+async def test_a_link_brings_the_key_in_its_fragment(server: MemoryServer) -> None:
+    async with browsing(server, ignored="403") as page:
+        asked: list[str] = []
+
+        def note(request: Any) -> None:
+            asked.append(request.url)
+
+        page.on("request", note)
+        await page.goto(f"/dashboard#key={ADMIN_KEY}")
+        await page.get_by_text("Serving").wait_for()
+        assert page.url.endswith("/dashboard")
+        await page.evaluate("sessionStorage.clear()")
+        await page.goto("/dashboard")
+        await page.get_by_role("heading", name="Admin key").wait_for()
+        await page.goto(f"/dashboard#key={ADMIN_KEY}")  # of the page that is open, so that nothing is loaded by itself
+        await page.get_by_text("Serving").wait_for()
+        assert page.url.endswith("/dashboard")
+        assert not any(ADMIN_KEY in url for url in asked)

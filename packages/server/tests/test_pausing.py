@@ -42,8 +42,15 @@ async def post(server: MemoryServer, path: str, body: dict[str, Any]) -> Any:
     return response.json()
 
 
+async def command(server: MemoryServer, path: str, body: dict[str, Any]) -> Any:
+    """Send a request to an admin route."""
+    response = await server.admin.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
 async def error(server: MemoryServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    response = await server.client.post(path, json=body)
+    response = await server.admin.post(path, json=body)
     return response.status_code, response.json()["error"]["code"]
 
 
@@ -52,7 +59,7 @@ async def test_one_request_is_paused_and_others_go_on(server: MemoryServer, mode
     server.gate.allow(8)
     running = asyncio.create_task(post(server, "/generate", RUNNING))
     await server.until(lambda: server.gate.is_held)
-    assert await post(server, "/pause", {"rid": "mine", "mode": mode}) == {"paused": True, "requests": 1}
+    assert await command(server, "/pause", {"rid": "mine", "mode": mode}) == {"paused": True, "requests": 1}
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     other = await post(server, "/generate", {**RUNNING, "rid": "other"})
@@ -60,7 +67,7 @@ async def test_one_request_is_paused_and_others_go_on(server: MemoryServer, mode
     assert other["output_ids"] == expected
     await server.until(lambda: server.service.status.counters["num_held"] == 1)
     assert not running.done()
-    assert await post(server, "/resume", {"rid": "mine"}) == {"paused": False, "requests": 1}
+    assert await command(server, "/resume", {"rid": "mine"}) == {"paused": False, "requests": 1}
     assert (await running)["output_ids"] == expected
 
 
@@ -74,7 +81,7 @@ async def test_a_paused_request_whose_client_leaves_is_gone(server: MemoryServer
     server.gate.allow(8)
     running = asyncio.create_task(post(server, "/generate", RUNNING))
     await server.until(lambda: server.gate.is_held)
-    await post(server, "/pause", {"rid": "mine"})
+    await command(server, "/pause", {"rid": "mine"})
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     await server.until(lambda: server.service.status.counters["num_held"] == 1)
@@ -88,13 +95,13 @@ async def test_a_pause_can_end_all_requests(server: MemoryServer) -> None:
     server.gate.allow(8)
     running = asyncio.create_task(server.client.post("/generate", json=RUNNING))
     await server.until(lambda: server.gate.is_held)
-    pausing = asyncio.create_task(post(server, "/pause", {"mode": "abort"}))
+    pausing = asyncio.create_task(command(server, "/pause", {"mode": "abort"}))
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     assert await pausing == {"paused": True}
     ended: httpx.Response = await running
     assert ended.status_code >= 400
-    assert await post(server, "/resume", {}) == {"paused": False}
+    assert await command(server, "/resume", {}) == {"paused": False}
     assert len((await post(server, "/generate", RUNNING))["output_ids"]) == 20
 
 
@@ -102,7 +109,7 @@ async def test_a_flush_waits_for_an_idle_engine(server: MemoryServer) -> None:
     server.gate.allow(8)
     running = asyncio.create_task(post(server, "/generate", RUNNING))
     await server.until(lambda: server.gate.is_held)
-    flushing = asyncio.create_task(post(server, "/flush_cache", {"when": "idle"}))
+    flushing = asyncio.create_task(command(server, "/flush_cache", {"when": "idle"}))
     await server.until(lambda: server.has_command_at_gate)
     server.gate.open()
     assert len((await running)["output_ids"]) == 20

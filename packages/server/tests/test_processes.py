@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from pagewood.engine.folder import model_folder
+from pagewood.server.keys.run_key import FOLDER_VARIABLE
+from serving import admin_headers
 
 MODEL = "pagewood-demo"
 LIMIT_S = 150.0
@@ -52,12 +54,14 @@ class Server:
             ],
             stdout=write_end,
             stderr=self._stderr,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env={**os.environ, "TMPDIR": str(folder), FOLDER_VARIABLE: str(folder / "runtime")},
         )
         os.close(write_end)
         os.close(read_end)  # the welcome text meets a broken pipe
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S)
+        url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=url, timeout=LIMIT_S)
         until(self.is_ready)
+        self.admin = httpx.Client(base_url=url, timeout=LIMIT_S, headers=admin_headers(folder, url))
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.stderr()
@@ -91,6 +95,7 @@ class Server:
 
     def close(self) -> None:
         self.http.close()
+        self.admin.close()
         self.process.terminate()
         assert self.process.wait(LIMIT_S) == 0
         self._stderr.close()
@@ -158,10 +163,10 @@ def test_streams_end_with_an_error_when_the_detokenizer_dies(server: Server, eng
         until(server.is_ready)
     killed: int | None = None
     for num_deaths in (1, 2):  # of two, the second process dies before it has passed on anything
-        server.http.post("/pause", json={}).raise_for_status()  # so that no stream ends before the others have begun
+        server.admin.post("/pause", json={}).raise_for_status()  # so that no stream ends before the others have begun
         streams = [Stream(server) for _ in range(3)]
         until(lambda: server.http.get("/ready").json()["engine"]["num_waiting"] == 3)
-        server.http.post("/resume", json={}).raise_for_status()
+        server.admin.post("/resume", json={}).raise_for_status()
         until(lambda streams=streams: all(stream.num_chunks > 2 for stream in streams))
         for _ in range(num_deaths):
             killed = server.kill("detokenizer_process", after=killed)

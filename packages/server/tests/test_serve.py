@@ -26,8 +26,9 @@ from openai import APIStatusError, AsyncOpenAI
 from pagewood.engine import LLM, BeamSearchParams
 from pagewood.engine.folder import model_folder
 from pagewood.engine.text import Tokenizer
+from pagewood.server.keys.run_key import FOLDER_VARIABLE
 from pagewood.server.links import address
-from serving import LIMIT_S, MODEL, Server, children, is_alive, until
+from serving import LIMIT_S, MODEL, Server, children, is_alive, key_files, until
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +263,7 @@ def test_a_closed_connection_frees_its_pages(server: Server, stream: bool) -> No
 def test_live_data_come_from_all_processes(server: Server) -> None:
     request = server.openai.completions.create(model=MODEL, prompt="Once", stream=True, **LONG)
     next(iter(request))
-    live = server.http.get("/dashboard/events").json()
+    live = server.admin.get("/dashboard/events").json()
     children = server.children()
     expected = {"http": server.process.pid} | {name.removesuffix("_process"): pid for name, pid in children.items()}
     assert {one["name"]: one["pid"] for one in live["processes"]} == expected
@@ -310,6 +311,7 @@ def test_nothing_is_left_behind(own_server: Server, number: signal.Signals) -> N
     assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL)
     assert "Traceback" not in own_server.stderr()
     until(lambda: not any(is_alive(pid) for pid in pids) and not own_server.sockets())
+    assert len(key_files(own_server.folder)) == (number == signal.SIGKILL)
 
 
 def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -318,7 +320,7 @@ def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) ->
         [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), FOLDER_VARIABLE: str(folder / "runtime")},
     )
     assert process.stderr is not None
     assert any(line == "pagewood: importing torch\n" for line in process.stderr)
@@ -330,6 +332,7 @@ def test_a_start_can_be_interrupted(tmp_path_factory: pytest.TempPathFactory) ->
     assert "Traceback" not in rest
     assert not any(is_alive(pid) for pid in pids)
     assert not list(folder.glob("pagewood-*"))
+    assert not key_files(folder)
 
 
 def test_a_process_that_dies_is_replaced(own_server: Server) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import LIMIT_S, MODEL, Server, is_alive, until
+from serving import LIMIT_S, MODEL, Server, is_alive, key_files, until
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 SHORT: dict[str, Any] = {"model": MODEL, "prompt": "The answer is", "max_tokens": 8, "temperature": 0}
@@ -78,12 +78,12 @@ def server(folder: Path) -> Generator[Server]:
 def test_kill_9_of_the_engine_under_load_and_a_drain(server: Server) -> None:
     expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
     # All are queued before any is computed, so that no stream can end before the others have begun.
-    server.http.post("/pause", json={}).raise_for_status()
+    server.admin.post("/pause", json={}).raise_for_status()
     streams = [Reader(server, LONG) for _ in range(4)]  # all rows
     until(lambda: server.ready()["engine"]["num_waiting"] == 4)
     waiting = [Reader(server, SHORT) for _ in range(6)]
     until(lambda: server.ready()["engine"]["num_waiting"] == 10)
-    server.http.post("/resume", json={}).raise_for_status()
+    server.admin.post("/resume", json={}).raise_for_status()
     until(lambda: all(len(stream.lines) > 3 for stream in streams))
     os.kill(server.children()["engine_process"], signal.SIGKILL)
     for stream in streams:
@@ -191,6 +191,7 @@ def test_nothing_is_left_of_a_server_that_ends_at_once_under_load(folder: Path, 
         for reader in readers:
             reader.end()
         until(lambda: not any(is_alive(pid) for pid in pids) and not server.sockets())
+        assert len(key_files(folder)) == kill_parent
         assert set(os.listdir("/dev/shm")) <= before
     finally:
         server.close()

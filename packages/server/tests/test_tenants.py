@@ -18,11 +18,11 @@ from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.live import LiveRequests
 from pagewood.server.operations import Operation
-from pagewood.server.testing import MemoryServer
+from pagewood.server.testing import ADMIN_KEY, MemoryServer
 
 pytestmark = pytest.mark.anyio
 
-ACME, RIVAL, ADMIN, BUSY = (f"sk-{name}-0123456789" for name in ("acme", "rival", "admin", "busy"))
+ACME, RIVAL, ADMIN, BUSY, RUN = (f"sk-{name}-0123456789" for name in ("acme", "rival", "admin", "busy", "run"))
 KEYS = (
     ApiKey(digest=digest_of(ACME), tenant="acme", name="acme-ci", max_priority=3),
     ApiKey(digest=digest_of(RIVAL), tenant="rival"),
@@ -99,19 +99,81 @@ async def test_all_routes_of_an_admin_operation_are_guarded(server: MemoryServer
             assert (route.endpoint is not one.endpoint) == one.admin
 
 
-@pytest.mark.parametrize(("is_local", "status"), [(True, 200), (False, 403)])
-async def test_without_keys_admin_routes_are_open_on_loopback_only(
-    model_folder: Path, tokenizer: Tokenizer, is_local: bool, status: int
+@pytest.mark.parametrize("keys", [(), KEYS[:2]], ids=["no keys", "no admin key"])
+@pytest.mark.parametrize("run_key", [None, digest_of(RUN)], ids=["unwritten", "written"])
+async def test_admin_routes_are_open_to_the_key_of_the_run_only(
+    model_folder: Path, tokenizer: Tokenizer, keys: tuple[ApiKey, ...], run_key: bytes | None
 ) -> None:
-    server = MemoryServer(model_folder, tokenizer, limit=64, gate=KeyGate(is_local=is_local))
+    """A server without an admin key has none of its own either if it could not write one."""
+    server = MemoryServer(model_folder, tokenizer, limit=64, gate=KeyGate(keys, run_key=run_key))
     await server.start()
+    unknown = 401 if keys else 403
+    wrong = [{}, key("none"), key(RUN[:-1]), {"x-api-key": f"{RUN}x"}, {"Authorization": f"Basic {RUN}"}]
+    senders = [(headers, unknown) for headers in wrong] + [(key(ACME), 403)]
+    senders.append((key(RUN), 200 if run_key else unknown))
     try:
-        for path in ("/flush_cache", "/pause", "/resume"):
-            assert (await server.client.post(path, json={})).status_code == status
-        assert (await server.client.get("/server_info")).status_code == status
-        assert (await server.post("/v1/completions", {"prompt": "x", **GREEDY})).status_code == 200
+        for one in operations(server):
+            if not one.admin:
+                continue
+            for path in one.public_paths:
+                for headers, status in senders:
+                    response = await server.client.request(one.method, path, json={}, headers=headers)
+                    assert response.status_code == status, (path, headers, response.text)
+                    if status == 403:
+                        error = response.json()["error"]
+                        assert (error["code"], error["type"]) == ("admin_key_required", "invalid_request_error")
+                        assert "its start message names the file" in error["message"]
+        for headers, status in senders:
+            response = await server.client.post(
+                "/v1/completions", json={"model": "echo", "prompt": "x", **GREEDY}, headers=headers
+            )
+            assert response.status_code == (401 if status == 401 else 200)
     finally:
         await server.stop()
+
+
+async def test_without_keys_each_caller_may_abort_and_only_the_run_may_pause(
+    model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    server = MemoryServer(model_folder, tokenizer, limit=64)
+    await server.start()
+    body = {"rid": "mine", "text": PROMPT, "sampling_params": {"max_new_tokens": 2}, "explain": True}
+    try:
+        for sender, other in ((server.client, server.admin), (server.admin, server.client)):
+            answer = (await sender.post("/generate", json=body)).json()
+            assert "timings" in answer["meta_info"]
+            server.gate.close()
+            running = asyncio.create_task(sender.post("/generate", json=body))
+            await server.until(lambda: server.service.live.num_live == 1)
+            assert (await other.post("/v1/requests/mine/priority", json={"priority": 1})).status_code == 200
+            assert (await server.client.post("/pause", json={"rid": "mine"})).status_code == 403
+            assert (await other.post("/abort", json={"rid": "mine"})).json() == {"aborted": 1}
+            assert (await running).json()["error"]["code"] == "aborted"
+            server.gate.open()
+            await server.until_idle()
+        cached = (await server.client.post("/generate", json=body)).json()["meta_info"]["cached_tokens"]
+        assert cached > 0, "the key of the run is no tenant of its own"
+    finally:
+        await server.stop()
+
+
+async def test_the_key_of_the_run_outlives_a_reload_and_is_never_logged(
+    model_folder: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = MemoryServer(model_folder, tokenizer, limit=64)
+    await server.start()
+    try:
+        assert (await server.admin.get("/server_info")).status_code == 200
+        assert " key=run" in caplog.text
+        assert " tenant=" not in caplog.text
+        server.frontend.gate.replace(KEYS[:2])
+        assert (await server.admin.get("/server_info")).status_code == 200
+        assert (await server.client.get("/server_info", headers=key(ACME))).status_code == 403
+        assert (await server.client.get("/server_info")).status_code == 401
+    finally:
+        await server.stop()
+    assert ADMIN_KEY not in caplog.text
 
 
 async def test_errors_have_the_words_of_their_protocol(server: MemoryServer) -> None:

@@ -22,7 +22,8 @@ from pagewood.server.cli.top_screen import Screen, duration, plain, shortened, s
 from pagewood.server.dashboard.live_data import Live
 from pagewood.server.dashboard.processes import ProcessLoad
 from pagewood.server.dashboard.rates import Percentiles, Rates
-from pagewood.server.testing import MemoryServer
+from pagewood.server.keys.file import ADMIN_VARIABLE
+from pagewood.server.testing import ADMIN_KEY, MemoryServer
 from scripted import listening, paced
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +108,7 @@ async def test_it_is_printed_once_where_there_is_no_terminal(
     server: MemoryServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with served(server) as url:
-        assert await asyncio.to_thread(main, ["top", url]) == 0
+        assert await asyncio.to_thread(main, ["top", url, "--api-key", ADMIN_KEY]) == 0
         await server.until(lambda: server.service.watchers.num_watching == 0)
     assert "mine" in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["top", "http://127.0.0.1:9", "--once"]) == 2
@@ -120,7 +121,7 @@ async def test_q_ends_it(server: MemoryServer) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "pagewood.server", "top", url],
             stdin=theirs, stdout=theirs, stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+            env={**os.environ, ADMIN_VARIABLE: ADMIN_KEY, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
         )  # fmt: skip
         os.close(theirs)
 

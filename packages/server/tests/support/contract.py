@@ -82,9 +82,9 @@ def serving(folder: Path) -> Generator[Any]:
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
     def send(**request: Any) -> Any:
-        answer = run(server.client.request(**request))
+        answer = run(server.admin.request(**request))
         if request["url"].endswith("/pause"):  # otherwise no later request would be answered
-            run(server.client.post("/resume", json={}))
+            run(server.admin.post("/resume", json={}))
         return answer
 
     server = MemoryServer(folder, Tokenizer.from_folder(folder), limit=64, grammars=True)
@@ -106,6 +106,8 @@ def check_contract(send: Any, *, num_cases: int) -> Counter[int]:
         BaseException: an answer is an error of the server, or is not what the document says.
     """
     document = send(method="GET", url="/openapi.json").json()
+    for operation in [one for methods in document["paths"].values() for one in methods.values()]:
+        operation.pop("security", None)  # schemathesis would make keys up; `send` has one
     statuses: Counter[int] = Counter()
     kept = send(method="POST", url="/v1/responses", json={"model": "echo", "input": "Hi"}).json()["id"]
     narrowed = _narrowed(document, response_id=kept)

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
+from pagewood.server.keys.run_key import FOLDER_VARIABLE
+
 MODEL = "pagewood-demo"
 LIMIT_S = 150.0
 
@@ -46,8 +48,20 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def key_files(folder: Path) -> list[Path]:
+    """Return the files of keys that servers with this folder have made for their runs."""
+    return list((folder / "runtime").rglob("*.key"))
+
+
+def admin_headers(folder: Path, url: str) -> dict[str, str]:
+    """Return the header with the key that a server has made for its run; none if it has made none."""
+    ending = f"-{url.rpartition(':')[2]}.key"
+    found = [path.read_text().strip() for path in key_files(folder) if path.name.endswith(ending)]
+    return {"x-api-key": found[0]} if found else {}
+
+
 class Server:
-    """A server process, its URL and its folder of sockets."""
+    """A server process, its URL, its folder of sockets, and clients without a key and with the key of its run."""
 
     def __init__(self, folder: Path, *arguments: str, preexec_fn: Callable[[], None] | None = None) -> None:
         self.folder = folder
@@ -57,7 +71,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env={**os.environ, "TMPDIR": str(folder), FOLDER_VARIABLE: str(folder / "runtime")},
             preexec_fn=preexec_fn,
         )
         assert self.process.stdout is not None
@@ -65,6 +79,7 @@ class Server:
         assert line is not None, self.stderr()
         self.url = line.split(" at ")[1].split()[0]
         self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S)
+        self.admin = httpx.Client(base_url=self.url, timeout=LIMIT_S, headers=admin_headers(folder, self.url))
         self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
 
     def stderr(self) -> str:
@@ -97,6 +112,7 @@ class Server:
         """End the server, by SIGTERM if it still runs."""
         self.openai.close()
         self.http.close()
+        self.admin.close()
         if self.process.poll() is None:
             self.process.terminate()
         self.process.wait(LIMIT_S)

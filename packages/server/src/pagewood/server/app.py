@@ -75,7 +75,7 @@ class Frontend:
     access: AccessRules
     connections: Connections
     gate: KeyGate = field(default_factory=KeyGate)
-    """Without keys and local by default."""
+    """By default without keys, so that nothing opens admin routes."""
     tracing: ExchangeTracing | None = None
     """Traces requests; None: they are not traced."""
     folder: Path | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pagewood.server.logs import announce
 from pagewood.server.status import EngineState, EngineStatus
@@ -18,6 +19,8 @@ class Console:
 
     url: str
     model_name: str
+    admin_key_path: Path | None = None
+    """File with the admin key that the server made for its run; None: it has made none."""
     clock: Callable[[], float] = time.monotonic
     started_s: float = field(init=False)
     last_detail: str = ""  # written by: show
@@ -41,6 +44,10 @@ class Console:
             announce(status.detail)
 
     def _welcome(self) -> str:
+        admin = ""
+        if self.admin_key_path is not None:
+            admin = f"\n{self.url}/dashboard and all admin routes need the key of this run, which is in\n"
+            admin += f"  {self.admin_key_path}\n"
         return f"""
 Pagewood serves {self.model_name} at {self.url} (ready after {self.clock() - self.started_s:.1f} s)
 
@@ -55,6 +62,6 @@ Pagewood serves {self.model_name} at {self.url} (ready after {self.clock() - sel
       print(chunk.choices[0].delta.content or "", end="")
 
   pagewood chat --url {self.url}
-
+{admin}
 Ctrl-C stops the server.
 """

@@ -81,13 +81,14 @@ class Exchange:
             drafts = self.usage.completion_tokens_details
             if drafts and drafts.accepted_prediction_tokens is not msgspec.UNSET:
                 tokens += f" accepted={drafts.accepted_prediction_tokens} rejected={drafts.rejected_prediction_tokens}"
-        key = f" key={self.caller.name} tenant={self.caller.tenant}" if self.caller.name else ""
+        key = f" key={self.caller.name}" if self.caller.name else ""
+        tenant = f" tenant={self.caller.tenant}" if self.caller.tenant else ""
         code = f" error={self.error_code}" if self.error_code else ""
         is_cut = not self.is_complete and self.status != CLIENT_LEFT
         left = " incomplete" if is_cut else ""
         _log.log(
             level,
-            "%s %s %d id=%s client=%s time=%.3fs%s%s%s%s",
+            "%s %s %d id=%s client=%s time=%.3fs%s%s%s%s%s",
             self.method,
             self.path,
             self.status,
@@ -95,6 +96,7 @@ class Exchange:
             self.client,
             now_s - self.started_s,
             key,
+            tenant,
             tokens,
             code,
             left,

@@ -71,7 +71,7 @@ class Operation:
     busy_status: int = 503
     """Of an error for which other protocols have 503."""
     admin: bool = False
-    """Whether only admins may use it: callers with an admin key, or all callers of a local server without keys."""
+    """Whether only callers with an admin key may use it."""
     is_open: bool = False
     """Whether it needs no key; its paths have no parameters."""
 

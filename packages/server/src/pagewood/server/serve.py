@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from pagewood.server.incidents import Incidents, Recovery
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey
+from pagewood.server.keys.run_key import FOLDER_VARIABLE, RunKey, make_run_key
 from pagewood.server.links import ZmqSender, address
 from pagewood.server.live import LiveRequests
 from pagewood.server.logs import announce
@@ -73,7 +74,7 @@ def run_server(config: ServeConfig) -> int:
         ValueError: the address is taken, or a file of the model, of keys or of the certificate cannot be read.
     """
     check_certificate(config.tls_cert, config.tls_key)
-    gate = KeyGate(_keys(config), is_local=config.is_local)
+    keys = _keys(config)
     if config.has_keys and config.tls_cert is None and not config.is_local:
         _log.warning("keys and prompts travel unencrypted; give --tls-cert and --tls-key, or put a TLS proxy before it")
     if config.insecure_no_keys and not config.is_local:
@@ -83,8 +84,13 @@ def run_server(config: ServeConfig) -> int:
     settings = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in hidden}
     _log.info("server: %s", ", ".join(f"{name}={value}" for name, value in settings.items()))
     defaults, recipe = default_sampling(config.model_folder), read_vector_recipe(config.model_folder)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, private_folder() as folder:
-        return runner.run(_serve(config, gate, defaults, recipe, listening, folder))
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        private_folder() as folder,
+        admin_key(keys, listening) as run_key,
+    ):
+        gate = KeyGate(keys, run_key=None if run_key is None else run_key.digest)
+        return runner.run(_serve(config, gate, run_key, defaults, recipe, listening, folder))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -114,9 +120,36 @@ def private_folder() -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def admin_key(keys: Sequence[ApiKey], listening: socket.socket) -> Generator[RunKey | None]:
+    """Provide an admin key to a server whose keys hold none, and remove its file.
+
+    If the file cannot be written, the server has no admin key, so its admin routes stay closed.
+    """
+    if any(key.admin for key in keys):
+        yield None
+        return
+    try:
+        made = make_run_key(*listening.getsockname()[:2])
+    except (OSError, RuntimeError) as error:
+        _log.warning(
+            "admin routes stay closed, because the admin key of this run cannot be written: %s; set %s to a folder "
+            "that can be written, or give an admin key",
+            error,
+            FOLDER_VARIABLE,
+        )
+        yield None
+        return
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
 async def _serve(
     config: ServeConfig,
     gate: KeyGate,
+    run_key: RunKey | None,
     defaults: SamplingParams,
     recipe: VectorRecipe,
     listening: socket.socket,
@@ -142,7 +175,9 @@ async def _serve(
     recovery = Recovery(status, incidents)
     shutdown = Shutdown(live, drain_s=config.drain_s, incidents=incidents)
     console = Console(
-        url=_url(listening, is_encrypted=config.tls_cert is not None), model_name=config.served_model_name
+        url=_url(listening, is_encrypted=config.tls_cert is not None),
+        model_name=config.served_model_name,
+        admin_key_path=None if run_key is None else run_key.path,
     )
     failures: list[tuple[int, str]] = []
 
@@ -154,6 +189,8 @@ async def _serve(
         """End without waiting for anything, and leave nothing behind."""
         supervisor.kill_all()
         shutil.rmtree(folder, ignore_errors=True)
+        if run_key is not None:
+            run_key.remove()
         os._exit(128 + number)
 
     def on_death(stage: Stage, next_incarnation: int) -> None:

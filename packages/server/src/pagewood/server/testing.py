@@ -49,6 +49,7 @@ from pagewood.server.engine_side import (
 )
 from pagewood.server.incidents import Incidents
 from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.key import digest_of
 from pagewood.server.limits import HttpLimits
 from pagewood.server.links import MemoryLink
 from pagewood.server.live import LiveRequests
@@ -62,6 +63,7 @@ from pagewood.server.tokenizing import run_tokenizer
 if TYPE_CHECKING:
     from pagewood.server.tracing import Tracing
 
+ADMIN_KEY = "the-admin-key-of-servers-in-tests"
 MAX_LENGTH = 400
 NUM_PAGES = 100
 NUM_ROWS = 8
@@ -182,6 +184,7 @@ class MemoryServer:
 
     With `drafting` the engine speculates, on drafts that the echo model makes up. With `grammars` it compiles grammars.
     `script` returns the answer to the text of a prompt, as the model writes it; without it, answers are hashes.
+    `client` sends requests without a key, and `admin` with `ADMIN_KEY`, the key of the run unless `gate` is given.
     """
 
     def __init__(
@@ -254,10 +257,12 @@ class MemoryServer:
             tracing=tracing,
             folder=self._profile_folder,
             access=AccessRules(hosts=frozenset({host}), origins=origins),
-            gate=gate or KeyGate(),
+            gate=gate or KeyGate(run_key=digest_of(ADMIN_KEY)),
         )
         self.app = self.frontend.app()
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=f"http://{host}")
+        transport, url = httpx.ASGITransport(self.app), f"http://{host}"
+        self.client = httpx.AsyncClient(transport=transport, base_url=url)
+        self.admin = httpx.AsyncClient(transport=transport, base_url=url, headers={"x-api-key": ADMIN_KEY})
 
     async def start(self) -> None:
         """Start all stages and wait until the engine is ready."""
@@ -277,6 +282,7 @@ class MemoryServer:
     async def stop(self) -> None:
         """End all stages, and check that none hangs."""
         await self.client.aclose()
+        await self.admin.aclose()
         self.gate.open()
         self._stopped.set()
         for link in self._links:

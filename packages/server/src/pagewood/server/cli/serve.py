@@ -84,7 +84,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--insecure-no-keys",
         action="store_true",
         help="allow another address than loopback for --host without keys: everyone who reaches the port can use the "
-        "model; admin routes stay closed",
+        "model; admin routes need the key that the server makes for its run",
     )
     access.add_argument(
         "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain, PEM (default: HTTP)"

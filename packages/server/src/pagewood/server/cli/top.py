@@ -16,6 +16,8 @@ import msgspec
 
 from pagewood.server.cli.top_screen import Screen, plain
 from pagewood.server.dashboard.live_data import Live
+from pagewood.server.keys.file import ADMIN_VARIABLE
+from pagewood.server.keys.run_key import LOCAL_HOSTS, find_run_key
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -26,6 +28,8 @@ _SILENT_S = 10.0
 _NUM_FOR_RATES = 4
 """Messages after which rates are known: nearly a second."""
 _CLEAR = "\x1b[H\x1b[2J"
+_DIRECT = dict.fromkeys(f"all://{host}" for host in LOCAL_HOSTS)
+"""Routes of httpx without a proxy, which would get the keys of servers on this machine."""
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,8 +46,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        default=os.environ.get("PAGEWOOD_ADMIN_KEY"),
-        help="key with the right to administrate (default: $PAGEWOOD_ADMIN_KEY)",
+        help=f"admin key (default: ${ADMIN_VARIABLE}, or the key that a server on this machine made for its run)",
     )
     parser.add_argument("--once", action="store_true", help="print the state once, and end")
     parser.set_defaults(run=run)
@@ -51,7 +54,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the live data until q is pressed, or the server ends the stream."""
-    feed = Feed(options.url, options.api_key)
+    feed = Feed(*_server(options.url, options.api_key or os.environ.get(ADMIN_VARIABLE)))
     screen = Screen()
     if options.once or not sys.stdout.isatty():
         with feed:
@@ -71,6 +74,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _server(url: str, key: str | None) -> tuple[str, str | None]:
+    """Return where to reach a server, and the key for it: the given one, or that of its run."""
+    if not key and (found := find_run_key(url)) is not None:
+        return found.url, found.key
+    return url, key
+
+
 class Feed:
     """The newest message of a server, read in a thread of its own. Enter it before use.
 
@@ -84,7 +94,7 @@ class Feed:
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/")
         self._headers = {"accept": "text/event-stream", **({"authorization": f"Bearer {key}"} if key else {})}
-        self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S))
+        self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S), mounts=_DIRECT)
         self._changed = threading.Condition()
         self._newest: Live | None = None  # written by: next, _read
         self._failure: str | None = None  # written by: _read
@@ -143,7 +153,11 @@ class Feed:
 
 def _refusal(url: str, response: httpx.Response) -> str:
     if response.status_code in (401, 403):
-        return f"the server at {url} wants another API key; give one with --api-key"
+        return (
+            f"the server at {url} wants an admin key: give one with --api-key or {ADMIN_VARIABLE}. A server without "
+            "one has made one, which is found only by the same user, on the same machine, by a loopback address; its "
+            "start message names the file"
+        )
     return f"the server at {url} has no live data: status {response.status_code}"
 
 

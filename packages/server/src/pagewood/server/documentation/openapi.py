@@ -36,6 +36,8 @@ _ERRORS = {
     503: "The engine is not ready, or the server has too many connections; see Retry-After.",
 }
 _BUSY = 503
+_WITH_KEY: Any = ({"bearer": []}, {"key": []})
+"""Ways to send a key, as in OpenAPI."""
 _STATUSES = {
     "GET": (400, 401, 403, _BUSY),
     "DELETE": (400, 401, 403, _BUSY),
@@ -83,7 +85,7 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "tags": [{"name": tag} for tag in dict.fromkeys(one.tag for one in operations)],
         "paths": paths,
-        "security": [{}, {"bearer": []}, {"key": []}],
+        "security": [{}, *_WITH_KEY],
         "components": {
             "schemas": dict(sorted(schemas.items())),
             "securitySchemes": {
@@ -129,7 +131,8 @@ def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[s
     if one.is_open:
         found["security"] = []
     if one.admin:
-        found["description"] = "For admins: with an admin key, or on a loopback address of a server without keys."
+        found["description"] = "For admins: needs an admin key."
+        found["security"] = _WITH_KEY
     if one.body is not None:
         schema = {"$ref": _REF + one.body.__name__}
         content = {"schema": schema} if one.example is None else {"schema": schema, "example": one.example}

@@ -21,7 +21,7 @@ class Caller:
     """The sender of a request."""
 
     tenant: str = ""
-    """Empty: the server has no keys, so all senders are one."""
+    """Empty: the server has no keys, so all senders are one; or the sender has the key that it made for its run."""
     name: str = ""
     """Of its key, for the log."""
     is_admin: bool = False
@@ -70,14 +70,13 @@ class Caller:
         Raises:
             ApiError: 403 if it may not.
         """
-        if self.is_admin:
-            return
-        why = (
-            "it needs an admin key, and this API key is none"
-            if self.tenant
-            else "a server without keys has it only on a loopback address; start the server with an admin key"
-        )
-        raise ApiError(f"This path is for admins: {why}.", status=403, code="admin_key_required")
+        if not self.is_admin:
+            raise ApiError(
+                "This path is for admins: send an admin key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. A "
+                "server that was given no admin key has made one for its run; its start message names the file.",
+                status=403,
+                code="admin_key_required",
+            )
 
 
 _NOBODY = Caller()

@@ -12,6 +12,8 @@ from pagewood.server.keys.caller import Caller
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.keys.quota import Quota
 
+RUN_KEY_NAME = "run"
+"""Of the key that a server made for its run, in the log. Its caller has no tenant, as all callers without keys."""
 _HOW = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
@@ -19,18 +21,18 @@ class KeyGate:
     """Finds the caller of each request. Invariant: a server with keys keeps having some.
 
     Args:
-        keys: none: every request is let in.
-        is_local: whether only this machine reaches the server; then, without keys, every caller is an admin.
+        keys: none: every request is let in, and is no admin's unless it presents `run_key`.
+        run_key: digest of an admin key beside these, valid until the server ends; None: there is none.
 
     Raises:
         ValueError: two keys are the same.
     """
 
-    __slots__ = ("_anyone", "_callers")
+    __slots__ = ("_callers", "_operator")
 
-    def __init__(self, keys: Sequence[ApiKey] = (), *, is_local: bool = True) -> None:
-        self._anyone = Caller(is_admin=is_local)
+    def __init__(self, keys: Sequence[ApiKey] = (), *, run_key: bytes | None = None) -> None:
         self._callers = _callers(keys, {})  # written by: replace
+        self._operator = {} if run_key is None else {run_key: Caller(name=RUN_KEY_NAME, is_admin=True)}
 
     @property
     def has_keys(self) -> bool:
@@ -57,19 +59,24 @@ class KeyGate:
         Raises:
             ApiError: 401 if it needs a key and has none, or a wrong one.
         """
-        if not self._callers:
-            return self._anyone
         if is_open:
             return Caller()
         key = _presented(headers)
+        found = None if key is None else self._owner(digest_of(key))
+        if found is None and not self._callers:
+            return Caller()  # also with some other key, because OpenAI's clients always send one
         if key is None:
             raise _unauthorized(f"This server needs an API key: {_HOW}.", code="missing_api_key")
-        digest, found = digest_of(key), None
-        for known, caller in self._callers.items():  # all of them, so that the time does not depend on which matches
-            if hmac.compare_digest(known, digest):
-                found = caller
         if found is None:
             raise _unauthorized(f"The API key is wrong; {_HOW}.", code="invalid_api_key")
+        return found
+
+    def _owner(self, digest: bytes) -> Caller | None:
+        """Return the caller with a key; None: it is unknown."""
+        found = None
+        for known, caller in (*self._operator.items(), *self._callers.items()):
+            if hmac.compare_digest(known, digest):  # with all of them, so that the time does not say which matches
+                found = caller
         return found
 
 
