@@ -134,7 +134,7 @@ def watching(name: str, server: Server, dashboard: str | None) -> Generator[None
     stopping = threading.Event()
 
     def scrape() -> None:
-        with httpx.Client(base_url=url, headers=headers) as client:
+        with httpx.Client(base_url=url) as client:
             while not stopping.wait(1.0):
                 client.get("/metrics").raise_for_status()
 

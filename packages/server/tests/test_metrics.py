@@ -71,7 +71,7 @@ def check_histogram(family: Metric) -> None:
 
 
 async def scrape(server: MemoryServer) -> Scrape:
-    response = await server.admin.get("/metrics")
+    response = await server.client.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     return Scrape(response.text)
 
@@ -179,7 +179,7 @@ async def test_no_text_of_a_client_is_a_label(server: MemoryServer) -> None:
     await server.client.request("GEHEIM", "/health")
     for index in range(100):
         await server.client.get(f"/v1/models/geheim-{index}")
-    response = await server.admin.get("/metrics")
+    response = await server.client.get("/metrics")
     assert "geheim" not in response.text.lower()
     assert Scrape(response.text).value("pagewood_http_requests_total", path="other") >= 101
 

@@ -79,7 +79,7 @@ async def shown(server: MemoryServer) -> dict[str, set[str]]:
         ),
     )  # fmt: skip
     status.measurement, status.speculation = found, SPECULATION
-    text = (await server.admin.get("/metrics")).text
+    text = (await server.client.get("/metrics")).text
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -143,7 +143,7 @@ def test_promtool_accepts_the_rules(words: tuple[str, ...]) -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which comes with Prometheus")
 async def test_promtool_accepts_the_metrics(server: MemoryServer) -> None:
     await server.post("/v1/completions", {"prompt": "hello", "max_tokens": 3})
-    text = (await server.admin.get("/metrics")).text
+    text = (await server.client.get("/metrics")).text
     ours = "\n".join(line for line in text.splitlines() if "pagewood_" in line) + "\n"
     done = subprocess.run(["promtool", "check", "metrics"], input=ours, capture_output=True, text=True, check=False)
     assert "error" not in done.stderr.lower(), done.stderr

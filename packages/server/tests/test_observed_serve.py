@@ -50,7 +50,7 @@ def ask(server: Server, *, max_tokens: int = 20, headers: dict[str, str] | None 
 
 def samples(server: Server) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for family in text_string_to_metric_families(server.admin.get("/metrics").text):
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample)
     return found
@@ -71,7 +71,7 @@ def test_all_processes_are_measured(server: Server) -> None:
     assert all(stages[stage] > 0 for stage in ("plan", "build", "launch", "wait", "retire"))
     (steps,) = found["pagewood_step_seconds_sum"]
     assert 0 < sum(stages.values()) <= 1.5 * steps.value + 1
-    assert SECRET not in server.admin.get("/metrics").text
+    assert SECRET not in server.http.get("/metrics").text
 
 
 def test_a_request_reaches_the_receiver_with_its_stages(server: Server, receiver: OtlpReceiver) -> None:

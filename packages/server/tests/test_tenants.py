@@ -31,7 +31,7 @@ KEYS = (
 )
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all."
 GREEDY = {"temperature": 0, "max_tokens": 2}
-ADMINS_ONLY = {"FlushCache", "Metrics", "Pause", "Profile", "Resume", "ServerInfo", "Watch"}
+ADMINS_ONLY = {"FlushCache", "Pause", "Profile", "Resume", "ServerInfo", "Watch"}
 """Names of operations. An operation that is new belongs here or is for everyone with a key: decide, then add it."""
 NO_KEY = {"Health", "HealthGenerate", "Ready"}
 
@@ -96,7 +96,22 @@ async def test_all_routes_of_an_admin_operation_are_guarded(server: MemoryServer
     for one in operations(server):
         for route in one.routes():
             assert isinstance(route, Route)
-            assert (route.endpoint is not one.endpoint) == one.admin
+            assert (route.endpoint is not one.endpoint) == (one.admin or one.is_overview)
+
+
+async def test_sums_over_all_tenants_are_open_only_where_there_are_none(
+    server: MemoryServer, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    assert [one.path for one in operations(server) if one.is_overview] == ["/metrics"]
+    for headers, status in (({}, 401), (key(ACME), 403), (key(ADMIN), 200)):
+        assert (await server.client.get("/metrics", headers=headers)).status_code == status
+    without_keys = MemoryServer(model_folder, tokenizer, limit=64)
+    await without_keys.start()
+    try:
+        for headers in ({}, key("none")):
+            assert (await without_keys.client.get("/metrics", headers=headers)).status_code == 200
+    finally:
+        await without_keys.stop()
 
 
 @pytest.mark.parametrize("keys", [(), KEYS[:2]], ids=["no keys", "no admin key"])

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from pagewood.server.errors import ErrorEnvelope
 from pagewood.server.formats import EVENTS
-from pagewood.server.keys.caller import for_admins
+from pagewood.server.keys.caller import Caller, checked_by
 
 _CONVERTER = re.compile(r":\w+}")
 
@@ -72,6 +72,8 @@ class Operation:
     """Of an error for which other protocols have 503."""
     admin: bool = False
     """Whether only callers with an admin key may use it."""
+    is_overview: bool = False
+    """Whether it shows sums over all tenants, so that a server with keys shows it to admins only."""
     is_open: bool = False
     """Whether it needs no key; its paths have no parameters."""
 
@@ -82,7 +84,9 @@ class Operation:
 
     def routes(self) -> list[Route]:
         """Return its routes."""
-        endpoint = for_admins(self.endpoint) if self.admin else self.endpoint
+        endpoint = self.endpoint
+        if self.admin or self.is_overview:
+            endpoint = checked_by(Caller.check_admin if self.admin else Caller.check_overview, endpoint)
         return [Route(path, endpoint, methods=[self.method]) for path in (self.path, *self.aliases)]
 
 

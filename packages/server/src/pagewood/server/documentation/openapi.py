@@ -133,6 +133,8 @@ def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[s
     if one.admin:
         found["description"] = "For admins: needs an admin key."
         found["security"] = _WITH_KEY
+    elif one.is_overview:
+        found["description"] = "On a server with keys it needs an admin key."
     if one.body is not None:
         schema = {"$ref": _REF + one.body.__name__}
         content = {"schema": schema} if one.example is None else {"schema": schema, "example": one.example}

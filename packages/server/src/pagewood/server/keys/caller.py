@@ -79,6 +79,16 @@ class Caller:
             )
 
 
+    def check_overview(self) -> None:
+        """Check that the caller may see sums over all tenants; without keys there is only one.
+
+        Raises:
+            ApiError: 403 if it may not.
+        """
+        if self.tenant:
+            self.check_admin()
+
+
 _NOBODY = Caller()
 _current: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
 
@@ -96,11 +106,13 @@ def set_caller(caller: Caller) -> None:
     _current.set(caller)
 
 
-def for_admins(endpoint: Callable[[Request], Awaitable[ASGIApp]]) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """Return an endpoint that refuses callers who are no admins, before it reads anything of the request."""
+def checked_by(
+    check: Callable[[Caller], None], endpoint: Callable[[Request], Awaitable[ASGIApp]]
+) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """Return an endpoint that refuses callers for whom `check` raises, before it reads anything of the request."""
 
     async def checked(request: Request) -> ASGIApp:
-        current_caller().check_admin()
+        check(current_caller())
         return await endpoint(request)
 
     return checked

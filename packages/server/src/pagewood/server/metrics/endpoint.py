@@ -51,7 +51,7 @@ class MetricsEndpoint:
         return [
             Operation(
                 name="Metrics",
-                admin=True,
+                is_overview=True,
                 tag="Health",
                 method="GET",
                 path=PATH,
