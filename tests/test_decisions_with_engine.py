@@ -48,7 +48,9 @@ from pagewood.schedpolicy.simulation import (
 )
 
 PAGE = 16
-MACHINE = Machine(name="test", source="test", model=StepModel(base_s=0.01, prefill_s=5e-5, decode_s=1e-4, kv_s=1e-7))
+MACHINE = Machine(
+    name="test", source="test", model=StepModel(base_s=0.01, prefill_s=5e-5, decode_s=1e-4, kv_s=1e-7, pair_s=2e-7)
+)
 VOCAB_SIZE = 1 << 20
 EOS = VOCAB_SIZE - 1
 

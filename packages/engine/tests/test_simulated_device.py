@@ -166,12 +166,13 @@ def test_times_can_be_forgotten() -> None:
 
 def test_a_model_of_steps_tells_prompts_from_decodes() -> None:
     clock = VirtualClock()
-    model = StepModel(base_s=1.0, prefill_s=0.01, decode_s=0.1, kv_s=0.001)
+    model = StepModel(base_s=1.0, prefill_s=0.01, decode_s=0.1, kv_s=0.001, pair_s=0.002)
     simulated = simulated_engine(
         EngineConfig(max_running=4, overlap=False), step_s=seconds_by(model), max_length=64, device_clock=clock
     )
     answers(simulated, submit(7, max_tokens=3))  # a prompt of 10 tokens
-    assert simulated.device.times().busy_s == pytest.approx(3 * 1.0 + 10 * 0.01 + 2 * 0.1 + (11 + 12) * 0.001)
+    prompt_s, decodes_s = 10 * 0.01 + 55 * 0.002, 2 * 0.1 + (11 + 12) * 0.001
+    assert simulated.device.times().busy_s == pytest.approx(3 * 1.0 + prompt_s + decodes_s)
 
 
 def test_a_negative_time_is_refused() -> None:

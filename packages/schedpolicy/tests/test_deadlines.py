@@ -23,6 +23,13 @@ def test_a_load_delays_a_request():
     assert FEASIBILITY.expected_end_s(request(1.0), 5.0, load) == pytest.approx(5.0 + 0.12 + 0.033 + 0.335)
 
 
+def test_its_prompt_takes_longer_behind_a_cached_prefix_if_pairs_take_time():
+    model = StepModel(base_s=0.01, prefill_s=0.0001, decode_s=0.001, kv_s=0.00001, pair_s=1e-6)
+    with_pairs = Feasibility(model=model, chunk_tokens=100)
+    pairs = sum(range(51, 251))  # positions 50 to 249
+    assert with_pairs.expected_end_s(request(1.0), 5.0, Load()) == pytest.approx(5.0 + 0.04 + 0.135 + 1e-6 * pairs)
+
+
 def test_generated_tokens_take_no_more_time():
     again = FakeRequest(arrival=0, num_tokens=100, num_generated=10, max_new_tokens=11)
     assert FEASIBILITY.expected_end_s(again, 0.0, Load()) == pytest.approx(0.02)

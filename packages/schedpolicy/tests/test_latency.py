@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.schedpolicy import DynamicChunk, StepModel, StepSample
+from pagewood.schedpolicy.latency import pairs_of
 
 MODEL = StepModel(base_s=0.005, prefill_s=50e-6, decode_s=20e-6, kv_s=10e-9)
 
@@ -42,6 +43,31 @@ def test_a_model_is_recovered_from_its_steps():
 def test_a_model_is_recovered_within_the_noise():
     fitted = StepModel.fitted(samples(MODEL, noise=0.1))
     assert fitted.prefill_s == pytest.approx(MODEL.prefill_s, rel=0.05)
+
+
+def test_pairs_of_long_prompts_are_told_from_their_tokens():
+    model = StepModel(base_s=0.01, prefill_s=1e-4, decode_s=0.0, kv_s=0.0, pair_s=1e-7)
+    found: list[StepSample] = []
+    for start in (0, 500, 3000):
+        for count in (100, 500):
+            num_pairs = sum(position + 1 for position in range(start, start + count))
+            assert pairs_of(start, count) == num_pairs
+            seconds = model.step_s(num_prefill=count, num_decode=0, num_kv=0, num_pairs=num_pairs)
+            found.append(StepSample(count, 0, 0, seconds, num_pairs))
+    fitted = StepModel.fitted(found)
+    assert (fitted.prefill_s, fitted.pair_s) == (pytest.approx(1e-4), pytest.approx(1e-7))
+
+
+def test_a_relative_fit_follows_short_steps_where_no_model_fits_all():
+    shapes = [(0, 1), (0, 8), (500, 0), (4000, 0)]
+    found = [StepSample(n, d, 0, (0.01 + n * 1e-3 + d * 1e-3) * (1.3 if n == 4000 else 1.0)) for n, d in shapes]
+
+    def error(model: StepModel) -> float:
+        return abs(model.step_s(num_prefill=0, num_decode=1, num_kv=0) / found[0].seconds - 1)
+
+    assert error(StepModel.fitted(found, relative=True)) < 0.01 < error(StepModel.fitted(found))
+    with pytest.raises(ValueError, match=r"seconds must be > 0, got 0\.0"):
+        StepModel.fitted([StepSample(1, 0, 0, 0.0)], relative=True)
 
 
 def test_a_constant_column_gets_no_cost():

@@ -31,7 +31,7 @@ from pagewood.schedpolicy.testing import NaiveDeferral
 from pagewood.schedpolicy.victim import by_least_output, by_lowest_priority, choose_victim, deserving
 
 # Sums of these are exact in binary floating point, in any order.
-MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14)
+MODEL = StepModel(base_s=2**-6, prefill_s=2**-10, decode_s=2**-8, kv_s=2**-14, pair_s=2**-18)
 MACHINE = Machine(name="exact", source="test", model=MODEL)
 ORDERS = ("fcfs", "lpm", "lof", "shortest", "hrrn", "random", "fair", "dfs-weight", "edf", "adaptive")
 
@@ -270,7 +270,10 @@ class NaiveReplica:
             return now_s
         num_kv = sum(r.num_tokens for r in decodes)
         end_s = now_s + MODEL.step_s(
-            num_prefill=sum(num for _, num in prefills), num_decode=len(decodes), num_kv=num_kv
+            num_prefill=sum(num for _, num in prefills),
+            num_decode=len(decodes),
+            num_kv=num_kv,
+            num_pairs=sum(position + 1 for r, num in prefills for position in range(r.computed, r.computed + num)),
         )
         for request in decodes:
             if request.is_decoding:

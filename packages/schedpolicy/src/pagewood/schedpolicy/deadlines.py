@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewood.schedpolicy.latency import StepModel
+from pagewood.schedpolicy.latency import StepModel, pairs_of
 from pagewood.schedpolicy.requests import DeadlineWaiting
 
 
@@ -59,11 +59,12 @@ class Feasibility:
 
     def expected_end_s(self, request: DeadlineWaiting, now_s: float, load: Load) -> float:
         """Return when the request would end if it were next: its prompt in chunks, then one step per token."""
-        num_prefill = load.num_prompt_tokens_ahead + max(1, request.num_tokens - request.num_matched)
+        num_own = max(1, request.num_tokens - request.num_matched)
+        num_prefill = load.num_prompt_tokens_ahead + num_own
         num_full, num_rest = divmod(num_prefill, self.chunk_tokens)
         step_s = self.model.step_s
         chunk_s = step_s(num_prefill=self.chunk_tokens, num_decode=load.num_decode, num_kv=load.num_kv)
-        prompt_s = num_full * chunk_s
+        prompt_s = num_full * chunk_s + self.model.pair_s * pairs_of(request.num_matched, num_own)
         if num_rest:
             prompt_s += step_s(num_prefill=num_rest, num_decode=load.num_decode, num_kv=load.num_kv)
         # The last step of the prompt samples the first token.

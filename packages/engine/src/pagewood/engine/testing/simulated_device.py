@@ -240,7 +240,11 @@ def seconds_by(model: StepModel) -> StepSeconds:
         is_decode[batch.admitted] = False
         num_decode = int(is_decode.sum())
         num_kv = int((batch.starts[is_decode] + 1).sum())
-        return model.step_s(num_prefill=batch.num_tokens - num_decode, num_decode=num_decode, num_kv=num_kv)
+        starts, counts = batch.starts[~is_decode].astype(np.int64), batch.counts[~is_decode].astype(np.int64)
+        num_pairs = int((counts * starts + counts * (counts + 1) // 2).sum())
+        return model.step_s(
+            num_prefill=batch.num_tokens - num_decode, num_decode=num_decode, num_kv=num_kv, num_pairs=num_pairs
+        )
 
     return step_s
 

@@ -15,9 +15,9 @@ FORMAT = "pagewood-step-model/1"
 class Machine:
     """A step model with a name.
 
-    The model is linear on purpose: a few measured steps determine its four coefficients, and sums over many steps have
-    a closed form. It leaves out the quadratic part of a prompt's attention, and the lower efficiency of kernels at odd
-    sizes.
+    The model is linear on purpose: a few measured steps determine its coefficients, and sums over many steps have a
+    closed form. It leaves out the lower efficiency of kernels at odd sizes, and without `pair_s` the quadratic part of
+    a prompt's attention too.
 
     Attributes:
         name: Name of the machine and the model.
@@ -70,8 +70,9 @@ def load_machine(path: Path) -> Machine:
     """Read a machine from a JSON file, which the benchmark of an engine can write.
 
     The file is an object with `"format": "pagewood-step-model/1"`, optionally `name`, `source` and `kv_tokens`, and
-    either the coefficients (the fields of `StepModel`) or `samples`: measured steps (objects with the fields of
-    `StepSample`), from which `StepModel.fitted` computes the coefficients.
+    either the coefficients (the fields of `StepModel`, `pair_s` if there is one) or `samples`: measured steps (objects
+    with the fields of `StepSample`, `num_pairs` if they were counted), from which `StepModel.fitted` computes the
+    coefficients, with the least relative error.
 
     Raises:
         ValueError: The file does not have this form; the message names the place.
@@ -96,22 +97,24 @@ def load_machine(path: Path) -> Machine:
 
 def _model(content: Mapping[str, Any]) -> StepModel:
     if "samples" not in content:
-        return StepModel(**_numbers(content, [field.name for field in fields(StepModel)], "the object"))
+        return StepModel(**_numbers(content, {field.name for field in fields(StepModel)}, "pair_s", "the object"))
     samples: Any = content["samples"]
     if not isinstance(samples, list) or len(content) > 1:
         raise ValueError("samples must be a list and replace the coefficients")
-    names = list(StepSample._fields)
+    names = set(StepSample._fields)
     rows = enumerate(cast("list[Any]", samples))
-    return StepModel.fitted(StepSample(**_numbers(sample, names, f"samples[{index}]")) for index, sample in rows)
+    measured = [StepSample(**_numbers(sample, names, "num_pairs", f"samples[{index}]")) for index, sample in rows]
+    return StepModel.fitted(measured, relative=True)
 
 
-def _numbers(value: object, names: list[str], where: str) -> dict[str, Any]:
-    """Check that an object has exactly these fields, all of them numbers, and return it."""
+def _numbers(value: object, names: set[str], optional: str, where: str) -> dict[str, Any]:
+    """Check that an object has exactly these fields, all of them numbers, and return it; one of them may be absent."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be an object, got {value!r:.80}")
     given = cast("Mapping[str, Any]", value)
-    if set(given) != set(names):
-        raise ValueError(f"{where} must have {', '.join(names)} and nothing else, got {', '.join(given)}")
+    if set(given) | {optional} != names:
+        needed = ", ".join(sorted(names - {optional}))
+        raise ValueError(f"{where} must have {needed}, perhaps {optional}, and nothing else, got {', '.join(given)}")
     for name, item in given.items():
         if isinstance(item, bool) or not isinstance(item, (int, float)):
             raise ValueError(f"{where}: {name} must be a number, got {item!r:.80}")

@@ -6,6 +6,7 @@ from math import inf
 
 from pagewood.schedpolicy.budget import StepBudget
 from pagewood.schedpolicy.deadlines import Load
+from pagewood.schedpolicy.latency import pairs_of
 from pagewood.schedpolicy.quotas import Quotas
 from pagewood.schedpolicy.simulation.cache import BlockCache, PrefixCache
 from pagewood.schedpolicy.simulation.decisions import Decision, OnDecision
@@ -200,6 +201,7 @@ class Replica:
                 num_decode=len(self._completing) + (decoding.num_requests if self._is_decoding else 0),
                 num_kv=sum(request.num_tokens for request in self._completing)
                 + (decoding.kv_tokens if self._is_decoding else 0),
+                num_pairs=sum(pairs_of(request.num_computed, num) for request, num in self._prefills),
             )
         elif self._is_decoding:
             self._set_run(self._num_alike())
