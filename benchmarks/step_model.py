@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 
 import numpy as np
@@ -29,23 +29,31 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.testing.driver import DrivenSequence, RowDriver
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
+from pagewood.schedpolicy import StepSample
+from pagewood.schedpolicy.latency import pairs_of
 
 PAGE_SIZE = 16
-PREFILLS = (0, 32, 128, 512)
-DECODES = (0, 1, 4, 16, 32)
-CONTEXTS = (64, 256)
-REPEATS = 5
-MAX_LENGTH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One shape of a step; see the simulator's file format."""
+class Shapes:
+    """The steps that are measured: every combination of chunk, number of decodes and context."""
 
-    num_prefill: int
-    num_decode: int
-    num_kv: int
-    seconds: float
+    chunks: tuple[int, ...] = (0, 32, 128, 512)
+    """Prompt tokens of a step."""
+    decodes: tuple[int, ...] = (0, 1, 4, 16, 32)
+    """Requests that decode beside them."""
+    contexts: tuple[int, ...] = (64, 256)
+    """Tokens of each of these requests when it begins to decode."""
+    num_chunks: int = 2
+    """A prompt is computed in at most this many chunks, so that those at its end are measured too."""
+    max_length: int = 1024
+    """Of a prompt."""
+    repeats: int = 5
+
+    def chunks_of(self, chunk: int) -> int:
+        """Return how many steps of this chunk are measured in a row; they are those of one prompt."""
+        return min(self.num_chunks, self.max_length // chunk) if chunk else 1
 
 
 def main() -> None:
@@ -60,16 +68,13 @@ def main() -> None:
         "format": "pagewood-step-model/1",
         "name": model_name(arguments.model),
         "source": f"benchmarks/step_model.py, {datetime.now(UTC):%Y-%m-%d}, {arguments.threads} threads",
-        "samples": [
-            {"num_prefill": s.num_prefill, "num_decode": s.num_decode, "num_kv": s.num_kv, "seconds": s.seconds}
-            for s in samples
-        ],
+        "samples": [sample._asdict() for sample in samples],
     }
     arguments.file.write_text(json.dumps(record, indent=1) + "\n")
     print(f"{len(samples)} shapes of steps in {arguments.file}")
 
 
-def measure(folder: Path, *, num_threads: int) -> list[Sample]:
+def measure(folder: Path, *, num_threads: int, shapes: Shapes = Shapes()) -> list[StepSample]:
     """Return the median time of steps of many shapes."""
     model = load_model(folder, CPUOps())
     config = model.config
@@ -80,45 +85,61 @@ def measure(folder: Path, *, num_threads: int) -> list[Sample]:
         page_size=PAGE_SIZE,
         order="HND",
     )
-    num_pages = (max(DECODES) * (max(CONTEXTS) + REPEATS + PAGE_SIZE) + (REPEATS + 1) * max(PREFILLS)) // PAGE_SIZE + 1
-    samples: list[Sample] = []
-    for context, num_decode, num_prefill in itertools.product(CONTEXTS, DECODES, PREFILLS):
-        if not num_decode + num_prefill or (not num_decode and context > CONTEXTS[0]):
+    rounds = shapes.repeats + 1
+    most_steps = rounds * max(map(shapes.chunks_of, shapes.chunks))
+    num_tokens = max(shapes.decodes) * (max(shapes.contexts) + most_steps + PAGE_SIZE)
+    num_tokens += rounds * max(shapes.chunks_of(chunk) * chunk + PAGE_SIZE for chunk in shapes.chunks)
+    num_pages = num_tokens // PAGE_SIZE + 1
+    samples: list[StepSample] = []
+    for context, num_decode, chunk in itertools.product(shapes.contexts, shapes.decodes, shapes.chunks):
+        if not num_decode + chunk or (not num_decode and context > shapes.contexts[0]):
             continue
         runner = CPURunner(
             model,
             KVStorage(layout, num_pages),
             warm_up(config.head_dim),
-            max_rows=max(DECODES) + REPEATS + 1,
-            max_length=MAX_LENGTH,
+            max_rows=max(shapes.decodes) + rounds,
+            max_length=max(shapes.max_length, max(shapes.contexts) + most_steps) + PAGE_SIZE,
             num_threads=num_threads,
         )
         driver = RowDriver(runner, num_pages=num_pages, page_size=PAGE_SIZE)
-        shape = _Shape(runner, driver, config.vocab_size, context=context, num_decode=num_decode)
-        times = [shape.step(num_prefill) for _ in range(REPEATS + 1)][1:]
+        bench = _Bench(runner, driver, config.vocab_size, context=context, num_decode=num_decode)
+        bench.prompt(chunk, 1)  # warms up
+        prompts = [bench.prompt(chunk, shapes.chunks_of(chunk)) for _ in range(shapes.repeats)]
         runner.close()
-        num_kv = num_decode * context
-        samples.append(Sample(num_prefill=num_prefill, num_decode=num_decode, num_kv=num_kv, seconds=median(times)))
+        for alike in zip(*prompts, strict=True):
+            samples.append(
+                alike[0]._replace(
+                    num_kv=round(mean(sample.num_kv for sample in alike)),
+                    seconds=median(sample.seconds for sample in alike),
+                )
+            )
     return samples
 
 
-class _Shape:
-    """Decoding sequences; each step also computes a new prompt."""
+class _Bench:
+    """Decoding sequences, beside which prompts are computed."""
 
     def __init__(self, runner: CPURunner, driver: RowDriver, vocab_size: int, *, context: int, num_decode: int) -> None:
         self._runner = runner
         self._driver = driver
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(0)
-        self._decoding = [self._add(context) for _ in range(num_decode)]  # contents written by: step
+        self._decoding = [self._add(context) for _ in range(num_decode)]  # contents written by: prompt
         for sequence in self._decoding:
             self._take([sequence], [(sequence, context)])
 
-    def step(self, num_prefill: int) -> float:
-        """Compute a step; return its time in seconds."""
-        prompts = [self._add(num_prefill)] if num_prefill else []
-        work = [(sequence, 1) for sequence in self._decoding] + [(prompt, num_prefill) for prompt in prompts]
-        return self._take(self._decoding, work)
+    def prompt(self, chunk: int, num_chunks: int) -> list[StepSample]:
+        """Compute a new prompt in as many steps of this chunk, in which the others decode; without one for chunk 0."""
+        prompts = [self._add(chunk * num_chunks)] if chunk else []
+        samples: list[StepSample] = []
+        for number in range(num_chunks):
+            work = [(sequence, 1) for sequence in self._decoding] + [(prompt, chunk) for prompt in prompts]
+            num_kv = sum(len(sequence.tokens) for sequence in self._decoding)
+            seconds = self._take(self._decoding, work)
+            num_pairs = pairs_of(number * chunk, chunk)
+            samples.append(StepSample(chunk, len(self._decoding), num_kv, seconds, num_pairs))
+        return samples
 
     def _add(self, length: int) -> DrivenSequence:
         return self._driver.add(self._rng.integers(0, self._vocab_size, length).tolist())
