@@ -123,6 +123,15 @@ def test_a_forward_pass_may_start_before_a_load_ends() -> None:
 
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+def test_flush_stores_everything_through_a_host_that_is_smaller(policy: WritePolicy, tmp_path: Path) -> None:
+    engine = Engine(disk=DiskTier(tmp_path / "pages", **SIZES), num_host_pages=2, write_policy=policy)
+    engine.compute(np.arange(16, dtype=np.int32))
+    engine.index.flush()
+    assert engine.index.counters.num_stored == 8
+    engine.index.close()
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 def test_evicted_pages_can_be_loaded_again(policy: WritePolicy) -> None:
     engine = Engine(write_policy=policy)
     engine.compute(TOKENS)

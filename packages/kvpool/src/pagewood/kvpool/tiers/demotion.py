@@ -169,8 +169,8 @@ class Demotion:
     def poll(self) -> None:
         """Process finished copies, and start those that are due and have room."""
         self._finish_copies()
+        self._finish_stores()  # first, because it makes room on the host
         self._begin_copies()
-        self._finish_stores()
         self._begin_stores()
 
     def settle(self) -> None:
