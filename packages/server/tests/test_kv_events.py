@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +17,7 @@ import zmq
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.cache_events import CacheEvents
 from pagewood.engine.folder import model_folder
+from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, KeyChain, TieredIndex
 from pagewood.radixcache import RadixCache
 from pagewood.server.config import ServeConfig
 from pagewood.server.kv_events import END, EventPump, Publisher
@@ -24,8 +26,35 @@ from serving import MODEL, Server, until
 PAGE = 4
 
 
+class BlockStored(msgspec.Struct, array_like=True, tag=True):
+    """The fields of vLLM's event, in its order; a map has them by name."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[str] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+    """As in vLLM."""
+
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+    """As in vLLM."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
 class Router:
-    """A reader that shares no code with the publisher: it keeps the hashes of the blocks that are cached."""
+    """A reader that shares no code with the publisher: it keeps the hashes of the blocks that are in each medium."""
 
     def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -36,9 +65,14 @@ class Router:
         self.replay = self.context.socket(zmq.DEALER)
         self.replay.connect(replay_endpoint)
         self.next = 0
-        self.blocks: set[int] = set()
+        self.media: dict[str, set[int]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
         self.num_replayed = 0
         self.numbers: list[int] = []
+
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks on the device."""
+        return self.media["GPU"]
 
     def read(self, until: int, *, lose: tuple[int, ...] = ()) -> None:
         """Apply batches up to a number; those to lose are dropped on the way."""
@@ -83,40 +117,48 @@ class Router:
         ts, events, rank = msgspec.msgpack.decode(payload)
         assert abs(ts - time.time()) < 60
         assert rank == 0
-        for fields in map(named, events):
-            match fields["type"]:
-                case "BlockStored":
-                    hashes = fields["block_hashes"]
-                    assert len(fields["token_ids"]) == len(hashes) * fields["block_size"]
-                    assert fields["parent_block_hash"] is None or fields["parent_block_hash"] in self.blocks
-                    self.blocks.update(hashes)
-                case "BlockRemoved":
-                    self.blocks.difference_update(fields["block_hashes"])
-                case kind:
-                    assert kind == "AllBlocksCleared"
-                    self.blocks.clear()
+        for event in map(decoded, events):
+            match event:
+                case BlockStored(block_hashes=hashes, parent_block_hash=parent, medium=str(medium)):
+                    assert len(event.token_ids) == len(hashes) * event.block_size
+                    assert medium != "GPU" or parent is None or parent in self.blocks
+                    assert not self.media[medium].intersection(hashes)
+                    self.media[medium].update(hashes)
+                case BlockRemoved(block_hashes=hashes, medium=str(medium)):
+                    assert self.media[medium].issuperset(hashes)
+                    self.media[medium].difference_update(hashes)
+                case _:
+                    assert isinstance(event, AllBlocksCleared)
+                    for blocks in self.media.values():
+                        blocks.clear()
 
     def close(self) -> None:
         self.context.destroy(linger=0)
 
 
-NAMES = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
-
-
-def named(event: Any) -> dict[str, Any]:
-    """Return the fields of an event; an array has them in vLLM's order."""
-    is_map: bool = hasattr(event, "keys")
-    return event if is_map else dict(zip(NAMES, event, strict=False))
+def decoded(event: Any) -> Event:
+    """Return an event that is a map, or an array of its type and its fields in vLLM's order."""
+    if isinstance(event, list):
+        return msgspec.convert(event, type=Event)
+    kinds = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
+    kind = kinds[event.pop("type")]
+    event.pop("cache_salt", None)  # SGLang's
+    assert set(event) <= set(kind.__struct_fields__)
+    return kind(**event)
 
 
 def hashes(*texts: list[int]) -> set[int]:
-    """Return the hashes of the whole blocks of texts, by the definition in `pagewood.radixcache.events.hashing`."""
-    found = set[int]()
-    for tokens in texts:
-        name = hashlib.sha256(b"pagewood block 1").digest()
-        for start in range(0, len(tokens) - PAGE + 1, PAGE):
-            name = hashlib.sha256(name + np.array(tokens[start : start + PAGE], "<i4").tobytes()).digest()
-            found.add(int.from_bytes(name, "big") & (2**64 - 1))
+    """Return the hashes of the whole blocks of texts."""
+    return {name for tokens in texts for name in hash_chain(tokens, None)}
+
+
+def hash_chain(tokens: list[int], namespace: str | None) -> list[int]:
+    """Return the hashes of the whole blocks of a text, by the definition in `pagewood.radixcache.events.hashing`."""
+    found: list[int] = []
+    name = hashlib.sha256(b"pagewood block 1" + (b"" if namespace is None else b":" + namespace.encode())).digest()
+    for start in range(0, len(tokens) - PAGE + 1, PAGE):
+        name = hashlib.sha256(name + np.array(tokens[start : start + PAGE], "<i4").tobytes()).digest()
+        found.append(int.from_bytes(name, "big") & (2**64 - 1))
     return found
 
 
@@ -187,6 +229,143 @@ def test_a_new_cache_starts_anew(publisher: Publisher, router: Router) -> None:
     router.read_to(hashes([2] * 4))
 
 
+class Tiers:
+    """A prefix cache with a small host and a small disk, and random requests."""
+
+    def __init__(self, folder: Path, seed: int, *, num_host_pages: int = 6) -> None:
+        self.rng = random.Random(seed)
+        layers = [np.zeros((8, 8), np.uint8)]
+        self.device = ArrayPages([layers])
+        self.host = HostTier(page_bytes=8, num_pages=num_host_pages)
+        self.disk = DiskTier(folder / "pages", page_bytes=8, num_bytes=20 * 8)
+        self.texts: list[tuple[list[int], str | None]] = []
+        self.open()
+
+    def open(self) -> None:
+        """Begin with an empty device, above the same host and disk."""
+        self.free = list(range(8))
+        self.index = TieredIndex(RadixCache(PAGE), device=self.device, host=self.host, disk=self.disk, page_size=PAGE)
+
+    def take(self, n: int) -> Any:
+        if len(self.free) < n:
+            self.free += self.index.evict(n - len(self.free)).tolist()
+        taken = self.free[:n]
+        self.free = self.free[n:]
+        return ids(taken)
+
+    def request(self) -> None:
+        """Recall what tiers have of a text, or else compute it; it is new, or continues an earlier one."""
+        text, namespace = self.rng.choice([*self.texts, ([], None), ([], "salt")])
+        text = [
+            *text[: self.rng.randrange(0, 17, PAGE)],
+            *(self.rng.randrange(3) for _ in range(self.rng.choice((4, 8)))),
+        ]
+        self.texts.append((text, namespace))
+        recall = self.index.recall(ids(text), namespace)
+        while recall is not None and self.index.advance(recall, self.take):
+            time.sleep(0)
+        match = self.index.match(ids(text), namespace)
+        lease = self.index.lock(match.node)
+        pages = self.take((len(text) - match.num_tokens) // PAGE)
+        self.index.insert(ids(text[match.num_tokens :]), pages, namespace, after=lease)
+        self.index.unlock(lease)
+
+    def held(self) -> dict[str, set[int]]:
+        """Return the hashes of the blocks that each medium holds, by asking the tiers for their keys."""
+        chain = KeyChain(PAGE, fingerprint=b"")
+        held: dict[str, set[int]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
+        for text, namespace in self.texts:
+            keys = chain.extend(chain.root(namespace), ids(text))
+            num_on_device = self.index.peek(ids(text), namespace).num_tokens // PAGE
+            for index, name in enumerate(hash_chain(text, namespace)):
+                held["GPU"].update([name] if index < num_on_device else [])
+                held["CPU"].update([name] if keys[index] in self.host else [])
+                held["STORAGE"].update([name] if keys[index] in self.disk else [])
+        return held
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_router_knows_what_the_host_and_the_disk_hold(
+    publisher: Publisher, router: Router, tmp_path: Path, form: Any, seed: int
+) -> None:
+    """With pages that move up and down, batches that are lost, and a router that comes late."""
+    tiers = Tiers(tmp_path, seed)
+    pump = EventPump(CacheEvents(lambda: tiers.index, form=form).read, publisher)
+    router.read(1)
+    for _ in range(40):
+        tiers.request()
+        pump.turn()
+    tiers.index.flush()
+    pump.turn()
+    expected = tiers.held()
+    assert min(map(len, expected.values())) > 3
+    assert len(expected["STORAGE"] - expected["CPU"] - expected["GPU"]) > 0
+    first = router.next
+    router.read(first + 10, lose=(first + 2, first + 7))
+    until(lambda: router.read(router.next) or router.media == expected)
+    late = Router(publisher.endpoint, publisher.replay_endpoint)
+    try:
+        until(lambda: late.read(late.next) or late.media == expected)
+        assert late.num_replayed >= 40
+    finally:
+        late.close()
+        tiers.index.close()
+
+
+def test_tiers_keep_their_blocks_when_the_device_is_cleared_or_replaced(
+    publisher: Publisher, router: Router, tmp_path: Path
+) -> None:
+    tiers = Tiers(tmp_path, 1, num_host_pages=32)
+    pump = EventPump(CacheEvents(lambda: tiers.index).read, publisher)
+    router.read(0)
+    for namespace in (None, "salt"):
+        tiers.texts.append(([1, 2, 3, 4, 5, 6, 7, 8], namespace))
+        tiers.index.insert(ids(tiers.texts[-1][0]), tiers.take(2), namespace)
+    tiers.index.flush()
+    pump.turn()
+    full = tiers.held()
+    until(lambda: router.read(router.next) or router.media == full)
+    assert [len(blocks) for blocks in full.values()] == [4, 4, 4]
+    for namespace in (None, "salt"):
+        tiers.index.clear(namespace)
+    pump.turn()
+    until(lambda: router.read(router.next) or router.media == full | {"GPU": set()})
+    tiers.index.close(keep_stores=True)
+    tiers.open()
+    pump.turn()
+    number = router.next + 3
+    router.read(number)
+    assert router.media == full | {"GPU": set()}
+    tiers.index.clear()  # and the host
+    pump.turn()
+    until(lambda: router.read(router.next) or router.media == full | {"GPU": set(), "CPU": set()})
+    tiers.index.close()
+
+
+def test_a_disk_of_an_earlier_process_is_reported_when_it_is_needed(
+    publisher: Publisher, router: Router, tmp_path: Path
+) -> None:
+    first = Tiers(tmp_path, 1)
+    first.texts.append(([*range(12)], None))
+    first.index.insert(ids([*range(12)]), first.take(3))
+    first.index.close()
+    tiers = Tiers(tmp_path, 1)
+    tiers.texts = first.texts
+    pump = EventPump(CacheEvents(lambda: tiers.index).read, publisher)
+    pump.turn()
+    router.read(2)
+    assert not any(router.media.values())
+    recall = tiers.index.recall(ids([*range(12), 99, 99, 99, 99]))
+    assert recall is not None
+    while tiers.index.advance(recall, tiers.take):
+        time.sleep(0)
+    pump.turn()
+    until(lambda: router.read(router.next) or router.media == tiers.held())
+    assert router.media == dict.fromkeys(("GPU", "CPU", "STORAGE"), hashes([*range(12)]))
+    tiers.index.close()
+
+
 def test_what_cannot_be_followed_or_bound_is_refused(publisher: Publisher) -> None:
     with pytest.raises(ValueError, match="cache must report its changes to be followed, got object"):
         CacheEvents(object)
@@ -205,7 +384,9 @@ def test_a_malformed_replay_request_is_ignored(publisher: Publisher, router: Rou
 def test_a_served_model_publishes_what_it_caches(tmp_path: Path) -> None:
     """With real processes: the events have the tokens of the prompts, and the counter of the engine agrees."""
     addresses = [f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"]
-    server = Server(tmp_path, "--kv-events", addresses[0], "--kv-events-replay", addresses[1])
+    server = Server(
+        tmp_path, "--kv-events", addresses[0], "--kv-events-replay", addresses[1], "--host-cache-gb", "0.05"
+    )
     router = Router(*addresses)
     try:
         for question in ("What is 2 + 3?", "What is 2 + 4? Please say it in words."):
@@ -213,6 +394,7 @@ def test_a_served_model_publishes_what_it_caches(tmp_path: Path) -> None:
         num_cached = server.until_idle()["num_cached_pages"]
         assert num_cached > 3
         until(lambda: router.read(router.next) or len(router.blocks) == num_cached)
+        until(lambda: router.read(router.next) or router.media["CPU"] == router.blocks)  # written through
     finally:
         router.close()
         server.close()

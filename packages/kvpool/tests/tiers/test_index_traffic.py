@@ -16,12 +16,15 @@ from pagewood.kvpool.tiers import (
     ArrayPages,
     DiskTier,
     HostTier,
+    KeyChain,
+    PagesStored,
     PrefetchMode,
     PrefetchPolicy,
     Recall,
     SharedFolder,
     TierCounters,
     TieredIndex,
+    TierLog,
     WritePolicy,
 )
 from pagewood.kvpool.tiers.arrays import Int32
@@ -33,6 +36,8 @@ LAYER_BYTES = (24, 40)
 PAGE_BYTES = sum(LAYER_BYTES)
 LANES = ("demote", "load", "store", "fetch")
 GARBAGE = 0xEE
+NAMES = KeyChain(PAGE, fingerprint=b"names")  # under which pages are reported
+KEYS = KeyChain(PAGE, fingerprint=b"")  # of the index
 STEMS = ([1] * 10, [1, 2] * 5, [1] * 4 + [2] * 8, [3] * 12)
 
 CACHES: list[Any] = [PlainCache]
@@ -53,6 +58,40 @@ class Running:
 
     lease: Any
     private: list[int]
+
+
+class FollowedDisk(FaultyStore):
+    """A disk that fails on request, and reports what it gains and loses."""
+
+    def __init__(self, disk: DiskTier) -> None:
+        super().__init__(disk)
+        self.disk = disk
+        self.track = disk.track
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.disk
+
+
+class Reader:
+    """Follows a log of the tiers by its changes alone; `held` has the names of the pages of each tier."""
+
+    def __init__(self, log: TierLog) -> None:
+        self.log = log
+        self.held: dict[str, set[bytes]] = {"host": set(), "disk": set()}
+
+    def read(self) -> None:
+        for change in self.log.read():
+            names = set(change.names)
+            assert len(names) == len(change.names) > 0
+            if isinstance(change, PagesStored):
+                assert not names & self.held[change.tier]
+                assert len(change.tokens) == PAGE * len(names)
+                start = NAMES.root(change.namespace) if change.parent is None else change.parent
+                assert NAMES.extend(start, change.tokens) == change.names
+                self.held[change.tier] |= names
+            else:
+                assert names <= self.held[change.tier]
+                self.held[change.tier] -= names
 
 
 class Traffic:
@@ -77,6 +116,7 @@ class Traffic:
         self.below = rng.choice(["nothing", "disk", "remote", "both"])
         self.layers = [np.full((self.num_pages, n), GARBAGE, np.uint8) for n in LAYER_BYTES]
         self.total = TierCounters()
+        self.has_restarted = False
         self.boot()
 
     def boot(self) -> None:
@@ -87,7 +127,7 @@ class Traffic:
         self.disk = self.remote = None
         num_bytes = (12 if self.has_faults else 400) * PAGE_BYTES
         if self.below in ("disk", "both"):
-            self.disk = FaultyStore(DiskTier(self.folder / "shard-0", page_bytes=PAGE_BYTES, num_bytes=num_bytes))
+            self.disk = FollowedDisk(DiskTier(self.folder / "shard-0", page_bytes=PAGE_BYTES, num_bytes=num_bytes))
         if self.below in ("remote", "both"):
             self.remote = FaultyStore(SharedFolder(self.folder / "s", page_bytes=PAGE_BYTES, num_bytes=num_bytes * 9))
         self.host = HostTier(page_bytes=PAGE_BYTES, num_pages=self.num_host_pages)
@@ -103,6 +143,8 @@ class Traffic:
             lanes=self.lanes,
             clock=lambda: self.now_s,
         )
+        self.reader = Reader(TierLog(NAMES, page_size=PAGE))
+        self.index.follow_tiers(self.reader.log)
         self.running: list[Running] = []
         self.recalls: list[Recall] = []
 
@@ -117,6 +159,8 @@ class Traffic:
                 self.rng.choice(faults)()
             self.check_owners()
             self.check_contents()
+            if self.rng.random() < 0.4:
+                self.check_reports()
             if not self.has_faults:
                 self.check_nothing_is_lost()
         self.close()
@@ -227,6 +271,7 @@ class Traffic:
                     store.close()
         for layer in self.layers:
             layer.fill(GARBAGE)
+        self.has_restarted = True
         self.boot()
 
     def fail_device(self) -> None:
@@ -268,6 +313,25 @@ class Traffic:
             for index, page in enumerate(match.pages.tolist(), 1):
                 image = b"".join(layer[page].tobytes() for layer in self.layers)
                 assert image == content(tokens[: index * PAGE], namespace), f"page {page} has the wrong contents"
+
+    def check_reports(self) -> None:
+        """Check that a reader knows what the tiers hold, but for what the disk had before a request needed it.
+
+        That is from before a restart, or was fetched from the remote store for a recall that had been cancelled.
+        """
+        may_be_unknown = self.has_restarted or self.below == "both"
+        self.reader.read()
+        num_held = self.index.num_pages + self.host.num_held + (self.disk.disk.num_held if self.disk else 0)
+        assert self.reader.log.num_pages <= num_held  # pages that are nowhere are forgotten
+        tiers: dict[str, Any] = {"host": self.host, "disk": self.disk or ()}
+        for namespace, data in self.seen:
+            tokens = np.frombuffer(data, np.int32)
+            key = KEYS.extend(KEYS.root(namespace), tokens)[-1]
+            name = NAMES.extend(NAMES.root(namespace), tokens)[-1]
+            for tier, holder in tiers.items():
+                is_reported = name in self.reader.held[tier]
+                if is_reported or tier == "host" or not may_be_unknown:
+                    assert is_reported == (key in holder)
 
     def check_nothing_is_lost(self) -> None:
         """Check that all that was computed is still in a tier, unless the policy drops pages used once."""

@@ -94,7 +94,8 @@ class ServeConfig:
     """Whether the dashboard shows the text of cached prompts."""
 
     kv_events: str | None = None
-    """Address at which the engine process publishes the changes of its prefix cache, such as `tcp://*:5557`."""
+    """Address at which the engine process publishes the changes of its prefix cache, host tier and disk tier, such as
+    `tcp://*:5557`."""
     kv_events_replay: str | None = None
     """Address at which it repeats what a subscriber has lost."""
     kv_events_form: Literal["map", "array"] = "map"

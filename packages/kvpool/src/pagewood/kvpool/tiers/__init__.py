@@ -16,6 +16,7 @@ from pagewood.kvpool.tiers.lane import Lane, Lanes, ThreadLane, thread_lanes
 from pagewood.kvpool.tiers.policy import PrefetchMode, PrefetchPolicy, WritePolicy
 from pagewood.kvpool.tiers.recall import Recall
 from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.tier_log import PagesRemoved, PagesStored, TierLog
 from pagewood.kvpool.tiers.transfer import Transfer, TransferCancelled
 
 __all__ = [
@@ -30,12 +31,15 @@ __all__ = [
     "Lane",
     "Lanes",
     "PageStore",
+    "PagesRemoved",
+    "PagesStored",
     "PrefetchMode",
     "PrefetchPolicy",
     "Recall",
     "SharedFolder",
     "ThreadLane",
     "TierCounters",
+    "TierLog",
     "TieredIndex",
     "Transfer",
     "TransferCancelled",

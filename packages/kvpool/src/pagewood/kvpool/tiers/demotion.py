@@ -13,6 +13,7 @@ from pagewood.kvpool.tiers.host import HostTier
 from pagewood.kvpool.tiers.lane import Lanes, Work
 from pagewood.kvpool.tiers.policy import WritePolicy
 from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.tier_log import TierLog
 from pagewood.kvpool.tiers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Demotion:
         "_host",
         "_keys",
         "_lanes",
+        "_log",
         "_min_uses",
         "_out",
         "_policy",
@@ -106,6 +108,7 @@ class Demotion:
         # Pinned slots that wait for the stores, by key.
         self._unstored: dict[bytes, int] = {}  # written by: hold, _begin_stores
         self._storing: list[_WriteBehind] = []  # written by: _begin_stores, _finish_stores
+        self._log: TierLog | None = None  # written by: follow
 
     @property
     def num_slots(self) -> int:
@@ -116,6 +119,11 @@ class Demotion:
         """Return the key of a page that the device's cache owns."""
         return self._keys[page]
 
+    def follow(self, log: TierLog) -> None:
+        """From now on, report to a log which described pages are on the device."""
+        self._log = log
+        log.entered(self._keys.values())
+
     def adopt(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
         """Record that the device's cache now owns these pages; this counts as their first use."""
         for page, key in zip(pages, keys, strict=True):
@@ -123,6 +131,8 @@ class Demotion:
             if key not in self._host:
                 self._dirty[page] = 1
                 self._want(page)
+        if self._log is not None:
+            self._log.entered(keys)
 
     def use(self, pages: Iterable[int]) -> None:
         """Count a use of cached pages."""
@@ -155,6 +165,8 @@ class Demotion:
         self._finish_copies()
 
     def _forget(self, pages: Sequence[int]) -> None:
+        if self._log is not None:
+            self._log.left(self._keys[page] for page in pages)
         for page in pages:
             del self._keys[page]
             self._dirty.pop(page, None)

@@ -1,7 +1,7 @@
 """The disk tier: pages in one file, which the process finds again when it restarts."""
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -28,7 +28,7 @@ class DiskTier:
     page that is found torn, at start or later, counts as absent. Thread-safe.
     """
 
-    __slots__ = ("_copier", "_file", "_free", "_held", "_lock", "_num_reads", "_sequence")
+    __slots__ = ("_changed", "_copier", "_file", "_free", "_held", "_lock", "_num_reads", "_sequence")
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class DiskTier:
         # Slot and checksum by key, least recently used first.
         self._held: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
         # _held is written by: _take, _put_run, _begin_read, _end_read
+        # Keys of pages that were added or dropped, if they are tracked.
+        self._changed: deque[bytes] | None = None  # written by: track, _take, _put_run, _end_read
         # Number of reads under way, by slot.
         self._num_reads: dict[int, int] = {}  # written by: _begin_read, _end_read
         entries = self._file.entries()
@@ -131,6 +133,17 @@ class DiskTier:
         """Return which pages the file holds, without reading them."""
         return [key in self._held for key in keys]
 
+    def __contains__(self, key: bytes) -> bool:
+        """Return whether the file holds a page."""
+        return key in self._held
+
+    def track(self) -> deque[bytes]:
+        """Return a queue to which the key of every page that is added or dropped is appended from now on."""
+        with self._lock:
+            if self._changed is None:
+                self._changed = deque()
+            return self._changed
+
     def close(self) -> None:
         """Close the file; it can be opened again, in this process or another."""
         self._copier.close()
@@ -154,6 +167,8 @@ class DiskTier:
         if not is_whole and self._held.get(place.key) == (slot, place.checksum):
             del self._held[place.key]
             self._free.append(slot)
+            if self._changed is not None:
+                self._changed.append(place.key)
 
     def _take(self, n: int) -> list[int]:
         """Take up to n slots to write to, ascending. The caller holds the lock."""
@@ -162,6 +177,8 @@ class DiskTier:
             for key, slot in list(itertools.islice(idle, n - len(self._free))):
                 del self._held[key]
                 self._free.append(slot)
+                if self._changed is not None:
+                    self._changed.append(key)
         start = max(0, len(self._free) - n)
         slots = sorted(self._free[start:])
         del self._free[start:]
@@ -183,3 +200,5 @@ class DiskTier:
                     self._free.append(slot + index)
                 else:
                     self._held[key] = (slot + index, checksums[index])
+                    if self._changed is not None:
+                        self._changed.append(key)

@@ -1,6 +1,6 @@
 """The host tier: page images in main memory; the least recently used pages are dropped first."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -21,7 +21,7 @@ class HostTier:
         memory: `[num_pages, page_bytes] uint8`.
     """
 
-    __slots__ = ("_free", "_keys", "_pins", "_slots", "_unpinned", "memory")
+    __slots__ = ("_changed", "_free", "_keys", "_pins", "_slots", "_unpinned", "memory")
 
     def __init__(self, *, page_bytes: int, num_pages: int, memory: Bytes | None = None) -> None:
         """Create an empty tier.
@@ -49,6 +49,8 @@ class HostTier:
         self._pins = [0] * num_pages  # written by: pin, unpin
         # Keys of the pages that are not pinned, least recently used first.
         self._unpinned: OrderedDict[bytes, None] = OrderedDict()  # written by: take, put, touch, pin, unpin
+        # Keys of pages that were added or dropped, if they are tracked.
+        self._changed: deque[bytes] | None = None  # written by: track, take, put
 
     @property
     def num_pages(self) -> int:
@@ -79,6 +81,12 @@ class HostTier:
         """Return whether it holds the page."""
         return key in self._slots
 
+    def track(self) -> deque[bytes]:
+        """Return a queue to which the key of every page that is added or dropped is appended from now on."""
+        if self._changed is None:
+            self._changed = deque()
+        return self._changed
+
     def slot_of(self, key: bytes) -> int | None:
         """Return the slot of a page, or None if it does not hold the page."""
         return self._slots.get(key)
@@ -99,6 +107,8 @@ class HostTier:
             slot = self._slots.pop(key)
             self._keys[slot] = None
             self._free.append(slot)
+            if self._changed is not None:
+                self._changed.append(key)
         start = max(0, len(self._free) - n)
         slots = sorted(self._free[start:])
         del self._free[start:]
@@ -124,6 +134,8 @@ class HostTier:
         self._slots[key] = slot
         self._keys[slot] = key
         self._unpinned[key] = None
+        if self._changed is not None:
+            self._changed.append(key)
         return True
 
     def touch(self, keys: Sequence[bytes]) -> None:

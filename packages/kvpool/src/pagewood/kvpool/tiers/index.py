@@ -23,6 +23,7 @@ from pagewood.kvpool.tiers.policy import PrefetchPolicy, WritePolicy
 from pagewood.kvpool.tiers.prefix_cache import Match, Prefix, PrefixCache, TieredInsertion, TieredMatch
 from pagewood.kvpool.tiers.recall import Recall, Recalls, Take
 from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.tier_log import TierLog
 
 
 class _All(Enum):
@@ -79,7 +80,10 @@ class TieredIndex:
         counters: Numbers of pages copied so far.
     """
 
-    __slots__ = ("_cache", "_chain", "_demotion", "_host", "_lanes", "_page_size", "_recalls", "_stores", "counters")
+    __slots__ = (
+        "_cache", "_chain", "_demotion", "_disk", "_host", "_lanes", "_log", "_page_size", "_recalls", "_stores",
+        "counters",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -126,6 +130,8 @@ class TieredIndex:
         self._chain = KeyChain(page_size, fingerprint=fingerprint)
         self._page_size = page_size
         self._host = host
+        self._disk = disk
+        self._log: TierLog | None = None  # written by: follow_tiers
         disk = None if disk is None else Breaker(disk, name="the disk tier", clock=clock)
         remote = None if remote is None else Breaker(remote, name="the remote tier", clock=clock)
         self._stores = (disk, remote)
@@ -211,7 +217,7 @@ class TieredIndex:
         Raises:
             ValueError: The device's cache has no `root`.
         """
-        return Prefix(handle=self._call("root", namespace), key=self._chain.root(namespace))
+        return Prefix(handle=self._call("root", namespace), key=self._chain.root(namespace), namespace=namespace)
 
     def limit(self, namespace: Namespace, *, quota: int | None = None, floor: int = 0) -> None:
         """Set the limits of a namespace on the device, in pages; the other tiers have none.
@@ -260,6 +266,25 @@ class TieredIndex:
         """
         return self._call("runs")
 
+    def follow_tiers(self, log: TierLog) -> None:
+        """Report to a log what the host and the disk gain and lose; `observe` does this for the device.
+
+        A disk of another class than `DiskTier` is followed if it satisfies `tier_log.FollowedTier`. The remote store is
+        not, because other processes use it too.
+
+        Raises:
+            ValueError: The device's cache holds pages and has no `runs`.
+        """
+        disk: Any = self._disk
+        log.follow(host=self._host, disk=disk if hasattr(disk, "track") else None)
+        for run in self.runs() if self._cache.num_pages else ():
+            parent_key = None if run.parent_page is None else self._demotion.key_of(run.parent_page)
+            keys = [self._demotion.key_of(page) for page in run.pages.tolist()]
+            log.describe(parent_key, keys, run.tokens, run.namespace)
+        self._demotion.follow(log)
+        self._recalls.follow(log)
+        self._log = log
+
     def explain(self, tokens: Int32, namespace: Namespace = None, *, searches_others: bool = True) -> Any:
         """Return why the prefix on the device is not longer, as `RadixCache.explain` does.
 
@@ -297,19 +322,21 @@ class TieredIndex:
         self, tokens: Int32, pages: Int32, namespace: Namespace = None, *, after: Prefix | None = None
     ) -> TieredInsertion:
         """Adopt the pages that the device's cache does not have; tokens and pages follow the locked prefix `after`."""
-        parent, handle = (self._chain.root(namespace), None) if after is None else (after.key, after.handle)
-        keys = self._chain.extend(parent, tokens)
-        insertion = self._cache.insert(tokens, pages, namespace, after=handle)
+        base = after or Prefix(handle=None, key=self._chain.root(namespace), namespace=namespace)
+        keys = self._chain.extend(base.key, tokens)
+        insertion = self._cache.insert(tokens, pages, namespace, after=base.handle)
         n = insertion.num_existing
+        if self._log is not None:
+            is_first = base.key == self._chain.root(base.namespace)
+            self._log.describe(None if is_first else base.key, keys, tokens, base.namespace)
         self._demotion.adopt(pages[n : len(keys)].tolist(), keys[n:])
         self.poll()
-        return TieredInsertion(
-            num_existing=n, node=Prefix(handle=insertion.node, key=keys[-1] if keys else parent), inner=insertion
-        )
+        node = Prefix(handle=insertion.node, key=keys[-1] if keys else base.key, namespace=base.namespace)
+        return TieredInsertion(num_existing=n, node=node, inner=insertion)
 
     def lock(self, node: Prefix) -> Prefix:
         """Keep a prefix on the device; return the handle that unlocks it."""
-        return Prefix(handle=self._cache.lock(node.handle), key=node.key)
+        return Prefix(handle=self._cache.lock(node.handle), key=node.key, namespace=node.namespace)
 
     def relock(self, lease: Prefix, node: Prefix) -> Prefix:
         """Lock `node`, then unlock `lease`; return the handle that unlocks it.
@@ -317,7 +344,8 @@ class TieredIndex:
         Raises:
             ValueError: The prefix of `node` was evicted, or the device's cache has no `relock`. Nothing has changed.
         """
-        return Prefix(handle=self._call("relock", lease.handle, node.handle), key=node.key)
+        handle = self._call("relock", lease.handle, node.handle)
+        return Prefix(handle=handle, key=node.key, namespace=node.namespace)
 
     def unlock(self, node: Prefix) -> None:
         """Undo one lock."""
@@ -450,4 +478,5 @@ class TieredIndex:
     def _tiered(self, match: Match, namespace: Namespace) -> TieredMatch:
         num_tokens, pages = match.num_tokens, match.pages
         key = self._demotion.key_of(int(pages[-1])) if num_tokens else self._chain.root(namespace)
-        return TieredMatch(num_tokens=num_tokens, pages=pages, node=Prefix(handle=match.node, key=key), inner=match)
+        node = Prefix(handle=match.node, key=key, namespace=namespace)
+        return TieredMatch(num_tokens=num_tokens, pages=pages, node=node, inner=match)

@@ -90,10 +90,12 @@ class Prefix:
     Attributes:
         handle: The cache's own handle.
         key: Key of the last page of the prefix.
+        namespace: Its namespace.
     """
 
     handle: Any
     key: bytes
+    namespace: Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

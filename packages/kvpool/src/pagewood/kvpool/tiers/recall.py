@@ -21,6 +21,7 @@ from pagewood.kvpool.tiers.lane import Lanes, Work
 from pagewood.kvpool.tiers.policy import PrefetchPolicy
 from pagewood.kvpool.tiers.prefix_cache import PrefixCache
 from pagewood.kvpool.tiers.store import PageStore
+from pagewood.kvpool.tiers.tier_log import TierLog
 from pagewood.kvpool.tiers.transfer import Transfer
 
 _log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class Recalls:
 
     __slots__ = (
         "_abandoned", "_active", "_cache", "_clock", "_counters", "_demotion", "_device", "_disk", "_host", "_lanes",
-        "_page_size", "_policy", "_remote", "_spare",
+        "_log", "_page_size", "_policy", "_remote", "_spare",
     )  # fmt: skip
 
     def __init__(
@@ -160,6 +161,11 @@ class Recalls:
         self._abandoned: list[_Abandoned] = []  # written by: _abandon, poll
         # Device pages that came back and are not in use.
         self._spare: list[int] = []  # written by: poll, _finish_load, take_spare
+        self._log: TierLog | None = None  # written by: follow
+
+    def follow(self, log: TierLog) -> None:
+        """From now on, describe to a log the pages that recalls find in the tiers."""
+        self._log = log
 
     @property
     def num_loading(self) -> int:
@@ -202,6 +208,7 @@ class Recalls:
             num_known=num_known,
         )
         self._active[recall] = None
+        self._describe(recall, num_known)
         self._query(recall)
         if recall.stage is _Stage.PLANNED:
             self._fetch(recall)
@@ -334,6 +341,7 @@ class Recalls:
         n = transfer.num_pages
         for key, slot in zip(recall.missing[:n], recall.slots[:n], strict=True):
             self._demotion.hold(key, slot, is_stored=True)
+        self._describe(recall, recall.num_known)
         self._counters.num_fetched += n
         rest = recall.slots[n:]
         if not transfer.is_done:
@@ -383,6 +391,7 @@ class Recalls:
         if transfer.error is None:
             tokens = recall.tokens[start * self._page_size : end * self._page_size]
             n = self._cache.insert(tokens, pages, recall.namespace, after=recall.lease).num_existing
+            self._describe(recall, end)
             self._demotion.adopt(pages[n:].tolist(), recall.keys[start + n : end])
             self._counters.num_loaded += len(pages) - n
         else:
@@ -398,6 +407,11 @@ class Recalls:
         self, transfer: Transfer, *, taken: Sequence[int] = (), pinned: Sequence[int] = (), pages: Sequence[int] = ()
     ) -> None:
         self._abandoned.append(_Abandoned(transfer=transfer, taken=list(taken), pinned=list(pinned), pages=list(pages)))
+
+    def _describe(self, recall: Recall, num_pages: int) -> None:
+        """Describe the leading pages of a recall to the log, if there is one."""
+        if self._log is not None:
+            self._log.describe(None, recall.keys[:num_pages], recall.tokens, recall.namespace)
 
     def _end(self, recall: Recall) -> None:
         self._active.pop(recall, None)
