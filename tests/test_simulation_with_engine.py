@@ -7,12 +7,13 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
+from pagewood.engine.core import kv
 from pagewood.engine.core.batch import Batch
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.result import StepResult
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.schedpolicy import Budget, StepModel
-from pagewood.schedpolicy.simulation import Fleet, Machine, Trace, TraceRequest, policies_named, simulate
+from pagewood.schedpolicy.simulation import Fleet, Machine, Trace, TraceRequest, memory, policies_named, simulate
 
 PAGE = 16
 MACHINE = Machine(name="test", source="test", model=StepModel(base_s=0.01, prefill_s=5e-5, decode_s=1e-4, kv_s=0.0))
@@ -155,7 +156,13 @@ def hits_of_simulator(trace: Trace, *, num_pages: int, policy: str) -> list[int]
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 @pytest.mark.parametrize("num_pages", [300, 700])
-def test_hits_are_those_of_the_engine(policy: str, num_pages: int):
+@pytest.mark.parametrize("is_large", [False, True])
+def test_hits_are_those_of_the_engine(policy: str, num_pages: int, is_large: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also where an eviction frees what requests need and not a share of the pool, as in a pool of a million tokens."""
+    if is_large:
+        for module in (kv, memory):
+            monkeypatch.setattr(module, "_SPARE_SHARE", 4)
+            monkeypatch.setattr(module, "_SPARE_TOKENS", 64)
     trace = conversations(seed=1, num=60)
     engine = hits_of_engine(trace, num_pages=num_pages, policy=policy)
     simulated = hits_of_simulator(trace, num_pages=num_pages, policy=policy)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from pagewood.engine.core.kv import KVSpace, NoPrefixCache, private_pages
@@ -49,6 +50,18 @@ def test_released_pages_can_be_matched_and_evicted() -> None:
     other = make_request(list(range(100, 116)))
     assert kv.admit(other, max_tokens=100, num_reserved=0) == 16
     assert (kv.num_free, kv.num_cached) == (0, 0)
+
+
+@pytest.mark.parametrize(("num_needed", "num_spare"), [(3, 256), (200, 400), (400, 500)])
+def test_an_eviction_in_a_large_pool_frees_little_more_than_the_request_needs(num_needed: int, num_spare: int) -> None:
+    """Twice what it needs, but at least the pages of 1,024 tokens, and at most 1/256 of 128,000 pages."""
+    kv = make_space(num_pages=128_000)
+    for start in range(0, 128_000, 4000):
+        pages = kv.take(4000, num_available=4000)
+        assert pages is not None
+        kv.cache.insert(np.arange(4 * start, 4 * (start + 4000), dtype=np.int32), pages)
+    assert kv.take(num_needed, num_available=num_needed) is not None
+    assert kv.num_free == num_spare
 
 
 def test_a_lease_keeps_its_pages_from_eviction() -> None:

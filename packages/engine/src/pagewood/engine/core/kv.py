@@ -15,9 +15,10 @@ from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retention import Retention
 
-_SPARE_SHARE = 256
-"""An eviction frees 1 / _SPARE_SHARE of all pages beyond what is needed, so that most requests need none. This costs at
-most that share of the cache."""
+_SPARE_NEEDS, _SPARE_TOKENS, _SPARE_SHARE = 2, 1024, 256
+"""An eviction frees more pages than are needed, so that most requests need none: _SPARE_NEEDS times as many as this
+request needs, and those of _SPARE_TOKENS at least, but at most 1 / _SPARE_SHARE of all pages, which is what this costs
+the cache. In a large pool that share alone would let one request wait for evictions that dozens of later ones need."""
 
 
 class Match(Protocol):
@@ -625,7 +626,8 @@ class KVSpace:
         self._expire()
         num_lacking = n - self._allocator.num_free
         if num_lacking > 0:
-            evicted = self.cache.evict(num_lacking + self._allocator.num_pages // _SPARE_SHARE)
+            spare = max(_SPARE_NEEDS * n, _SPARE_TOKENS // self.page_size)
+            evicted = self.cache.evict(num_lacking + min(spare, self._allocator.num_pages // _SPARE_SHARE))
             self.num_evicted += len(evicted)
             self._allocator.free(evicted)
             self.epoch += 1

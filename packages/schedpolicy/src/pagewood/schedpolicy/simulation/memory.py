@@ -4,8 +4,9 @@ from pagewood.schedpolicy.pages import pages_of
 from pagewood.schedpolicy.simulation.cache import PrefixCache
 from pagewood.schedpolicy.simulation.request import SimRequest
 
-_SPARE_SHARE = 256
-"""An eviction frees 1 / _SPARE_SHARE of all pages beyond what is needed, as in pagewood-engine."""
+_SPARE_NEEDS, _SPARE_TOKENS, _SPARE_SHARE = 2, 1024, 256
+"""An eviction frees _SPARE_NEEDS times as many pages as are needed beyond these, and those of _SPARE_TOKENS at least,
+but at most 1 / _SPARE_SHARE of all pages, as in pagewood-engine."""
 
 
 class Memory:
@@ -66,7 +67,7 @@ class Memory:
         """Make available pages private; evicts as needed."""
         num_lacking = num_pages - self.num_free
         if num_lacking > 0:
-            num_evicted = self.cache.evict(num_lacking + self.num_pages // _SPARE_SHARE)
+            num_evicted = self.cache.evict(num_lacking + self._num_spare(num_pages))
             assert num_evicted >= num_lacking, "take must not exceed num_available"
         self._num_private += num_pages
 
@@ -75,7 +76,7 @@ class Memory:
 
         Each eviction frees a page and the spare ones, so it evicts as often as the pages in between run out.
         """
-        num_lacking, num_freed = num_pages - self.num_free, 1 + self.num_pages // _SPARE_SHARE
+        num_lacking, num_freed = num_pages - self.num_free, 1 + self._num_spare(1)
         if num_lacking > 0:
             num_evicted = self.cache.evict(-(-num_lacking // num_freed) * num_freed)
             assert num_evicted >= num_lacking, "take_singly must not exceed num_available"
@@ -116,3 +117,7 @@ class Memory:
         self._num_private -= request.num_private
         self.cache.unlock(request.keys, request.num_leased)
         request.num_leased = request.num_pages = request.num_private = 0
+
+    def _num_spare(self, num_pages: int) -> int:
+        """Return how many pages an eviction frees beyond those that are needed, if `num_pages` are."""
+        return min(max(_SPARE_NEEDS * num_pages, _SPARE_TOKENS // self.page_size), self.num_pages // _SPARE_SHARE)
