@@ -19,8 +19,9 @@ import transformers
 from numpy.typing import NDArray
 
 from pagewood.engine import LLM, SamplingParams
-from pagewood.engine.api import EngineConfig, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
 from pagewood.engine.folder import model_folder
+from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_levels
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_model import LoadedModel, load_cpu_model
@@ -120,6 +121,27 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return (x / scale).round() * scale
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_with_bfloat16_activations_the_inputs_of_every_product_are_rounded(tied: bool, tmp_path: Path) -> None:
+    """And nothing else is: a third of the positions agree as with float32; in the others a number close to the middle
+    between two of bfloat16 is rounded the other way."""
+    reference = save(tmp_path, torch.bfloat16, tied=tied)
+    tokens = random_tokens()
+    with torch.no_grad():
+        exact = reference(torch.tensor([tokens])).logits[0].numpy()
+        for module in reference.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(lambda module, inputs: inputs[0].bfloat16().float())
+        expected = reference(torch.tensor([tokens])).logits[0].numpy()
+    loaded = load(tmp_path, "auto", activations="bfloat16")
+    assert {kind for kind, _ in loaded.variants} == {WeightKind.BFLOAT16_PAIRS}
+    found = logits(loaded, tokens)
+    assert sum(distance(*rows) < 1e-5 for rows in zip(found, expected, strict=True)) >= 15
+    assert min(distance(*rows) for rows in zip(found, exact, strict=True)) > 1e-3
+    assert distance(found, expected) < 3e-3 < distance(found, exact) < 0.02
+    assert np.array_equal(found, logits(load(tmp_path, "bfloat16", activations="bfloat16"), tokens))
+
+
 @pytest.mark.parametrize(
     ("dtype", "kinds"),
     [
@@ -184,15 +206,21 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(
     assert "quantised weights cannot be kept in" in caplog.text
 
 
-@pytest.mark.parametrize("form", ["auto", *FORMS])
-def test_an_engine_generates_the_same_alone_together_and_with_drafts(form: WeightFormat) -> None:
+@pytest.mark.parametrize(
+    ("form", "activations"), [*((form, "float32") for form in ("auto", *FORMS)), ("bfloat16", "bfloat16")]
+)
+def test_an_engine_generates_the_same_alone_together_and_with_drafts(
+    form: WeightFormat, activations: ActivationFormat
+) -> None:
     """With the embedded model, whose draft model gets the same form, and whose head stays float32."""
     questions = ["What is 12 + 7?", "Spell the word 'banana' backwards.", "Sort these words: stone river cloud apple."]
     chats = [[{"role": "user", "content": question}] for question in questions]
     sampling = SamplingParams(max_tokens=40, temperature=0.0)
     answers: dict[str, list[str]] = {}
     for speculative in ("off", "draft", "eagle"):
-        with LLM(weights=form, speculative=speculative, num_threads=2, max_total_tokens=2048) as llm:
+        with LLM(
+            weights=form, activations=activations, speculative=speculative, num_threads=2, max_total_tokens=2048
+        ) as llm:
             answers[speculative] = [answer.text for answer in llm.chat(chats, sampling)]
             if speculative == "off":
                 assert answers["off"] == [llm.chat([chat], sampling)[0].text for chat in chats]
@@ -204,10 +232,10 @@ def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
     """Keys and values of one form are not taken for those of another."""
     chat: Any = [{"role": "user", "content": "Sort these words: " + "stone river cloud apple " * 8}]
 
-    def cached(form: WeightFormat) -> int:
+    def cached(form: WeightFormat, activations: ActivationFormat = "float32") -> int:
         with LLM(
-            weights=form, host_cache_gb=0.01, disk_cache_path=str(tmp_path / "kv"), disk_cache_gb=0.05,
-            max_total_tokens=1024,
+            weights=form, activations=activations, host_cache_gb=0.01, disk_cache_path=str(tmp_path / "kv"),
+            disk_cache_gb=0.05, max_total_tokens=1024,
         ) as llm:  # fmt: skip
             return llm.chat([chat], SamplingParams(max_tokens=2, temperature=0.0))[0].num_cached_tokens
 
@@ -215,6 +243,11 @@ def test_files_of_kv_belong_to_a_form_of_weights(tmp_path: Path) -> None:
     assert cached("auto") > 0  # the same bits
     with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
         cached("int8")
+    (tmp_path / "kv").rename(tmp_path / "others")
+    assert cached("bfloat16") == 0
+    assert cached("bfloat16") > 0
+    with pytest.raises(ValueError, match="must hold pages of the same model and layout"):
+        cached("bfloat16", "bfloat16")
 
 
 def test_the_configuration_names_forms() -> None:
@@ -224,8 +257,42 @@ def test_the_configuration_names_forms() -> None:
         EngineConfig(device="cuda", weights="int8")
 
 
-@pytest.mark.parametrize(("form", "most"), [("int8", 0.04), ("int4", 0.2)])
-def test_logits_of_the_embedded_model_move_by_little(form: WeightFormat, most: float) -> None:
+def test_the_configuration_names_activations() -> None:
+    with pytest.raises(ValueError, match="activations must be one of float32, bfloat16, got 'int8'"):
+        EngineConfig(activations="int8")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="activations must be float32 with weights 'int8', got 'bfloat16'"):
+        EngineConfig(weights="int8", activations="bfloat16")
+    with pytest.raises(
+        ValueError, match="activations must be float32 on CUDA, which computes in dtype, got 'bfloat16'"
+    ):
+        EngineConfig(device="cuda", activations="bfloat16")
+
+
+def test_bfloat16_activations_need_weights_that_are_bfloat16() -> None:
+    """With weights auto the checkpoint decides; the embedded model's is in float16."""
+    rule = "activations must be float32 unless weights are bfloat16, and with weights 'auto' those of this model are "
+    with pytest.raises(ValueError, match=f"{rule}float.*, got 'bfloat16'"):
+        LLM(activations="bfloat16")
+
+
+@pytest.mark.parametrize("level", pair_levels(), ids=lambda level: level.name)
+def test_the_log_says_which_instruction_multiplies(
+    level: PairLevel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PAGEWOOD_BFLOAT16_DOT", level.name.lower())
+    with caplog.at_level("INFO"), LLM(weights="bfloat16", activations="bfloat16", max_total_tokens=64):
+        pass
+    wanted = f"weights: bfloat16; products with bfloat16 activations by {level.name.replace('_', '-')}"
+    assert wanted in [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("form", "activations", "most"),
+    [("bfloat16", "bfloat16", 0.02), ("int8", "float32", 0.04), ("int4", "float32", 0.2)],
+)
+def test_logits_of_the_embedded_model_move_by_little(
+    form: WeightFormat, activations: ActivationFormat, most: float
+) -> None:
     """Relative to the norm, over some of its questions."""
     folder = model_folder(None)
     tokenizer = Tokenizer.from_folder(folder)
@@ -233,9 +300,22 @@ def test_logits_of_the_embedded_model_move_by_little(form: WeightFormat, most: f
     prompts = [list(tokenizer.encode_chat([{"role": "user", "content": question}])) for question in questions]
     exact, found = (
         np.concatenate([logits(loaded, prompt) for prompt in prompts])
-        for loaded in (load(folder, "float32"), load(folder, form))
+        for loaded in (load(folder, "float32"), load(folder, form, activations=activations))
     )
     assert 1e-3 < distance(found, exact) < most
+
+
+def test_most_greedy_answers_stay_with_bfloat16_activations() -> None:
+    questions = [f"What is {a} + {b}?" for a, b in ((12, 7), (3, 4), (25, 31), (40, 9), (66, 5))]
+    questions += [f"Spell the word '{word}' backwards." for word in ("banana", "stone", "window", "paper")]
+    questions += [f"Sort these words: {words}." for words in ("stone river cloud", "tree apple moon", "sea bird")]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    answers: list[list[str]] = []
+    for activations in ("float32", "bfloat16"):
+        with LLM(weights="bfloat16", activations=activations, num_threads=2, max_total_tokens=4096) as llm:
+            made = llm.chat(chats, SamplingParams(max_tokens=40, temperature=0.0))
+            answers.append([answer.text for answer in made])
+    assert sum(one == other for one, other in zip(*answers, strict=True)) >= len(questions) - 2
 
 
 _MEASURE = """

@@ -20,7 +20,7 @@ from pagewood.engine.load import check_draft, check_weights
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.processors import load_processors
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_drafter import load_drafter
@@ -71,9 +71,19 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_threads = config.num_threads or _num_cores()
     found = None if config.speculative == "off" else _find_drafter(config, folder)
     loaded = load_cpu_model(
-        folder, config.weights, fingerprint=model_fingerprint, num_threads=num_threads, progress=progress
+        folder,
+        config.weights,
+        activations=config.activations,
+        fingerprint=model_fingerprint,
+        num_threads=num_threads,
+        progress=progress,
     )
     model, variants = loaded.model, loaded.variants
+    if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
+        raise ValueError(
+            f"activations must be float32 unless weights are bfloat16, and with weights {config.weights!r} those of "
+            f"this model are {_described(variants)}, got 'bfloat16'"
+        )
     drafter = None
     if found is not None and found.folder is not None:
         drafter = load_drafter(
@@ -82,6 +92,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             folder,
             fingerprint=model_fingerprint,
             weights=config.weights,
+            activations=config.activations,
             num_threads=num_threads,
             progress=progress,
         )
@@ -143,7 +154,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
             tree=tree,
         )
     populator = Populator(memory)
-    make_cache = tiered_cache(config, folder, memory, mark=kv_mark(config.weights))
+    make_cache = tiered_cache(config, folder, memory, mark=kv_mark(config.weights, config.activations))
 
     def make_runner(kv: KVSpace) -> PopulatingRunner:
         runner = CPURunner(
@@ -186,11 +197,15 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     )
 
 
-def _described(variants: Collection[tuple[WeightKind, DotLevel]]) -> str:
-    """Return the forms of weights, and the instructions for products of codes if there are any."""
-    names = ", ".join(sorted({kind.name.lower() for kind, _ in variants})) or "float32"
-    levels = {level.name for kind, level in variants if kind.has_codes}
-    return f"{names}, products by {levels.pop().replace('_', '-')}" if levels else names
+def _described(variants: Collection[tuple[WeightKind, ProductLevel]]) -> str:
+    """Return the forms of weights, and the instructions for products with activations that are rounded."""
+    names = ", ".join(sorted({kind.name.lower().removesuffix("_pairs") for kind, _ in variants})) or "float32"
+    products = {
+        f"; products with {'int8' if kind.has_codes else 'bfloat16'} activations by {level.name.replace('_', '-')}"
+        for kind, level in variants
+        if kind.rounds_activations
+    }
+    return names + "".join(sorted(products))
 
 
 def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:

@@ -18,16 +18,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.api import Progress, WeightFormat
+from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.folder import model_folder, model_name
 from pagewood.engine.load import Fused, open_matrices
 from pagewood.engine.models.checkpoint import Checkpoint
 from pagewood.engine.models.checkpoint_files import checkpoint_files
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.fields import Fields
-from pagewood.engine.runner.cpu.packer import packed_bytes, rounded
+from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.packer import Packer, packed_bytes, rounded
 from pagewood.engine.text import Tokenizer
-from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight
+from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight, to_bfloat16
 from pagewood.engine.weights.nearest import joined
 from pagewood.kvpool import MultiHeadLayout
 
@@ -96,12 +97,18 @@ class Inspection:
     """None: there is none."""
     form: str | None = None
     """The form that `errors` are about."""
+    activations: ActivationFormat = "float32"
+    """What its products with bfloat16 weights compute with."""
     errors: Sequence[MatrixError] = ()
     """Worst outputs first; matrices that are quantised already are not there, because they stay as they are."""
 
 
 def inspect_model(
-    model: str | Path | None, *, form: WeightFormat | None = None, progress: Progress | None = None
+    model: str | Path | None,
+    *,
+    form: WeightFormat | None = None,
+    activations: ActivationFormat = "float32",
+    progress: Progress | None = None,
 ) -> Inspection:
     """Return what a folder or a GGUF file is.
 
@@ -110,6 +117,7 @@ def inspect_model(
     Args:
         model: a folder or a GGUF file; None: the embedded model.
         form: of weights; the errors that rounding to it causes are computed for every matrix.
+        activations: bfloat16: the inputs of these errors are rounded too, as `EngineConfig.activations` says.
         progress: called for every projection.
 
     Raises:
@@ -118,6 +126,10 @@ def inspect_model(
     """
     if form is not None and form not in get_args(WeightFormat):
         raise ValueError(f"form must be one of {', '.join(get_args(WeightFormat))}, got {form!r}")
+    if activations not in get_args(ActivationFormat):
+        raise ValueError(f"activations must be one of {', '.join(get_args(ActivationFormat))}, got {activations!r}")
+    if activations == "bfloat16" and form not in ("auto", "bfloat16"):
+        raise ValueError(f"activations must be float32 unless form is auto or bfloat16, got {activations!r}")
     folder = model_folder(model)
     config = ModelConfig.from_folder(folder)
     checkpoint = Checkpoint(folder, dtype=None)
@@ -131,7 +143,7 @@ def inspect_model(
         for name in sizes:
             sizes[name] += packed_bytes(whole, name)
         if form is not None:
-            errors += _errors(checkpoint, each, form)
+            errors += _errors(checkpoint, each, Packer(form, activations=activations))
         if progress:
             progress("reading weights", number + 1, len(fused))
     errors.sort(key=lambda one: one.output_error, reverse=True)
@@ -155,6 +167,7 @@ def inspect_model(
         kv_bytes_per_token={dtype: _kv_bytes(config, dtype) for dtype in ("float32", "int8")},
         tokenizer=_tokenizer(folder, config),
         form=form,
+        activations=activations,
         errors=errors,
     )
 
@@ -180,35 +193,44 @@ def _count(checkpoint: Checkpoint, name: str, plain: dict[tuple[str, str], int])
     return dtype
 
 
-def _errors(checkpoint: Checkpoint, fused: Fused, form: WeightFormat) -> list[MatrixError]:
+def _errors(checkpoint: Checkpoint, fused: Fused, packer: Packer) -> list[MatrixError]:
     found: list[MatrixError] = []
     for one in fused.parts:
         if one.format is None:
             [weight] = checkpoint.read([one], fused.columns)
-            found.append(_error(one.name, weight, form))
+            found.append(_error(one.name, weight, packer))
     return found
 
 
-def _error(name: str, weight: Weight, form: WeightFormat) -> MatrixError:
+def _error(name: str, weight: Weight, packer: Packer) -> MatrixError:
     """Compare a matrix of plain numbers with what it becomes, a few rows at a time."""
     rows, columns = weight.shape
     inputs = np.random.default_rng(0).standard_normal((_NUM_INPUTS, columns)).astype(np.float32)
     inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
-    scales = np.abs(inputs).max(axis=1, keepdims=True) / np.float32(127)
-    coarse = np.rint(inputs / scales) * scales
     squares = np.zeros(4)  # of weights, of their errors, of outputs, of their errors
     step = max(1, _SLICE // columns)
     for start in range(0, rows, step):
         part = _tensor(weight, slice(start, start + step))
         exact = part.float().numpy()
-        values, has_codes = rounded(part, form)
+        kind = packer.kind(part.dtype, columns)
+        values = rounded(part, kind)
         wanted = exact @ inputs.T
-        got = values @ (coarse if has_codes else inputs).T
+        got = values @ _rounded_inputs(inputs, kind).T
         squares += [np.sum(np.square(one, dtype=np.float64)) for one in (exact, values - exact, wanted, got - wanted)]
     weight_error, output_error = np.sqrt(squares[1::2] / np.maximum(squares[::2], np.finfo(np.float64).tiny))
     return MatrixError(
         name=name, shape=(rows, columns), weight_error=float(weight_error), output_error=float(output_error)
     )
+
+
+def _rounded_inputs(inputs: NDArray[np.float32], kind: WeightKind | None) -> NDArray[np.float32]:
+    """Return inputs `[n, K]` as products with weights of this kind take them."""
+    if kind is None or not kind.rounds_activations:
+        return inputs
+    if not kind.has_codes:
+        return to_bfloat16(inputs).dequantised()
+    scales = np.abs(inputs).max(axis=1, keepdims=True) / np.float32(127)
+    return np.rint(inputs / scales) * scales
 
 
 def _tensor(weight: Weight, rows: slice) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from pagewood.engine.api import Progress
 from pagewood.engine.runner.cpu.compiled import chains, drafting, layout, tree
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.step import (
     StepKernel,
     draft,
@@ -24,7 +24,7 @@ def warm_up(
     *,
     int8: bool = False,
     draft_head_dim: int | None = None,
-    packed: Collection[tuple[WeightKind, DotLevel]] = (),
+    packed: Collection[tuple[WeightKind, ProductLevel]] = (),
     progress: Progress | None = None,
 ) -> StepKernel:
     """Load every kernel from the cache on disk, or compile it and store it there; return what runs programs.

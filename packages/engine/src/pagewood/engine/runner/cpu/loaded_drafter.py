@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from pagewood.engine.api import Progress, WeightFormat
+from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.core.tree_shape import TreeShape
 from pagewood.engine.folder import FoundDrafter
 from pagewood.engine.load import check_draft, load_head
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.draft_model import DraftModel
 from pagewood.engine.runner.cpu.draft_tree import DraftModelTree, EagleTree
@@ -50,7 +50,7 @@ class LoadedDrafter:
 
     model: Decoder[Buffer] | Head[Buffer]
     target: Decoder[Buffer]
-    variants: frozenset[tuple[WeightKind, DotLevel]]
+    variants: frozenset[tuple[WeightKind, ProductLevel]]
     """Kernels that its weights need, see `CPUOps.variants`."""
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
@@ -124,6 +124,7 @@ def load_drafter(
     *,
     fingerprint: Callable[[Path], bytes],
     weights: WeightFormat = "float32",
+    activations: ActivationFormat = "float32",
     num_threads: int = 1,
     progress: Progress | None = None,
 ) -> LoadedDrafter:
@@ -135,6 +136,7 @@ def load_drafter(
         target_folder: its folder.
         fingerprint: returns bytes that identify the model of a folder.
         weights: the form of the target's weights, which a draft model gets too.
+        activations: those of the target, which a draft model gets too.
         num_threads: see `load_cpu_model`.
         progress: called for every tensor.
 
@@ -143,16 +145,21 @@ def load_drafter(
         ValueError: it does not fit the target; see `check_draft` and `load_head`.
     """
     assert found.folder is not None
-    variants: frozenset[tuple[WeightKind, DotLevel]] = frozenset()
+    variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
     if found.kind == "draft":
         check_draft(found.folder, target_folder)
         loaded = load_cpu_model(
-            found.folder, weights, fingerprint=fingerprint, num_threads=num_threads, progress=progress
+            found.folder,
+            weights,
+            activations=activations,
+            fingerprint=fingerprint,
+            num_threads=num_threads,
+            progress=progress,
         )
         model, variants = loaded.model, loaded.variants
     else:
         model = load_head(found.folder, target, CPUOps(), progress=progress)
-    kind = f"{found.kind}{kv_mark(weights)}".encode()
+    kind = f"{found.kind}{kv_mark(weights, activations)}".encode()
     digest = sha256(fingerprint(found.folder) + fingerprint(target_folder) + kind).digest()
     root = int.from_bytes(digest[:8], "little", signed=True)
     return LoadedDrafter(model=model, target=target, variants=variants, root=root)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from pagewood.engine.api import Progress, WeightFormat
+from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.load import load_model
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.ops import CPUOps
 from pagewood.engine.runner.cpu.packer import Packer
@@ -36,19 +36,21 @@ class LoadedModel:
     """A decoder, and what its weights need."""
 
     model: Decoder[Buffer]
-    variants: frozenset[tuple[WeightKind, DotLevel]]
+    variants: frozenset[tuple[WeightKind, ProductLevel]]
     """See `CPUOps.variants`."""
 
 
-def kv_mark(form: WeightFormat) -> str:
-    """Return what distinguishes keys and values of a model with such weights from those with the checkpoint's."""
-    return "" if form in ("auto", "float32") else f" {form}"
+def kv_mark(form: WeightFormat, activations: ActivationFormat) -> str:
+    """Return what distinguishes keys and values of a model with such products from those with the checkpoint's."""
+    rounded = "" if activations == "float32" else f" by {activations}"
+    return rounded if form in ("auto", "float32") else f" {form}{rounded}"
 
 
 def load_cpu_model(
     folder: Path,
     form: WeightFormat,
     *,
+    activations: ActivationFormat = "float32",
     fingerprint: Callable[[Path], bytes],
     num_threads: int = 1,
     progress: Progress | None = None,
@@ -61,12 +63,13 @@ def load_cpu_model(
     Args:
         folder: holds config.json and safetensors.
         form: of the weights.
+        activations: see `Packer`; weights in bfloat16 only depend on it.
         fingerprint: returns bytes that identify the model of a folder.
         num_threads: that quantise.
         progress: called for every tensor.
     """
     if form not in _CACHED:
-        return _load(folder, Packer(form), progress)
+        return _load(folder, Packer(form, activations=activations), progress)
     path = weights_file(_LAYOUT + fingerprint(folder), form)
     started = time.monotonic()
     try:

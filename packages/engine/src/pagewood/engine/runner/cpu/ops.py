@@ -17,6 +17,8 @@ from torch.nn import functional
 
 from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel
+from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_level
 from pagewood.engine.runner.cpu.compiled.step import VARIANTS, Operation, packed_variant
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
@@ -107,15 +109,21 @@ class PackedLinear:
         """Return `[T, out]` of `[T, in]`."""
         tape, shape = x.tape, self.weight.shape
         kind, scales = shape.kind, self.weight.scales
+        sums, row_scales = 0, 0
         if kind.has_codes:
-            source, sums = tape.buffer(x.rows, shape.depth // 4), tape.buffer(x.rows, shape.depth // shape.group)
-            packed, row_scales = source, tape.buffer(x.rows, 1)
+            source = packed = tape.buffer(x.rows, shape.depth // 4)
+            sums, row_scales = tape.buffer(x.rows, shape.depth // shape.group), tape.buffer(x.rows, 1)
             tape.emit(
                 Operation.QUANTISE, x.rows, x, source, sums, row_scales, shape.inputs, shape.depth, shape.group,
                 kind.factor, self._variant,
             )  # fmt: skip
+        elif kind.rounds_activations:
+            source = packed = tape.buffer(x.rows, shape.depth // 2)
+            tape.emit(
+                Operation.QUANTISE, x.rows, x, source, 0, 0, shape.inputs, shape.depth, 0, 0, self._variant
+            )  # fmt: skip
         else:
-            source, packed, sums, row_scales = x, tape.buffer(x.rows, x.size), 0, 0
+            source, packed = x, tape.buffer(x.rows, x.size)
             tape.emit(Operation.PACK, x.rows, x, packed, x.size)
         out = tape.buffer(x.rows, shape.size)
         tape.emit(
@@ -147,23 +155,27 @@ class PackedEmbedding:
 
 
 class CPUOps:
-    """`models.decoder.Ops` with float32 activations: writes instructions to the tape of its arguments.
+    """`models.decoder.Ops` with float32 between operations: writes instructions to the tape of its arguments.
 
     The rotation of a step is (cosines, sines), each `[T, head_dim / 2] float32`.
     """
 
-    __slots__ = ("_level", "_packer", "variants")
+    __slots__ = ("_level", "_packer", "_pair_level", "variants")
 
-    def __init__(self, packer: Packer | None = None, *, level: DotLevel | None = None) -> None:
+    def __init__(
+        self, packer: Packer | None = None, *, level: DotLevel | None = None, pair_level: PairLevel | None = None
+    ) -> None:
         """Choose the form of weights.
 
         Args:
             packer: lays them out; None: all are float32.
             level: instructions for products of bytes; None: the fastest of this processor.
+            pair_level: the same for products of bfloat16 numbers.
         """
         self._packer = Packer("float32") if packer is None else packer
         self._level = level
-        self.variants: set[tuple[WeightKind, DotLevel]] = set()
+        self._pair_level = pair_level
+        self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
 
     def linear(self, weight: Tensor | Weight, bias: Tensor | None) -> Linear[Buffer]:
@@ -190,9 +202,12 @@ class CPUOps:
         return PackedEmbedding(packed, variant), PackedLinear(packed, None, variant)
 
     def _variant(self, weight: PackedWeight) -> int:
-        if self._level is None:
-            self._level = dot_level()
-        kernel = weight.shape.kind, self._level
+        kind = weight.shape.kind
+        if kind == WeightKind.BFLOAT16_PAIRS:
+            level = self._pair_level = pair_level() if self._pair_level is None else self._pair_level
+        else:
+            level = self._level = dot_level() if self._level is None else self._level
+        kernel = kind, level
         self.variants.add(kernel)
         return packed_variant(*kernel)
 

@@ -35,7 +35,7 @@ from pagewood.engine.weights.forms import (
 )
 
 if TYPE_CHECKING:
-    from pagewood.engine.api import WeightFormat
+    from pagewood.engine.api import ActivationFormat, WeightFormat
 
 _SLICE_BYTES = 1 << 20  # of float32 values that are converted at a time
 _SLICES = 2  # that a thread converts before the memory of a file that holds them is given back
@@ -44,12 +44,13 @@ _SLICES = 2  # that a thread converts before the memory of a file that holds the
 class Packer:
     """Packs matrices one after the other. Invariant: what it returns does not refer to what it was given."""
 
-    __slots__ = ("_memory", "_num_threads", "form")
+    __slots__ = ("_memory", "_num_threads", "activations", "form")
 
     def __init__(
         self,
         form: WeightFormat,
         *,
+        activations: ActivationFormat = "float32",
         memory: Callable[[PackedShape], tuple[PackedWeight, bool]] | None = None,
         num_threads: int = 1,
     ) -> None:
@@ -57,10 +58,12 @@ class Packer:
 
         Args:
             form: auto: as precise as the checkpoint, so bfloat16 and float16 stay as they are.
+            activations: bfloat16: what bfloat16 weights are multiplied with is rounded to it.
             memory: returns memory for a matrix, and whether the matrix is there already; None: new memory.
             num_threads: that convert slices of a matrix.
         """
         self.form: WeightFormat = form
+        self.activations: ActivationFormat = activations
         self._memory = memory or (lambda shape: (allocate(shape), False))
         self._num_threads = num_threads
 
@@ -122,13 +125,15 @@ class Packer:
             case "auto":
                 kinds = {torch.bfloat16: WeightKind.BFLOAT16, torch.float16: WeightKind.FLOAT16}
                 kind = kinds.get(dtype)
+        if kind == WeightKind.BFLOAT16 and self.activations == "bfloat16":
+            return WeightKind.BFLOAT16_PAIRS
         if inputs % 2 or (kind == WeightKind.FLOAT16 and not processor_has("f16c")):
             return None  # the loops take two inputs at a time, and widen float16 in registers
         return kind
 
     def _pack_form(self, weight: Weight) -> PackedWeight | Tensor:
-        shape = shape_of(weight)
-        is_half = isinstance(weight, BFloat16 | Float16)
+        shape = shape_of(weight, pairs=self.activations == "bfloat16")
+        is_half = shape is not None and not shape.kind.rounds_activations
         if is_half and (weight.shape[1] % 2 or (isinstance(weight, Float16) and not processor_has("f16c"))):
             shape = None
         if shape is None:
@@ -155,18 +160,17 @@ def packed_bytes(weight: Tensor | Weight, form: WeightFormat) -> int:
     return sizes[0] if sizes else 4 * (-(-weight.shape[0] // WIDTH) * WIDTH) * weight.shape[1]
 
 
-def rounded(rows: Tensor, form: WeightFormat) -> tuple[F32, bool]:
-    """Return what the numbers `[n, K]` of a matrix become in a form, and whether activations are rounded to int8."""
-    kind = Packer(form).kind(rows.dtype, rows.shape[1])
+def rounded(rows: Tensor, kind: WeightKind | None) -> F32:
+    """Return what the numbers `[n, K]` of a matrix become in the layout that `Packer.kind` has chosen."""
     if kind is None:
-        return rows.float().numpy(), False
+        return rows.float().numpy()
     if not kind.has_codes:
-        return _form(rows, kind).dequantised(), False
+        return _form(rows, kind).dequantised()
     values = rows.float().numpy()
     if kind == WeightKind.INT8:
-        return quantise_int8(values).dequantised(), True
+        return quantise_int8(values).dequantised()
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % GROUP)))
-    return quantise_int4(padded, group=GROUP).dequantised()[:, : values.shape[1]], True
+    return quantise_int4(padded, group=GROUP).dequantised()[:, : values.shape[1]]
 
 
 def _form(rows: Tensor, kind: WeightKind) -> Weight:

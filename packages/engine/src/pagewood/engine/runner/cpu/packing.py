@@ -36,7 +36,7 @@ class PackedShape:
     @property
     def depth(self) -> int:
         """D."""
-        return -(-self.inputs // STEP) * STEP if self.kind.has_codes else self.inputs
+        return -(-self.inputs // self.kind.unit) * self.kind.unit
 
     @property
     def num_panels(self) -> int:
@@ -86,7 +86,7 @@ class PackedWeight:
         rows = -count % WIDTH
         whole: Any = self.panels.reshape(shape.num_panels, shape.panel_bytes)[panels]
         if isinstance(weight, BFloat16):
-            filled = _filled(weight.bits, rows, 0, 0)
+            filled = _filled(weight.bits, rows, shape.depth - shape.inputs, 0)
             whole[:] = _in_panels(filled.view(np.uint8), 4)
         elif isinstance(weight, Float16):
             filled = _filled(weight.values, rows, 0, 0)
@@ -126,8 +126,12 @@ class PackedWeight:
         blocks[:, :, kind.head_bytes :] = quads.reshape(*blocks.shape[:2], -1)
 
 
-def shape_of(weight: Weight) -> PackedShape | None:
+def shape_of(weight: Weight, *, pairs: bool = False) -> PackedShape | None:
     """Return how a form is packed; None: as float32, in the panels of `compiled.matmul`.
+
+    Args:
+        weight: the form.
+        pairs: whether activations are rounded to bfloat16 for products with bfloat16.
 
     Raises:
         ValueError: codes have so many inputs that their sums could overflow.
@@ -137,7 +141,7 @@ def shape_of(weight: Weight) -> PackedShape | None:
         case Float32():
             return None
         case BFloat16():
-            kind, group = WeightKind.BFLOAT16, inputs
+            kind, group = WeightKind.BFLOAT16_PAIRS if pairs else WeightKind.BFLOAT16, inputs
         case Float16():
             kind, group = WeightKind.FLOAT16, inputs
         case Int8():

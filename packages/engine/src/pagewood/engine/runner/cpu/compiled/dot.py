@@ -10,8 +10,9 @@ changes no bit of any result.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite.binding
 from llvmlite import ir
@@ -21,7 +22,8 @@ from pagewood.engine.runner.cpu.compiled.vectors import spread
 
 _BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _TAKES_BYTES = llvmlite.binding.llvm_version_info[0] >= 22  # earlier, vpdpbusd took its bytes as int32
-_VARIABLE = "PAGEWOOD_INTEGER_DOT"
+
+Level = TypeVar("Level", bound=IntEnum)
 
 
 class DotLevel(IntEnum):
@@ -75,15 +77,23 @@ def dot_level() -> DotLevel:
     Raises:
         ValueError: PAGEWOOD_INTEGER_DOT is not the name of a level, or the processor lacks it.
     """
-    here = dot_levels()
-    wanted = os.environ.get(_VARIABLE)
+    return chosen_level(dot_levels(), "PAGEWOOD_INTEGER_DOT")
+
+
+def chosen_level(here: Sequence[Level], variable: str) -> Level:
+    """Return the first of the levels that this processor has, or the one that a variable of the environment names.
+
+    Raises:
+        ValueError: the variable names something else.
+    """
+    wanted = os.environ.get(variable)
     if not wanted:
         return here[0]
     for level in here:
         if wanted == level.name.lower():
             return level
     names = ", ".join(level.name.lower() for level in here)
-    raise ValueError(f"{_VARIABLE} must be one of {names} on this processor, got {wanted!r}")
+    raise ValueError(f"{variable} must be one of {names} on this processor, got {wanted!r}")
 
 
 class ByteDot:

@@ -1,6 +1,7 @@
-"""A tile of a few rows times a panel of 16-bit numbers, which are widened in registers.
+"""A tile of a few rows times a panel of 16-bit numbers.
 
-The sums have the order of `compiled.tile`, so the result has the bits of the widened weights'.
+Activations are float32, and the numbers are widened in registers: the sums have the order of `compiled.tile`, so the
+result has the bits of the widened weights'. Or both are bfloat16, and two inputs are added at a time (`pair_dot`).
 """
 
 # pyright: basic
@@ -8,6 +9,7 @@ The sums have the order of `compiled.tile`, so the result has the bits of the wi
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from pagewood.engine.runner.cpu.compiled.pair_dot import PairDot, PairLevel, widened
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.vectors import INDEX, load, multiply_add, prefetch, spread, store, vector_of
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
@@ -24,30 +27,52 @@ _HALVES = range(0, WIDTH, _LANES)
 _LINE = 64  # bytes of a cache line
 
 
+def _pairs(builder: Any, at: Any) -> list[Any]:
+    """Return two rows of a panel in bfloat16, `[2]` vectors of int32; `at` points to their first byte."""
+    words = ir.VectorType(ir.IntType(32), _LANES)
+    places = [builder.gep(at, [INDEX(4 * start)]) for start in _HALVES]
+    return [builder.load(builder.bitcast(place, words.as_pointer()), align=4) for place in places]
+
+
 def _widened(builder: Any, kind: WeightKind, at: Any) -> list[list[Any]]:
     """Return two rows of a panel, `[2][2]` vectors of float32; `at` points to their first byte."""
-    vector = vector_of(_LANES)
-    if kind == WeightKind.FLOAT16:
-        halves = ir.VectorType(ir.HalfType(), _LANES)
+    if kind == WeightKind.BFLOAT16:
+        return [list(row) for row in zip(*(widened(builder, both) for both in _pairs(builder, at)), strict=True)]
+    vector, halves = vector_of(_LANES), ir.VectorType(ir.HalfType(), _LANES)
 
-        def row(k: int, start: int) -> Any:
-            place = builder.gep(at, [INDEX(2 * (k * WIDTH + start))])
-            return builder.fpext(builder.load(builder.bitcast(place, halves.as_pointer()), align=2), vector)
+    def row(k: int, start: int) -> Any:
+        place = builder.gep(at, [INDEX(2 * (k * WIDTH + start))])
+        return builder.fpext(builder.load(builder.bitcast(place, halves.as_pointer()), align=2), vector)
 
-        return [[row(k, start) for start in _HALVES] for k in range(2)]
-    words = ir.VectorType(ir.IntType(32), _LANES)
-    shift, mask = (ir.Constant(words, [value] * _LANES) for value in (16, 0xFFFF0000))
-    lows: list[Any] = []
-    highs: list[Any] = []
-    for start in _HALVES:
-        place = builder.gep(at, [INDEX(4 * start)])
-        both = builder.load(builder.bitcast(place, words.as_pointer()), align=4)
-        lows.append(builder.bitcast(builder.shl(both, shift), vector))
-        highs.append(builder.bitcast(builder.and_(both, mask), vector))
-    return [lows, highs]
+    return [[row(k, start) for start in _HALVES] for k in range(2)]
 
 
-def _emit(builder: Any, kind: WeightKind, rows: int, args: Any) -> None:
+def _add_widened(builder: Any, kind: WeightKind, rows: int, x: Any, pair: Any, at: Any, sums: Any) -> list[list[Any]]:
+    """Return `sums` `[rows][2]` plus the products of two inputs; `x` points to `[D, rows] float32`."""
+    vector, columns = vector_of(_LANES), _widened(builder, kind, at)
+    new = [list(of_row) for of_row in sums]
+    for k in range(2):
+        start = builder.mul(builder.add(builder.mul(pair, INDEX(2)), INDEX(k)), INDEX(rows))
+        for r in range(rows):
+            value = spread(builder, builder.load(builder.gep(x, [builder.add(start, INDEX(r))])), vector)
+            new[r] = [multiply_add(builder, value, *one) for one in zip(columns[k], new[r], strict=True)]
+    return new
+
+
+def _add_pairs(builder: Any, level: PairLevel, rows: int, x: Any, pair: Any, at: Any, sums: Any) -> list[list[Any]]:
+    """Return `sums` `[rows][2]` plus the products of two inputs; `x` points to `[D / 2, rows, 2] bfloat16`."""
+    dot = PairDot(builder, level)
+    columns = [dot.prepare(pairs) for pairs in _pairs(builder, at)]
+    words = builder.bitcast(x, ir.IntType(32).as_pointer())
+    start = builder.mul(pair, INDEX(rows))
+    new: list[list[Any]] = []
+    for r in range(rows):
+        activations = dot.spread(builder.load(builder.gep(words, [builder.add(start, INDEX(r))])))
+        new.append([dot.add(total, column, activations) for total, column in zip(sums[r], columns, strict=True)])
+    return new
+
+
+def _emit(builder: Any, kind: WeightKind, level: IntEnum, rows: int, args: Any) -> None:
     """Emit a loop over pairs of inputs, ascending; see `multiply_halves` for `args`."""
     x, panel, bias, out, stride, depth, ahead, ahead_step = args
     vector = vector_of(_LANES)
@@ -60,13 +85,12 @@ def _emit(builder: Any, kind: WeightKind, rows: int, args: Any) -> None:
     asked = builder.gep(ahead, [builder.mul(pair, ahead_step)])
     for line in range(4 * WIDTH // _LINE):
         prefetch(builder, builder.gep(asked, [INDEX(line * _LINE)]))
-    columns = _widened(builder, kind, builder.gep(panel, [builder.mul(pair, INDEX(4 * WIDTH))]))
-    new = [list(of_row) for of_row in sums]
-    for k in range(2):
-        start = builder.mul(builder.add(builder.mul(pair, INDEX(2)), INDEX(k)), INDEX(rows))
-        for r in range(rows):
-            value = spread(builder, builder.load(builder.gep(x, [builder.add(start, INDEX(r))])), vector)
-            new[r] = [multiply_add(builder, value, *one) for one in zip(columns[k], new[r], strict=True)]
+    at = builder.gep(panel, [builder.mul(pair, INDEX(4 * WIDTH))])
+    if kind == WeightKind.BFLOAT16_PAIRS:
+        assert isinstance(level, PairLevel)
+        new = _add_pairs(builder, level, rows, x, pair, at, sums)
+    else:
+        new = _add_widened(builder, kind, rows, x, pair, at, sums)
     following = builder.add(pair, INDEX(1))
     pair.add_incoming(INDEX(0), before)
     pair.add_incoming(following, loop)
@@ -83,12 +107,13 @@ def _emit(builder: Any, kind: WeightKind, rows: int, args: Any) -> None:
 
 
 @cache
-def multiply_halves(kind: WeightKind) -> Any:
+def multiply_halves(kind: WeightKind, level: IntEnum) -> Any:
     """Return the function that computes a tile, with int64 arguments, most of them addresses.
 
     (height, x, panel, bias, out, stride, depth, ahead, ahead_step): `height` <= TALL rows, packed `[depth, height]
-    float32`, times a panel of `kind`, plus `bias` `[32]`, to `out` with `stride` floats between rows. `depth` is even.
-    Meanwhile prefetches the bytes from `ahead` on, `ahead_step` for every two inputs.
+    float32` or, for BFLOAT16_PAIRS, `[depth / 2, height, 2] bfloat16`, times a panel of `kind`, plus `bias` `[32]`, to
+    `out` with `stride` floats between rows. `depth` is even. Meanwhile prefetches the bytes from `ahead` on,
+    `ahead_step` for every two inputs.
     """
 
     def tile(context: Any, height: Any, x: Any, panel: Any, bias: Any, out: Any, stride: Any, depth: Any,
@@ -106,7 +131,7 @@ def multiply_halves(kind: WeightKind) -> Any:
                 block = builder.append_basic_block(f"rows{rows}")
                 choice.add_case(ir.Constant(INDEX, rows), block)
                 builder.position_at_end(block)
-                _emit(builder, kind, rows, values[1:])
+                _emit(builder, kind, level, rows, values[1:])
                 builder.branch(done)
             builder.position_at_end(done)
             return ctx.get_dummy_value()

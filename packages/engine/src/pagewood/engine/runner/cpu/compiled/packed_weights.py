@@ -9,7 +9,7 @@ Legend: T rows, K inputs, D inputs filled up as `weight_kind` says, N outputs.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
@@ -23,8 +23,12 @@ from pagewood.engine.runner.cpu.compiled.kernel import inlined, strict
 from pagewood.engine.runner.cpu.compiled.matmul import BLOCK, num_tiles
 from pagewood.engine.runner.cpu.compiled.memory import byte_values, floats, integers, shorts, vector
 from pagewood.engine.runner.cpu.compiled.numeric import float_from_bits
+from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import HALF, WeightKind
+
+ProductLevel: TypeAlias = DotLevel | PairLevel
+"""Instructions for products with packed weights. Those of 16 bits with activations in float32 have only one way."""
 
 _F, _I = np.float32, np.int32
 
@@ -40,13 +44,14 @@ _float_from_half: Any = intrinsic(_widen)
 
 
 @cache
-def multiplier(kind: WeightKind, level: DotLevel) -> Any:
+def multiplier(kind: WeightKind, level: ProductLevel) -> Any:
     """Return the function that computes a part of a product: the rows of a block of tiles, times one panel."""
-    tile_of_codes: Any = multiply_codes(kind, level) if kind.has_codes else None
-    tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind)
+    tile_of_codes: Any = multiply_codes(kind, level) if isinstance(level, DotLevel) and kind.has_codes else None
+    tile_of_halves: Any = None if kind.has_codes else multiply_halves(kind, level)
     has_codes, has_groups, bits, head_bytes, step = (
         kind.has_codes, kind.has_groups, kind.bits, kind.head_bytes, kind.step
     )  # fmt: skip
+    activation_bytes = 2 if kind == WeightKind.BFLOAT16_PAIRS else 4
 
     @strict
     def multiply_part(
@@ -82,8 +87,8 @@ def multiplier(kind: WeightKind, level: DotLevel) -> Any:
                 )  # fmt: skip
             else:
                 tile_of_halves(
-                    last - first, packed + 4 * first * depth, panels + panel * panel_bytes, bias + 4 * column, target,
-                    stride, depth, ahead, ahead_step,
+                    last - first, packed + activation_bytes * first * depth, panels + panel * panel_bytes,
+                    bias + 4 * column, target, stride, depth, ahead, ahead_step,
                 )  # fmt: skip
             ahead += num_steps * ahead_step
             if cut:
@@ -144,7 +149,11 @@ def reader(kind: WeightKind) -> Any:
                 value = _F(code - lowest) * scale
                 out[first + i] = value + offset if has_offsets else value
 
-    return {WeightKind.BFLOAT16: bfloat16, WeightKind.FLOAT16: float16, WeightKind.INT8: int8}.get(kind, grouped)
+    readers: dict[WeightKind, Any] = {
+        WeightKind.BFLOAT16: bfloat16, WeightKind.BFLOAT16_PAIRS: bfloat16, WeightKind.FLOAT16: float16,
+        WeightKind.INT8: int8,
+    }  # fmt: skip
+    return readers.get(kind, grouped)
 
 
 @inlined

@@ -26,7 +26,6 @@ from pagewood.engine.runner.cpu.compiled import drafting, matmul, rows, tree
 from pagewood.engine.runner.cpu.compiled.accept import accept, compact, plant, reject
 from pagewood.engine.runner.cpu.compiled.adjust import adjust
 from pagewood.engine.runner.cpu.compiled.attention import attend_item, store, store_codes
-from pagewood.engine.runner.cpu.compiled.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.kernel import Kernel, inlined, kernel
 from pagewood.engine.runner.cpu.compiled.layout import NUM_SCOPE_COLUMNS, Column
 from pagewood.engine.runner.cpu.compiled.memory import (
@@ -41,10 +40,11 @@ from pagewood.engine.runner.cpu.compiled.memory import (
     wait_for,
     write_time,
 )
-from pagewood.engine.runner.cpu.compiled.packed_weights import look_up, multiplier, reader
+from pagewood.engine.runner.cpu.compiled.packed_weights import ProductLevel, look_up, multiplier, reader
 from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.report import report as report_token
+from pagewood.engine.runner.cpu.compiled.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.sampling import NUM_CHOICE_COLUMNS, draw
 from pagewood.engine.runner.cpu.compiled.tile import TALL, WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
@@ -157,10 +157,11 @@ class Operation(IntEnum):
 
     QUANTISE = 50
     """x `[rows, K]`, codes `[rows, D] int8`, sums `[rows, D / group] int32`, scales `[rows]`, K, D, group, factor,
-    variant; see `compiled.quantise`. The parts are tiles. For this and the following, variant says which kernel."""
+    variant; see `compiled.quantise`. Or x, pairs `[rows, D] bfloat16`, 0, 0, K, D, 0, 0, variant; see
+    `compiled.round_pairs`. The parts are tiles. For this and the following, variant says which kernel."""
     MULTIPLY_PACKED = 51
-    """x `[rows, D]` or codes, packed x or 0, sums or 0, scales of rows or 0, panels, scales of outputs or 0, bias,
-    out, D, size, group * VARIANTS + variant."""
+    """x `[rows, D]`, codes or pairs, packed x or the same, sums or 0, scales of rows or 0, panels, scales of outputs
+    or 0, bias, out, D, size, group * VARIANTS + variant."""
     LOOK_UP = 52
     """tokens `[rows]`, panels, scales or 0, out `[rows, K]`, K, D, group, variant. The parts are rows."""
 
@@ -230,14 +231,14 @@ def heads_kernel(dim: int, *, int8: bool) -> Kernel:
 
 
 @cache
-def packed_kernel(kind: WeightKind, level: DotLevel) -> Kernel:
+def packed_kernel(kind: WeightKind, level: ProductLevel) -> Kernel:
     """Return the function that computes parts of QUANTISE, MULTIPLY_PACKED and LOOK_UP, for one kind of weights.
 
     Args:
         kind: how the weights lie in memory.
-        level: instructions for products of bytes.
+        level: instructions for products.
     """
-    multiply, read = multiplier(kind, level), reader(kind)
+    multiply, read, has_codes = multiplier(kind, level), reader(kind), kind.has_codes
 
     def packed(op: Any, one_at: Any, number: Any, num_rows: Any, scopes_at: Any, part: Any, following: Any) -> None:
         one = longs(one_at, NUM_COLUMNS)
@@ -247,14 +248,17 @@ def packed_kernel(kind: WeightKind, level: DotLevel) -> Kernel:
                 one[10], one[11], one[12] // VARIANTS, part, following,
             )  # fmt: skip
         elif op == Operation.QUANTISE:
-            quantise(one[2], one[3], one[4], one[5], num_rows, one[6], one[7], one[8], one[9], part)
+            if has_codes:
+                quantise(one[2], one[3], one[4], one[5], num_rows, one[6], one[7], one[8], one[9], part)
+            else:
+                round_pairs(one[2], one[3], num_rows, one[6], one[7], part)
         else:
             look_up(read, one[2], one[3], one[4], one[5], one[6], one[7], one[8], part)
 
     return kernel(_PART, variant=packed_variant(kind, level))(packed)
 
 
-def packed_variant(kind: WeightKind, level: DotLevel) -> int:
+def packed_variant(kind: WeightKind, level: ProductLevel) -> int:
     """Return the number below VARIANTS that stands for a `packed_kernel` in instructions."""
     return kind * 16 + level
 

@@ -3,7 +3,7 @@
 A projection `[out, in]` lies in panels of 32 outputs, each in the order in which it is read. Inputs are filled up
 with zeros to a multiple of 32 (16-bit numbers: of 2), outputs to one of 32.
 
-- BFLOAT16 `[in / 2, 32, 2] uint16`.
+- BFLOAT16 and BFLOAT16_PAIRS `[in / 2, 32, 2] uint16`.
 - FLOAT16 `[in, 32] float16`.
 - INT8 `[in / 4, 32, 4] uint8`, a code plus 128; the scales `[out] float32` lie apart.
 - the others: two half panels of 16 outputs, each `[in / group]` blocks of: scales `[16] float32`; zeros `[16] uint8` or
@@ -27,24 +27,38 @@ _LINE = 64  # bytes of a cache line
 
 
 class WeightKind(IntEnum):
-    """A layout of packed weights; float32 is not one of them, see `compiled.matmul`."""
+    """A layout of packed weights, and the arithmetic of products with them; for float32 see `compiled.matmul`."""
 
     BFLOAT16 = 1
+    """Widened, and multiplied with activations in float32."""
     FLOAT16 = 2
-    INT8 = 3
-    INT4 = 4
-    INT4_ZEROS = 5
-    INT8_GROUP = 6
-    INT8_GROUP_ZEROS = 7
-    INT4_OFFSETS = 8
-    INT8_GROUP_OFFSETS = 9
-    INT8_16 = 10
-    INT8_16_OFFSETS = 11
+    """The same."""
+    BFLOAT16_PAIRS = 3
+    """Multiplied with activations that are rounded to bfloat16, two inputs at a time; see `compiled.pair_dot`."""
+    INT8 = 4
+    INT4 = 5
+    INT4_ZEROS = 6
+    INT8_GROUP = 7
+    INT8_GROUP_ZEROS = 8
+    INT4_OFFSETS = 9
+    INT8_GROUP_OFFSETS = 10
+    INT8_16 = 11
+    INT8_16_OFFSETS = 12
 
     @property
     def has_codes(self) -> bool:
         """Whether weights are codes, which are multiplied with activations of eight bits."""
         return self >= WeightKind.INT8
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether an instruction before the product rounds its activations."""
+        return self >= WeightKind.BFLOAT16_PAIRS
+
+    @property
+    def unit(self) -> int:
+        """Inputs are filled up to a multiple of this."""
+        return STEP if self.has_codes else 2 if self == WeightKind.BFLOAT16_PAIRS else 1
 
     @property
     def has_groups(self) -> bool:
