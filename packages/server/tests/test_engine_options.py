@@ -44,6 +44,11 @@ def test_options_of_cuda() -> None:
     )
 
 
+def test_options_of_weights() -> None:
+    options = ["--weights", "bfloat16", "--activations", "bfloat16"]
+    assert parse(*options) == EngineConfig(weights="bfloat16", activations="bfloat16")
+
+
 def test_options_of_speculation() -> None:
     options = [
         "--speculative",

@@ -28,6 +28,8 @@ def test_a_model_is_quantised_and_inspected(tmp_path: Path, capsys: pytest.Captu
     for part in ("2.0 million parameters", "28 of pack-quantized with 4 bits, loaded as int4 in groups of 64",
                  "chat template: yes; response template: yes", "worst outputs first"):  # fmt: skip
         assert part in text
+    assert main(["inspect", out, "--weights", "bfloat16", "--activations", "bfloat16"]) == 0
+    assert "relative errors with bfloat16 and bfloat16 activations, worst outputs first" in capsys.readouterr().out
     assert (tmp_path / "out" / "eagle" / "config.json").is_file()  # its drafters stay with it
 
 

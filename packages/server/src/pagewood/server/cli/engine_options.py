@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from pagewood.engine.api import EngineConfig, SchedulePreset, TenantQuota, WeightFormat
+from pagewood.engine.api import ActivationFormat, EngineConfig, SchedulePreset, TenantQuota, WeightFormat
 
 DEFAULTS = EngineConfig()
 ON_CUDA = EngineConfig(device="cuda")
@@ -83,6 +83,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="how a CPU keeps weights; auto: as precise as the checkpoint; int8 takes a quarter of float32 and int4 a "
         "sixth, and tokens come faster by as much; they are quantised once, and kept in ~/.cache/pagewood "
         "(default: %(default)s)",
+    )
+    memory.add_argument(
+        "--activations",
+        choices=get_args(ActivationFormat),
+        default=DEFAULTS.activations,
+        help="what a CPU multiplies bfloat16 weights with; bfloat16: inputs of products are rounded, which halves the "
+        "time of prompts on processors with AVX-512 BF16 (default: %(default)s)",
     )
     memory.add_argument(
         "--retained-share",
@@ -424,6 +431,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         num_continuous_decode_steps=options.num_continuous_decode_steps,
         prefix_cache=not options.disable_radix_cache,
         weights=options.weights,
+        activations=options.activations,
         eviction_policy=options.radix_eviction_policy,
         retained_share=options.retained_share,
         max_retain_s=options.max_retain_seconds,

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
-from pagewood.engine.api import WeightFormat
+from pagewood.engine.api import ActivationFormat, WeightFormat
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -33,6 +33,12 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="round every matrix to this form, and show the errors of weights and outputs, worst first; one of "
         "%(choices)s",
     )
+    parser.add_argument(
+        "--activations",
+        choices=get_args(ActivationFormat),
+        default="float32",
+        help="with --weights bfloat16 or auto: round the inputs of products too (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="write everything as one JSON object")
     parser.set_defaults(run=run)
 
@@ -41,7 +47,12 @@ def run(options: argparse.Namespace) -> int:
     """Print the report."""
     from pagewood.engine.inspection import inspect_model  # imports torch, which takes seconds
 
-    found = inspect_model(options.model, form=options.weights, progress=_show if sys.stderr.isatty() else None)
+    found = inspect_model(
+        options.model,
+        form=options.weights,
+        activations=options.activations,
+        progress=_show if sys.stderr.isatty() else None,
+    )
     print(json.dumps(asdict(found), indent=2) if options.json else _described(found))
     return 0
 
@@ -83,7 +94,8 @@ def _described(found: Inspection) -> str:
             f"  chat template: {_yes(own.has_chat_template)}; response template: {_yes(own.has_response_template)}",
         ]
     if found.form is not None:
-        lines += ["", f"relative errors with {found.form}, worst outputs first:", "  weights  outputs"]
+        inputs = "" if found.activations == "float32" else f" and {found.activations} activations"
+        lines += ["", f"relative errors with {found.form}{inputs}, worst outputs first:", "  weights  outputs"]
         lines += [f"  {one.weight_error:7.3%}  {one.output_error:7.3%}  {one.name}" for one in found.errors]
     return "\n".join(lines)
 
