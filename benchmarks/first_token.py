@@ -3,6 +3,7 @@
 python benchmarks/first_token.py                         # all variants, both loads: about ten minutes on two cores
 python benchmarks/first_token.py --variant default --variant "2 prompts" --load own-8
 python benchmarks/first_token.py --variant default --openvino PYTHON    # beside OpenVINO GenAI, whose Python is given
+python benchmarks/first_token.py --variant default --openvino PYTHON --weights bfloat16 --activations bfloat16
 python benchmarks/first_token.py --quick                 # a tiny model, only to test the script
 
 Every client sends its next request when its answer has ended. All begin together, so they run in lockstep at first. The
@@ -22,11 +23,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.api import ActivationFormat, EngineConfig, SamplingParams, Submit, WeightFormat
 from pagewood.engine.folder import model_folder
 from peers.closed_loop import Load, Times, run
 
@@ -148,6 +149,8 @@ def compare(
         config = EngineConfig(
             model=str(folder),
             num_threads=arguments.threads,
+            weights=arguments.weights,
+            activations=arguments.activations,
             max_running=load.num_clients,
             max_total_tokens=64 + load.num_clients * (load.length + 16),
             **VARIANTS[name],
@@ -184,6 +187,13 @@ def main() -> None:
         "--load", action="append", choices=list(LOADS), help="may be repeated (default: own-8, shared-8)"
     )
     parser.add_argument("--threads", type=int, default=2, help="compute threads (default 2)")
+    parser.add_argument("--weights", choices=get_args(WeightFormat), default="auto", help="of ours (default auto)")
+    parser.add_argument(
+        "--activations",
+        choices=get_args(ActivationFormat),
+        default="float32",
+        help="of ours, with --weights bfloat16; OpenVINO chooses bfloat16 where the processor has it (default float32)",
+    )
     parser.add_argument("--openvino", metavar="PYTHON", help="with openvino-genai and optimum-intel[nncf]: beside it")
     parser.add_argument("--each", type=int, default=2, help="requests of each client in a round (default 2)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds after the warm-up (default 2)")

@@ -15,19 +15,19 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import get_args
 
 import numpy as np
 import torch
 
 from end_to_end.machine import Stream, describe_machine
 from end_to_end.model import ModelShape
-from pagewood.engine.api import WeightFormat
+from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.runner.cpu.compiled.dot import dot_level
+from pagewood.engine.runner.cpu.compiled.pair_dot import pair_level
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.cpu.ops import CPUOps, PackedLinear, PanelLinear
@@ -41,9 +41,16 @@ from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
 from weight_forms.folders import SHAPES, write_folder
-from weight_forms.limits import dot_limit, multiply_add_limit
+from weight_forms.limits import dot_limit, multiply_add_limit, pair_limit
 
-FORMS = [form for form in get_args(WeightFormat) if form != "auto"]
+FORMS: Mapping[str, tuple[WeightFormat, ActivationFormat]] = {
+    "float32": ("float32", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "bfloat16, bfloat16 activations": ("bfloat16", "bfloat16"),
+    "int8": ("int8", "float32"),
+    "int4": ("int4", "float32"),
+}
+"""Of weights and activations, by the name of the row."""
 ROWS = (1, 8, 32)
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 STREAM_BYTES = 1 << 30
@@ -64,13 +71,17 @@ class Limits:
     """float32 operations per second, of multiply-adds."""
     codes: float
     """Operations per second of sums of products of bytes."""
+    pairs: float
+    """The same of bfloat16 numbers."""
 
-    def least_s(self, form: WeightFormat, num_bytes: float, num_operations: float) -> float:
+    def least_s(self, form: str, num_bytes: float, num_operations: float) -> float:
         """Return the seconds that no product can be faster than."""
-        rate = self.codes if form in ("int8", "int4") else self.arithmetic
+        weights, activations = FORMS[form]
+        of_floats = self.pairs if activations == "bfloat16" else self.arithmetic
+        rate = self.codes if weights in ("int8", "int4") else of_floats
         return max(num_bytes / self.bandwidth, num_operations / rate)
 
-    def cell(self, form: WeightFormat, seconds: float, num_bytes: float, num_operations: float) -> str:
+    def cell(self, form: str, seconds: float, num_bytes: float, num_operations: float) -> str:
         """Return a time, its rate, and its share of the limit."""
         share = self.least_s(form, num_bytes, num_operations) / seconds
         return f"{1e3 * seconds:.2f} ms, {1e-9 * num_operations / seconds:.0f} G/s, {share:.0%}"
@@ -94,11 +105,13 @@ def main() -> None:
         bandwidth=max(Stream(STREAM_BYTES, num_threads=num_threads).measure()),
         arithmetic=multiply_add_limit(num_threads),
         codes=dot_limit(num_threads),
+        pairs=pair_limit(num_threads),
     )
     print(
         f"{describe_machine(num_threads).processor}, {num_threads} threads; at most: reading memory "
         f"{limits.bandwidth / 1e9:.1f} GB/s, multiply-adds of float32 {limits.arithmetic / 1e9:.0f} GFLOP/s, products "
-        f"of bytes by {dot_level().name} {limits.codes / 1e9:.0f} GOP/s\n"
+        f"of bytes by {dot_level().name} {limits.codes / 1e9:.0f} GOP/s, of bfloat16 by {pair_level().name} "
+        f"{limits.pairs / 1e9:.0f} GFLOP/s\n"
     )
     forms = arguments.form or FORMS
     outputs, inputs = arguments.product
@@ -130,9 +143,7 @@ def header(bytes_of: str, *more: str) -> None:
     print("|---|--:|" + "--:|" * (len(names) + len(more)), flush=True)
 
 
-def row(
-    limits: Limits, form: WeightFormat, num_bytes: float, num_weights: int, seconds: Sequence[float], *more: str
-) -> None:
+def row(limits: Limits, form: str, num_bytes: float, num_weights: int, seconds: Sequence[float], *more: str) -> None:
     """Print one row: bytes, and seconds for each number of rows."""
     cells = [
         limits.cell(form, one, num_bytes, 2 * count * num_weights) for count, one in zip(ROWS, seconds, strict=True)
@@ -150,11 +161,11 @@ def best_s(call: Callable[[], object], duration_s: float) -> float:
     return best
 
 
-def products(
-    form: WeightFormat, outputs: int, inputs: int, *, num_threads: int, duration_s: float
-) -> tuple[int, list[float]]:
+def products(form: str, outputs: int, inputs: int, *, num_threads: int, duration_s: float) -> tuple[int, list[float]]:
     """Return the bytes of a matrix, and the seconds of a product for each of ROWS."""
-    weight, ops = torch.randn(outputs, inputs), CPUOps(Packer(form, num_threads=num_threads))
+    weights, activations = FORMS[form]
+    packer = Packer(weights, activations=activations, num_threads=num_threads)
+    weight, ops = torch.randn(outputs, inputs), CPUOps(packer)
     linears = [ops.linear(weight, None)]
     first = linears[0]
     assert isinstance(first, PackedLinear | PanelLinear)
@@ -173,18 +184,19 @@ def products(
     return num_bytes, [one(num_rows) for num_rows in ROWS]
 
 
-def steps(
-    limits: Limits, form: WeightFormat, shape: ModelShape, folder: Path, num_threads: int, duration_s: float
-) -> None:
+def steps(limits: Limits, form: str, shape: ModelShape, folder: Path, num_threads: int, duration_s: float) -> None:
     """Print the row of a model."""
     start = perf_counter()
-    loaded = load_cpu_model(folder, form, fingerprint=model_fingerprint, num_threads=num_threads)
+    weights, activations = FORMS[form]
+    loaded = load_cpu_model(
+        folder, weights, activations=activations, fingerprint=model_fingerprint, num_threads=num_threads
+    )
     load_s = perf_counter() - start
     in_layers = sum(one.num_weights for one in shape.linears())
     num_weights = in_layers + shape.head().num_weights
     seconds = [_step_s(loaded, count, num_threads, duration_s) for count in ROWS]
     prefill_s = _prefill_s(loaded, num_threads, duration_s)
-    num_bytes = num_weights * BITS[form] / 8
+    num_bytes = num_weights * BITS[weights] / 8
     cell = limits.cell(form, prefill_s, num_bytes, 2 * (PREFILL * in_layers + shape.head().num_weights))
     row(limits, form, num_bytes, num_weights, seconds, cell, f"{load_s:.1f} s")
 

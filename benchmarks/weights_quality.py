@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine import LLM, SamplingParams
-from pagewood.engine.api import WeightFormat
+from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.folder import model_folder
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.quantise import Scheme, quantise_model, read_calibration
@@ -58,6 +58,7 @@ class Candidate:
     name: str
     folder: Path
     form: WeightFormat
+    activations: ActivationFormat = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,8 @@ def measure(given: Path | None, scratch: Path, arguments: argparse.Namespace) ->
     folder, is_embedded = model_folder(given), given is None
     texts = texts_for(Tokenizer.from_folder(folder), arguments, is_embedded=is_embedded)
     candidates = [Candidate(name=form, folder=folder, form=form) for form in FORMS]
+    both = Candidate(name="bfloat16, bfloat16 activations", folder=folder, form="bfloat16", activations="bfloat16")
+    candidates.insert(FORMS.index("bfloat16") + 1, both)
     candidates += gptq(folder, scratch, is_embedded=is_embedded)
     print(f"\n{'The embedded model' if is_embedded else folder.name}: perplexity, and tokens of 100 that greedy "
           "decoding chooses as with float32 (for each text: "
@@ -202,7 +205,13 @@ def licences() -> str:
 
 def on_texts(candidate: Candidate, texts: Mapping[str, Sequence[Window]], num_threads: int) -> dict[str, OnText]:
     """Compute the logits at all positions of texts, each window by itself."""
-    loaded = load_cpu_model(candidate.folder, candidate.form, fingerprint=model_fingerprint, num_threads=num_threads)
+    loaded = load_cpu_model(
+        candidate.folder,
+        candidate.form,
+        activations=candidate.activations,
+        fingerprint=model_fingerprint,
+        num_threads=num_threads,
+    )
     config = loaded.model.config
     length = longest(texts)
     num_pages = -(-length // PAGE_SIZE)
@@ -248,7 +257,9 @@ def answers(candidates: Sequence[Candidate], count: int, num_threads: int) -> No
     sampling = SamplingParams(max_tokens=250, temperature=0.0)
     for candidate in candidates:
         cells: list[str] = []
-        with LLM(candidate.folder, weights=candidate.form, num_threads=num_threads) as llm:
+        with LLM(
+            candidate.folder, weights=candidate.form, activations=candidate.activations, num_threads=num_threads
+        ) as llm:
             for asked in kinds.values():
                 prompts = [
                     llm.tokenizer.encode_chat(

@@ -17,10 +17,12 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from pagewood.engine.runner.cpu.compiled.dot import ByteDot, DotLevel, dot_level, processor_has
+from pagewood.engine.runner.cpu.compiled.pair_dot import PairDot, PairLevel, pair_level
 from pagewood.engine.runner.cpu.compiled.vectors import INDEX, multiply_add, spread, total, vector_of
 
 _SECONDS = 0.01  # of one pass
 _PASSES = 40
+_PAIR_LANES = 16
 _CHAINS = 24  # sums that do not wait for each other, as in the largest tile of the kernels
 
 
@@ -32,6 +34,11 @@ def _lanes() -> int:
 def _chains(lanes: int) -> int:
     """Return how many sums fit into the registers; 32 of them where vectors have 512 bits."""
     return _CHAINS if lanes == 16 else _CHAINS // 2
+
+
+def _pair_chains() -> int:
+    """Return how many sums of products of pairs fit into the registers."""
+    return _chains(_lanes()) * _lanes() // _PAIR_LANES
 
 
 def _loop(builder: Any, count: Any, firsts: list[Any], step: Callable[[Any], Any]) -> list[Any]:
@@ -88,6 +95,24 @@ def _dot_loop(level: DotLevel) -> Any:
     return intrinsic(products)
 
 
+@cache
+def _pair_loop(level: PairLevel) -> Any:
+    def products(context: Any, count: Any, word: Any) -> Any:
+        def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+            dot = PairDot(builder, level)
+            pairs = dot.spread(args[1])
+            vector = vector_of(_PAIR_LANES)
+            firsts = [spread(builder, ir.Constant(ir.FloatType(), float(i)), vector) for i in range(_pair_chains())]
+            ends = _loop(builder, args[0], firsts, lambda value: dot.add(value, pairs, pairs))
+            while len(ends) > 1:
+                ends.append(builder.fadd(ends.pop(0), ends.pop(0)))
+            return total(builder, ends[0])
+
+        return types.float32(types.int64, types.int32), generate
+
+    return intrinsic(products)
+
+
 def multiply_add_limit(num_threads: int) -> float:
     """Return the float32 operations per second of `num_threads` threads: two for each element of a multiply-add."""
     emitted = _fma_loop
@@ -112,6 +137,17 @@ def dot_limit(num_threads: int, *, level: DotLevel | None = None) -> float:
     return _rate(
         lambda count: run(count, np.int32(0x01020304)), 2 * 4 * level.lanes * _chains(level.lanes), num_threads
     )
+
+
+def pair_limit(num_threads: int) -> float:
+    """Return the operations per second of sums of products of bfloat16 numbers: two for each product."""
+    emitted = _pair_loop(pair_level())
+
+    @numba.njit(nogil=True)
+    def run(count: Any, word: Any) -> Any:
+        return emitted(count, word)
+
+    return _rate(lambda count: run(count, np.int32(0x3C003C00)), 2 * 2 * _PAIR_LANES * _pair_chains(), num_threads)
 
 
 def _rate(run: Callable[[int], object], each: int, num_threads: int) -> float:
