@@ -78,7 +78,6 @@ class Caller:
                 code="admin_key_required",
             )
 
-
     def check_overview(self) -> None:
         """Check that the caller may see sums over all tenants; without keys there is only one.
 
