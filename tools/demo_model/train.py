@@ -36,6 +36,9 @@ DRAFT_PLAN = Plan(name="draft", chunks=4, hold=500, steps=1200, later=100, long=
 DRAFT_TOOL_PLAN = Plan(
     name="draft-tools", chunks=4, hold=150, steps=500, later=0, long=0, tools=0.4, matrix_rate=0.008, other_rate=0.002
 )
+DRAFT_LAST_PLAN = Plan(
+    name="draft-last", chunks=4, hold=1000, steps=4000, later=0, long=0, tools=0.4, matrix_rate=0.01, other_rate=0.0025
+)
 HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
 HEAD_PLAN = Plan(name="eagle", chunks=2, hold=500, steps=1000, later=100, long=500)
 HEAD_TOOL_PLAN = Plan(
@@ -49,7 +52,7 @@ STEP_FACTOR = 0.8
 """Weight of the loss of each step of the head, relative to the step before."""
 PLANS = {
     "model": (MODEL_PLAN, TOOL_PLAN, LAST_PLAN),
-    "draft": (DRAFT_PLAN, DRAFT_TOOL_PLAN),
+    "draft": (DRAFT_PLAN, DRAFT_TOOL_PLAN, DRAFT_LAST_PLAN),
     "eagle": (HEAD_PLAN, HEAD_TOOL_PLAN),
 }
 """The stages of each part; tools are offered after the first."""
