@@ -49,8 +49,8 @@ class SamplingArrays:
             seeds=np.array(seeds, np.int64),
         )
 
-    def take(self, indices: Int32) -> SamplingArrays:
-        """Return copies of the entries at `indices` `[n] int32`, in that order."""
+    def take(self, indices: NDArray[np.integer[Any]]) -> SamplingArrays:
+        """Return copies of the entries at `indices` `[n]`, in that order."""
         return SamplingArrays(**{name: getattr(self, name)[indices] for name in _NAMES})
 
     def copy(self) -> SamplingArrays:

@@ -123,14 +123,16 @@ class Grants:
             sampled: which of the S sampled ones.
             places: the place of each of these among `grants`.
         """
-        promised = self.promised[sampled]
+        # Indices of another type are converted while numpy gives the interpreter's lock away.
+        grants_at, sampled_at = grants.astype(np.intp), sampled.astype(np.intp)
+        promised = self.promised[sampled_at]
         return Grants(
-            rows=self.rows[grants],
-            starts=self.starts[grants],
-            counts=self.counts[grants],
+            rows=self.rows[grants_at],
+            starts=self.starts[grants_at],
+            counts=self.counts[grants_at],
             sampled=places,
             promised=promised,
-            sampling=self.sampling.take(sampled),
+            sampling=self.sampling.take(sampled_at),
             is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
             scored=_moved(self.scored, grants),
             pooled=_moved(self.pooled, grants),

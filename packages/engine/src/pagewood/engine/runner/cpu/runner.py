@@ -431,7 +431,7 @@ class CPURunner:
         self._work_through(step, scopes, counts, first, last)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
-            self._unread[step.grants.rows] = True
+            self._unread[step.grants.rows.astype(np.intp)] = True
         draft_s = drafted - began if step.grants.is_drafting else 0.0
         if self._drafter is not None and (step.grants.is_drafting or self._drafter.has_rest):
             draft_began, draft_ended, rest_began, rest_ended = (s + ns * 1e-9 for s, ns in self._clock.tolist())
@@ -503,7 +503,7 @@ class CPURunner:
         """Apply what the batch says about rows."""
         rows = self._rows
         if self._lookup is not None and len(batch.admitted) > 0:  # before a row gets another request
-            self._read(self._lookup, batch.rows[batch.admitted])
+            self._read(self._lookup, batch.rows[batch.admitted.astype(np.intp)])
         if len(batch.page_ids) > 0 or len(batch.token_ids) > 0:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
@@ -544,10 +544,11 @@ class CPURunner:
 
     def _read(self, lookup: LookupDrafter, rows: NDArray[np.integer[Any]]) -> None:
         """Give the lookup the new tokens of these rows; those of others wait until a step drafts, or their rows end."""
-        rows = rows[self._unread[rows]].astype(np.int32)
-        if len(rows) > 0:
-            lookup.advance(rows, self._rows.lengths[rows])
-            self._unread[rows] = False
+        places = rows.astype(np.intp)  # with other indices numpy gives the interpreter's lock away
+        places = places[self._unread[places]]
+        if len(places) > 0:
+            lookup.advance(places.astype(np.int32), self._rows.lengths[places])
+            self._unread[places] = False
 
     @property
     def _pass(self) -> Pass:
@@ -591,7 +592,7 @@ class CPURunner:
 def _spread(values: Int32, places: Int32, size: int) -> Int32:
     """Return `values` at their places among `size` numbers, the others 0."""
     spread = np.zeros(size, np.int32)
-    spread[places] = values
+    spread[places.astype(np.intp)] = values
     return spread
 
 
