@@ -115,14 +115,15 @@ def test_streams_and_the_cache_work_over_http(local: LocalBackend, remote: Remot
     @program
     def count(s: State) -> None:
         s.add("1, 2, 3,")
-        s.gen("more", max_tokens=400, temperature=0, regex="[0-9, ]{400}")
+        # Longer than a client that gets no processor time for a while falls behind: its pieces are merged.
+        s.gen("more", max_tokens=1900, temperature=0, regex="[0-9, ]{2000}")
 
     started = count().start(on=remote)
     pieces = list(started.stream("more"))
     assert len(pieces) > 1
     expected = count.run(on=local)
     assert "".join(pieces) == started["more"] == expected["more"]
-    assert started.usage.num_output_tokens > 50
+    assert started.usage.num_output_tokens > 500
 
     @program
     def long(s: State) -> None:
