@@ -65,6 +65,31 @@ def test_a_step_of_decodes_is_built_like_any_other(page_size: int) -> None:
             starts[request.arrival] += 1
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_step_of_decodes_with_drafts_is_built_like_any_other(page_size: int) -> None:
+    kv = make_space(num_pages=200, page_size=page_size)
+    builder, oracle = (BatchBuilder(num_rows=4, page_size=page_size, is_drafting=True) for _ in range(2))
+    requests = [make_request(list(range(3 + index)), max_new=60, arrival=index) for index in range(4)]
+    first: list[Grant] = []
+    for request in requests:
+        first.append(Grant(request, 0, kv.admit(request, max_tokens=9, num_reserved=0), 1, True))
+    for each in (builder, oracle):
+        each.build(first)
+    starts = [request.num_known for request in requests]
+    for step in range(9):
+        nums = [1 + (step + index) % 6 for index in range(len(requests))]
+        grants: list[Grant] = []
+        for request, num in zip(requests, nums, strict=True):
+            assert kv.grow(request, starts[request.arrival] + num)
+            grants.append(Grant(request, starts[request.arrival], num, num))
+        batch, expected = builder.build(grants, is_decode=True), oracle.build(grants)
+        for name, array in arrays_of(expected).items():
+            assert arrays_of(batch)[name].dtype == array.dtype, name
+            assert np.array_equal(arrays_of(batch)[name], array), name
+        for request, num in zip(requests, nums, strict=True):
+            starts[request.arrival] += num  # all drafts were accepted
+
+
 def test_a_step_of_decodes_knows_that_a_row_has_changed() -> None:
     kv = make_space(page_size=4)
     builder = BatchBuilder(num_rows=4, page_size=4)

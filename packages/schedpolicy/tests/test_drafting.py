@@ -121,6 +121,17 @@ def test_a_new_size_is_first_taken_plain():
     assert fresh.lengths(requests(0, 0), 0) == [0, 0]
 
 
+def test_a_short_step_is_measured_between_two_others():
+    table = StepCost([1, 64], [0.0002, 0.0002])
+    fresh = Control(4, table, draft_cost=DraftCost(per_pass_s=1e-9))
+    for _ in range(3):
+        assert fresh.lengths(requests(0), 0) == [0]
+        assert fresh.reason == "sample"
+    for seconds in (0.0009, 0.0003, 0.0008):  # the host works longer where drafts are near
+        fresh.observe([], [], [], [], num_tokens=1, num_others=1, verify_s=seconds)
+    assert table.seconds(1) == pytest.approx(0.0003)
+
+
 def test_large_batches_keep_their_lengths_for_a_few_steps():
     batch = requests(*[0] * 40)
     large = control(StepCost([1, 400], [0.01, 0.01]), 40)

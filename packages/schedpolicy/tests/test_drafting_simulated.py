@@ -236,6 +236,19 @@ def test_drafters_need_not_follow_between_probes_and_follow_before_each():
             assert not any(run.is_far[step - 16 : step + 1]), step
 
 
+def test_drafters_need_not_follow_until_their_rests_are_paid():
+    step_s = CURVES["bent"]
+    machine = SpeculativeMachine(
+        step_s=step_s, accepts=ACCEPTS["changing"], draft_s=lambda passes, tokens: 1e-4 * passes,
+        wake_s=30 * step_s(16), noise=0.03, life=17,
+    )  # fmt: skip
+    control = Control(5, machine.table(SIZES), max_slowdown=0.01, draft_cost=DraftCost(per_pass_s=1e-4))
+    run = make_run(machine, control, 16, 6000)
+    unpaid = [far for far, reason in zip(run.is_far, run.reasons, strict=True) if reason == "account"]
+    assert len(unpaid) > 1000
+    assert sum(unpaid) > 0.9 * len(unpaid)
+
+
 @pytest.mark.parametrize("num_requests", [1, 16])
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_wrong_table_is_corrected(curve: str, num_requests: int):
@@ -268,6 +281,44 @@ def test_it_conforms(seed: int):
         ),
         rng,
     )
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_short_steps_are_decided_together(num_requests: int):
+    """Where a step takes 0.2 ms, few steps are decided one by one, and requests that come and go change nothing."""
+    machine = SpeculativeMachine(
+        step_s=lambda num_tokens: 1e-4 + 2e-6 * num_tokens,
+        accepts=ACCEPTS["0.8"],
+        draft_s=lambda passes, tokens: 5e-6 * passes,
+        noise=0.03,
+        life=5,
+    )
+    counted = Counted(5, machine.table(SIZES), max_slowdown=0.01, draft_cost=DraftCost(per_pass_s=5e-6))
+    run = make_run(machine, counted, num_requests, 4000)
+    assert run.reasons.count("gain") > 3000
+    assert counted.num_decided < 0.15 * 4000
+    assert run.speedup > 1.2
+
+
+@pytest.mark.parametrize("num_requests", [1, 16, 64])
+def test_short_steps_that_gain_nothing_rest(num_requests: int):
+    machine = SpeculativeMachine(
+        step_s=lambda num_tokens: 1e-4 + 1e-5 * num_tokens, accepts=ACCEPTS["0.4"], noise=0.03, life=17
+    )
+    counted = Counted(5, machine.table(SIZES), max_slowdown=0.01)
+    run = make_run(machine, counted, num_requests, 6000)
+    assert counted.num_decided < 0.05 * 6000
+    assert run.speedup >= 0.98
+
+
+class Counted(Control):
+    """Counts the estimates that are looked at, once for each decision."""
+
+    num_decided = 0
+
+    def _current(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_decided += 1
+        return super()._current(*args, **kwargs)
 
 
 class NoAccount(Control):

@@ -8,6 +8,7 @@ from operator import add, neg
 from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 from pagewood.schedpolicy.acceptance import Acceptance, Estimate
+from pagewood.schedpolicy.kept_lengths import KeptLengths
 from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.urgency import weight_by_priority
 
@@ -30,24 +31,33 @@ Reason = Literal["gain", "load", "acceptance", "account", "probe", "sample", "co
 MARGIN = 1.02
 LEAST = 0.005
 _FEW = 16
-_REQUESTS_PER_KEPT_STEP = 12
+_LEARN_EVERY = 4
 _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
 _MIN_SAMPLE_INTERVAL = 4
 _MAX_SAMPLE_INTERVAL = 256
 _SAMPLE_STEPS = 64
+_NUM_SAMPLES = 3
+_SHORT_S = 2e-3
 _NUM_STEPS_KEPT = 400
+_SECONDS_KEPT = 1.0
 _SKIP_AFTER = 4
 _MIN_SKIPPED = 7
-_MAX_SKIPPED = 63
+_MAX_SKIPPED = 255
+_MAX_KEPT = 63
+_HOST_S = 3e-5
+_HOST_PER_REQUEST_S = 2e-6
 _DECISION_S = 5e-5
 _PER_PAIR_S = 1e-6
 _DECISION_SHARE = 0.0025
+_KEPT_SHARE = 0.01
 _PROBE_SHARE = 0.4
 _WAKE_RATE = 0.5
 _NUM_FOLLOWED = 24
 _MAX_DELAY = 8192
 _MAX_DEBT = 0.25
+_SURPRISE = 1.25
+_INTERRUPTED = 2.0
 _LEAST_REST = 4
 _LEAST_WAKE = 4.0
 _MOST_WAKE = 64.0
@@ -78,16 +88,18 @@ class DraftControl(Generic[D]):
     in descending order of the probability that the draft survives up to there, times the weight of the request, up to
     the prefix for which (tokens of plain decoding + expected accepted tokens) / (seconds of the step) is greatest. All
     prefixes are compared, because the cost of a step need not be convex. If none gains 2%, or 0.5% and twice what it
-    costs, nothing is drafted.
+    costs, nothing is drafted. Where steps take less than a few milliseconds, lengths are kept for some more steps
+    (`KeptLengths`), so that decisions take about 1% of the time, and of these steps every fourth is learned from.
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
     that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
-    the account, and the account never holds more than `max_slowdown` of 400 plain steps, or owes more than of 100.
+    the account, and the account never holds more than `max_slowdown` of 400 plain steps or of a second, whichever is
+    longer, or owes more than a quarter of it.
     What a drafter takes beyond the expected after a rest is paid apart, from a quarter of `max_slowdown` and from what
-    drafts then gain; until it is paid, no drafts follow another rest. Other drafts that take four times as long as
-    expected count as interrupted. Invariant: with a correct
+    drafts then gain; until it is paid, no drafts follow another rest. Other drafts that take twice as long as expected
+    count as interrupted, and so does a step that takes a quarter longer than one of its size. Invariant: with a correct
     table of costs, decoding takes at most 1 + `max_slowdown` times as long as without drafts, plus what the account
-    held at the start (`max_slowdown` of 100 plain steps).
+    held at the start, a quarter of the most.
 
     If nothing is drafted, a few requests (all, where padding makes that free) draft one or two tokens in two steps
     after 16, then after twice as many, up to 512, and not before 0.4 of `max_slowdown` pays for both steps, with what
@@ -95,7 +107,8 @@ class DraftControl(Generic[D]):
     probes most steps rest, and drafters need not follow the text until 24 steps before the next one (`is_far`). A step
     of a new size is first taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every
     256, and more often where it differs from the table and drafts gain little, to keep the cost of plain decoding
-    measured.
+    measured; if it takes less than 2 ms, three, of which the second counts, because the work of the host for the steps
+    around it is part of its time.
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -111,6 +124,7 @@ class DraftControl(Generic[D]):
         "_gain",
         "_is_far",
         "_is_stopped",
+        "_kept",
         "_kept_reason",
         "_last_plain",
         "_last_sample",
@@ -119,8 +133,9 @@ class DraftControl(Generic[D]):
         "_mode",
         "_num_accepted_lengths",
         "_num_decisions",
-        "_num_kept",
+        "_num_plain",
         "_num_rested",
+        "_num_samples",
         "_num_skips",
         "_num_speculated",
         "_num_undrafted",
@@ -202,8 +217,8 @@ class DraftControl(Generic[D]):
         """Tokens of its step without drafts."""  # written by: DraftControl
         self._last_sample = 0
         """Size of the latest step that was plain because the size was new."""  # written by: DraftControl
-        self._num_kept = 0
-        """Steps for which the lengths of the latest decision are kept, in large batches."""  # written by: DraftControl
+        self._kept = KeptLengths()
+        """The lengths of the latest decision that drafted."""
         self._kept_reason: Reason = "gain"
         """Their reason."""  # written by: DraftControl
         self._num_rested = _LEAST_REST
@@ -229,6 +244,10 @@ class DraftControl(Generic[D]):
         self._probe_interval = _MIN_INTERVAL  # written by: DraftControl
         self._num_speculated = 0
         """Steps with drafts since the last plain one."""  # written by: DraftControl
+        self._num_samples = 0
+        """Plain steps that complete a sample."""  # written by: DraftControl
+        self._num_plain = 0
+        """Plain steps that were observed since the last one with drafts."""  # written by: DraftControl
         self._sample_interval = _MIN_INTERVAL  # written by: DraftControl
         self._gain = 0.0
         """Speedup that is expected of the latest lengths, minus 1."""  # written by: DraftControl
@@ -329,19 +348,24 @@ class DraftControl(Generic[D]):
             verify_s: Seconds of the rest of the step; 0 if not measured.
         """
         num_granted, num_drafted = sum(granted), sum(drafted)
+        kept = self._kept
+        is_learned = not num_granted or kept.num_steps < 2 * _LEARN_EVERY or kept.num_left % _LEARN_EVERY == 0
         self.draft_s += draft_s
         self.verify_s += verify_s
         if num_granted:
             self.num_granted += num_granted
             self.num_drafted += num_drafted
-            self._everyone.observe(granted, drafted, accepted)
             if 2 * sum(accepted) > num_drafted:
                 self._probe_interval = _MIN_INTERVAL
-            estimates, lengths = self._estimates, self._num_accepted_lengths
-            for request, allowed, found, taken in zip(requests, granted, drafted, accepted, strict=True):
+            lengths = self._num_accepted_lengths
+            for allowed, taken in zip(granted, accepted, strict=True):
                 if allowed:
                     lengths[taken] += 1
-                    estimate = estimates.get(request.arrival)
+            if is_learned:
+                self._everyone.observe(granted, drafted, accepted)
+                estimates = self._estimates
+                for request, allowed, found, taken in zip(requests, granted, drafted, accepted, strict=True):
+                    estimate = estimates.get(request.arrival) if allowed else None
                     if estimate is not None:
                         estimate.observe(allowed, found, taken)
         cost = self._cost
@@ -356,14 +380,18 @@ class DraftControl(Generic[D]):
                 cost, num_requests, num_tokens, num_tokens - num_added, granted, sum(accepted), num_steps, draft_s,
                 verify_s, has_rested,
             )  # fmt: skip
-        if verify_s > 0:
+        self._num_plain = 0 if num_granted else self._num_plain + 1
+        # The host prepares one step and retires another while a step is computed. So the time of a short plain step is
+        # that of plain decoding only if the steps around it are plain too.
+        is_typical = bool(num_granted) or num_steps > 1 or self._num_plain == 2 or cost.seconds(num_tokens) >= _SHORT_S
+        if verify_s > 0 and is_learned and is_typical:
             if num_requests and not num_granted:
                 is_near = abs(verify_s / cost.seconds(num_tokens) - 1) < 0.1
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
             cost.observe(num_tokens, verify_s)
         # After a rest, a drafter first reads what it has left out.
-        if num_granted and not (has_rested and self._draft_cost.is_known):
+        if num_granted and is_learned and not (has_rested and self._draft_cost.is_known):
             num_drafts = self._num_computed(granted)
             num_prompt = num_tokens - num_requests - self._num_computed(granted if self._computes_padding else drafted)
             self._draft_cost.observe(max(granted), num_drafts, draft_s, max(0, num_prompt))
@@ -383,7 +411,7 @@ class DraftControl(Generic[D]):
     ) -> None:
         """Enter a step into the account."""
         plain_s = cost.seconds(num_plain)
-        taken_s = cost.credible(num_tokens, verify_s) if verify_s > 0 else cost.seconds(num_tokens)
+        taken_s = cost.credible(num_tokens, verify_s, _SURPRISE) if verify_s > 0 else cost.seconds(num_tokens)
         num_granted = sum(granted)
         profit_s = -draft_s
         if num_granted:
@@ -399,8 +427,10 @@ class DraftControl(Generic[D]):
                     self._owed_s = min(self._owed_s + extra_s, _MAX_DELAY * _WAKE_SHARE * self._max_slowdown * plain_s)
                     draft_s = min(draft_s, expected_s)
                 else:
-                    draft_s = min(draft_s, 4 * expected_s)  # more is no work of the drafter, but an interruption
-            taken_s += draft_s or expected_s
+                    draft_s = min(
+                        draft_s, _INTERRUPTED * expected_s
+                    )  # more is no work of the drafter, but an interruption
+            taken_s += (draft_s or expected_s) + _host_s(num_requests)
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False
@@ -425,26 +455,33 @@ class DraftControl(Generic[D]):
         num_plain = size + num_other_tokens
         # Where drafts gain much, a plain step costs much, and no error of its price would change the decision.
         interval = max(self._sample_interval, int(_SAMPLE_STEPS * self._gain))
-        if self._num_speculated >= interval or self._is_new_size(cost, num_plain):
-            self._num_speculated = self._num_kept = 0
+        if self._num_samples:
+            self._num_samples -= 1
             return "sample", [0] * size
-        if self._num_kept and (size, num_plain) == (self._last_size, self._last_plain):
-            self._num_kept -= 1
-            kept = [
-                -1 if (known := self._estimates.get(request.arrival)) is None else known.length for request in requests
-            ]
-            if min(kept) >= 0:
+        if self._num_speculated >= interval or self._is_new_size(cost, num_plain):
+            self._num_speculated = 0
+            self._kept.drop()
+            self._num_samples = _NUM_SAMPLES - 1 if cost.seconds(num_plain) < _SHORT_S else 0
+            return "sample", [0] * size
+        kept = self._kept
+        if kept.num_left:
+            loss_s = self._loss_s(cost, num_plain, kept.total)
+            if kept.fit(size, loss_s) and loss_s <= self.account_s / 2:
+                kept.take()
                 if self._kept_reason == "gain":
                     self._num_speculated += 1
-                return self._kept_reason, kept
+                return self._kept_reason, self._kept_of(requests)
         if 4 * size < 3 * self._last_size:  # what a probe costs now is not known yet
             self._probe_interval = min(self._probe_interval, _MIN_INTERVAL)
-        self._last_size, self._last_plain, self._num_kept = size, num_plain, 0
+        self._last_size, self._last_plain = size, num_plain
+        kept.drop()
         self._num_decisions += 1
         plain_s = cost.seconds(num_plain)
         limit_s = self._limit_s(plain_s)
         if self._account_s is None:
             self._account_s = limit_s / 4
+        decision_s = _DECISION_S + _PER_PAIR_S * size * self.max_tokens
+        most_kept = min(_MAX_KEPT, int(decision_s / (_KEPT_SHARE * plain_s)))
         if self._account_s < limit_s / 32:
             self._is_stopped = True
         elif self._account_s >= limit_s / 8:
@@ -461,10 +498,7 @@ class DraftControl(Generic[D]):
         if lengths is not None and not self._draft_cost.is_known:
             return "probe", [1] + [0] * (size - 1)
         if lengths is not None:
-            for estimate, length in zip(estimates, lengths, strict=True):
-                estimate.length = length
-            self._num_kept = self._steps_to_keep(cost, lengths, num_plain, plain_s)
-            self._kept_reason = "gain"
+            self._keep(estimates, lengths, cost, "gain", most_kept)
             self._num_zero = self._num_undrafted = self._num_skips = 0
             self._num_speculated += 1
             self._probe_interval = _MIN_INTERVAL
@@ -476,17 +510,16 @@ class DraftControl(Generic[D]):
         if self._num_zero >= self._probe_interval:
             lengths = self._probe(estimates, cost, num_plain, plain_s)
             if lengths is not None:
-                for estimate, length in zip(estimates, lengths, strict=True):
-                    estimate.length = length
-                self._num_kept, self._kept_reason = 1, "probe"  # the first step after a rest says little of the cost
+                self._keep(estimates, lengths, cost, "probe", 1)
                 self._num_zero = self._num_undrafted = 0
                 self._probe_interval = max(_MIN_INTERVAL, min(2 * self._probe_interval, _MAX_PROBE_INTERVAL))
                 return "probe", lengths
         if self._num_undrafted >= _SKIP_AFTER:
-            decision_s = _DECISION_S + _PER_PAIR_S * size * self.max_tokens
             num_skips = int(decision_s / (_DECISION_SHARE * plain_s))
             self._num_skips = min(_MAX_SKIPPED, max(_MIN_SKIPPED, num_skips))
             self._is_far = self._num_zero + _NUM_FOLLOWED < self._probe_interval
+        elif reason == "account":
+            self._num_skips = most_kept
         return reason, [0] * size
 
     def _num_computed(self, lengths: Sequence[int]) -> int:
@@ -500,18 +533,32 @@ class DraftControl(Generic[D]):
         self._last_sample = num_plain
         return True
 
-    def _steps_to_keep(self, cost: StepCost, lengths: list[int], num_plain: int, plain_s: float) -> int:
-        """Return for how many more steps lengths are kept: 1 for every 12 requests, if the account covers them."""
-        num_steps, num = (len(lengths) - 1) // _REQUESTS_PER_KEPT_STEP, self._num_computed(lengths)
-        if num_steps:
-            loss_s = cost.seconds(num_plain + num) - plain_s + self._drafting_s(max(lengths), num)
-            while num_steps and (num_steps + 1) * loss_s > self.account_s / 2:
-                num_steps -= 1
-        return num_steps
+    def _loss_s(self, cost: StepCost, num_plain: int, num: int) -> float:
+        """Return the seconds that `num` positions of drafts cost if nothing is accepted."""
+        return cost.seconds(num_plain + num) - cost.seconds(num_plain) + self._drafting_s(self.max_tokens, num)
+
+    def _keep(self, estimates: list[Estimate], lengths: list[int], cost: StepCost, reason: Reason, most: int) -> None:
+        """Keep the lengths of a decision for at most `most` more steps."""
+        for estimate, length in zip(estimates, lengths, strict=True):
+            estimate.length = length
+        total = self._num_computed(lengths)
+        loss_s = max(self._loss_s(cost, self._last_plain, total), cost.seconds(self._last_plain) / 4)
+        self._kept_reason = reason
+        least = 1 if reason == "probe" else 0  # the first step after a rest says little of the cost
+        self._kept.keep(lengths, total, loss_s=loss_s, least=least, most=most)
+
+    def _kept_of(self, requests: Sequence[D]) -> list[int]:
+        """Return the kept lengths of these requests."""
+        known, usual = self._estimates, self._kept.usual
+        lengths: list[int] = []
+        for request in requests:
+            estimate = known.get(request.arrival)
+            lengths.append(usual if estimate is None or estimate.length < 0 else estimate.length)
+        return lengths
 
     def _limit_s(self, plain_s: float) -> float:
         """Return the most that the account may hold."""
-        return _NUM_STEPS_KEPT * self._max_slowdown * plain_s
+        return self._max_slowdown * max(_NUM_STEPS_KEPT * plain_s, _SECONDS_KEPT)
 
     def _current(self, requests: Sequence[D]) -> list[Estimate]:
         """Return the estimates of the requests; those of large batches take turns in being computed anew."""
@@ -606,14 +653,16 @@ class DraftControl(Generic[D]):
     def _with_drafting(self, step_s: list[float], keys: list[float], ranked: list[float]) -> list[float]:
         """Return the seconds of the steps of all prefixes with the cost of drafting; `keys` are those by position."""
         draft, max_tokens = self._draft_cost, self.max_tokens
-        fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt
-        if draft.per_pass_s or fixed_s:
+        fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt + _host_s(self._last_size)
+        if draft.per_pass_s:
             # A prefix has one more pass from where the best pair of the next position comes into it.
             starts = [bisect_left(ranked, -max(keys[index::max_tokens]), key=neg) for index in range(max_tokens)]
             result: list[float] = []
             for index, (start, end) in enumerate(pairwise([*starts, len(ranked)])):
                 result += map((fixed_s + draft.per_pass_s * (index + 1)).__add__, step_s[start:end])
             step_s = result
+        else:
+            step_s = list(map(fixed_s.__add__, step_s))
         if draft.per_token_s:
             step_s = list(map(add, step_s, accumulate(repeat(draft.per_token_s, len(step_s)))))
         return step_s
@@ -624,7 +673,7 @@ class DraftControl(Generic[D]):
         """Return what `_best` does, for a single request: its length, or 0."""
         draft, fill, token_s = self._draft_cost, estimate.fill, cost.seconds(1)
         chord = 1.0 if self._computes_padding else fill
-        draft_s, pass_s = draft.per_step_s, draft.per_pass_s + draft.per_token_s
+        draft_s, pass_s = draft.per_step_s + _host_s(1), draft.per_pass_s + draft.per_token_s
         best, num, gain_s, extra_s = 0.0, 0, 0.0, 0.0
         reason: Reason = "acceptance"
         value_s = plain_s
@@ -656,6 +705,8 @@ class DraftControl(Generic[D]):
         least_s = self._probe_s(cost, num_plain, plain_s, 1, 1)
         needed_s = 2 * least_s + self._wake_s  # two steps
         if self._owed_s > 0:
+            num_steps = int(self._owed_s / (_WAKE_SHARE * self._max_slowdown * plain_s)) + 1
+            self._probe_interval = min(_MAX_DELAY, self._num_zero + num_steps)
             return None
         if needed_s > share_s * self._num_zero:
             self._probe_interval = min(_MAX_DELAY, int(needed_s / share_s) + 1)
@@ -677,13 +728,18 @@ class DraftControl(Generic[D]):
         return cost.seconds(num_plain + num) - plain_s + self._drafting_s(length, num)
 
     def _drafting_s(self, length: int, num_tokens: int) -> float:
-        """Return the seconds of drafting in the step of the latest decision."""
-        return self._draft_cost.seconds(length, num_tokens, self._num_prompt)
+        """Return the seconds of drafting in the step of the latest decision, with the host's."""
+        return self._draft_cost.seconds(length, num_tokens, self._num_prompt) + _host_s(self._last_size)
 
     @property
     def _num_prompt(self) -> int:
         """Prompt tokens of the step of the latest decision."""
         return self._last_plain - self._last_size
+
+
+def _host_s(num_requests: int) -> float:
+    """Return what a step with drafts costs the host more, part of which lengthens the steps around it: an estimate."""
+    return _HOST_S + _HOST_PER_REQUEST_S * num_requests
 
 
 def _repeated(values: list[float], num: int) -> list[float]:

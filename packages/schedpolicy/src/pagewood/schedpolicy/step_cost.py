@@ -82,12 +82,12 @@ class StepCost:
             if size != num_tokens:
                 table[size] += (self._measured[size] * factor - table[size]) / ((count + 1) * (1 + 4 * counts[size]))
 
-    def credible(self, num_tokens: int, seconds: float) -> float:
-        """Return a measured duration, limited to a factor of two if this size is known."""
+    def credible(self, num_tokens: int, seconds: float, factor: float = 2.0) -> float:
+        """Return a measured duration, limited to `factor` times or a part of the expected if this size is known."""
         expected_s = self.seconds(num_tokens)
         if self._counts[num_tokens] < _NUM_TRUSTED:
             return seconds
-        return min(2 * expected_s, max(0.5 * expected_s, seconds))
+        return min(factor * expected_s, max(expected_s / factor, seconds))
 
     def is_observed(self, num_tokens: int) -> bool:
         """Return whether a step of this size, or of one so near that it was corrected too, has been observed."""

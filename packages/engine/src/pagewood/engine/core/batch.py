@@ -150,7 +150,7 @@ class BatchBuilder:
         Args:
             grants: those of one plan, before its launch is counted.
             is_constraining: whether any of their requests may have a grammar.
-            is_decode: see `StepPlan`.
+            is_decode: whether every grant is for a request that decodes, with drafts or without.
             is_followed: see `Batch.is_followed`.
         """
         if is_decode and not is_constraining:
@@ -234,41 +234,71 @@ class BatchBuilder:
         )
 
     def _build_decode(self, grants: Sequence[Grant], *, is_followed: bool) -> Batch:
-        """Return what `build` would for grants that all decode one token, without looking at each of them closely."""
+        """Return what `build` would for requests that all decode, without looking at each of them closely."""
         requests = [grant.request for grant in grants]
         if requests != self._decoded:
             rows = np.array([request.row for request in requests], np.int32)
             self._decoded, self._decoded_rows = requests, rows
             self._decoded_sampling = self._table.take(rows)
-        page_size, num = self._page_size, len(grants)
+        num = len(grants)
         places = [grant.start for grant in grants]
         starts = np.array(places, np.int32)
         rows = self._decoded_rows.copy()
-        if page_size == 1:
-            page_rows, columns = rows.copy(), starts.copy()
-            ids = [request.pages.item(place) for request, place in zip(requests, places, strict=True)]
+        counts, promised = np.ones((2, num), np.int32)
+        nums = [grant.num_tokens for grant in grants]
+        if max(nums) > 1:
+            counts[:] = nums
+            promised[:] = [grant.num_promised for grant in grants]
+            page_rows, columns, ids = self._pages_of_drafts(requests, rows, places, nums)
         else:
-            fresh = np.flatnonzero(starts % page_size == 0)
-            page_rows, columns = rows[fresh], starts[fresh] // page_size
-            ids = [
-                requests[index].pages.item(column)
-                for index, column in zip(fresh.tolist(), columns.tolist(), strict=True)
-            ]
+            page_rows, columns, ids = self._pages_of_tokens(requests, rows, places, starts)
         return Batch(
             page_rows=page_rows,
             page_columns=columns,
-            page_ids=np.array(ids, np.int32),
+            page_ids=ids,
             token_rows=np.empty(0, np.int32),
             token_positions=np.empty(0, np.int32),
             token_ids=np.empty(0, np.int32),
             rows=rows,
             starts=starts,
-            counts=np.ones(num, np.int32),
+            counts=counts,
             sampled=np.arange(num, dtype=np.int32),
-            num_promised=np.ones(num, np.int32),
+            num_promised=promised,
             sampling=self._decoded_sampling.copy(),
             is_followed=is_followed,
         )
+
+    def _pages_of_tokens(
+        self, requests: Sequence[Request], rows: Int32, places: Sequence[int], starts: Int32
+    ) -> tuple[Int32, Int32, Int32]:
+        """Return rows, columns and ids of the pages that one token each, at `places`, is the first of."""
+        page_size = self._page_size
+        if page_size == 1:
+            ids = [request.pages.item(place) for request, place in zip(requests, places, strict=True)]
+            return rows.copy(), starts.copy(), np.array(ids, np.int32)
+        fresh = np.flatnonzero(starts % page_size == 0)
+        columns = starts[fresh] // page_size
+        ids = [
+            requests[index].pages.item(column) for index, column in zip(fresh.tolist(), columns.tolist(), strict=True)
+        ]
+        return rows[fresh], columns, np.array(ids, np.int32)
+
+    def _pages_of_drafts(
+        self, requests: Sequence[Request], rows: Int32, places: Sequence[int], nums: Sequence[int]
+    ) -> tuple[Int32, Int32, Int32]:
+        """Return rows, columns and ids of the pages that begin in the `nums` positions from `places` on."""
+        page_size = self._page_size
+        page_rows: list[int] = []
+        firsts: list[int] = []
+        pieces: list[Int32] = []
+        for request, row, place, num in zip(requests, rows.tolist(), places, nums, strict=True):
+            first, last = -(-place // page_size), -(-(place + num) // page_size)
+            if first < last:
+                page_rows.append(row)
+                firsts.append(first)
+                pieces.append(request.pages[first:last])
+        pages = _Ragged(page_rows, firsts, pieces)
+        return pages.rows, pages.columns, pages.values
 
     def _number_of(self, namespace: str | None) -> int:
         if namespace is None:

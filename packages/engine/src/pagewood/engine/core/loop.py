@@ -456,16 +456,17 @@ class Engine:
 
     def _take_commands(self, last: Pending | None) -> None:
         idle = last is None and self._state.is_resting
-        timeout_s = 0.0
         if idle:
             if self._state.is_idle:
-                self._check_invariant()
                 self._send(self._intake.flush_idle())
             self._kv.poll()
-            timeout_s = _IDLE_WAIT_S
         elif last is None and not self._state.running and self._can_only_wait():
             time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
-        commands = self._inbox.receive(timeout_s=timeout_s)
+        commands = self._inbox.receive(timeout_s=0.0)
+        if idle and not commands:
+            if self._state.is_idle:
+                self._check_invariant()
+            commands = self._inbox.receive(timeout_s=_IDLE_WAIT_S)
         if idle and self._measures is not None:
             self._measures.skip()
         if commands:
@@ -531,7 +532,7 @@ class Engine:
         try:
             is_constraining = state.num_constrained > 0
             batch = self._builder.build(
-                grants, is_constraining=is_constraining, is_decode=is_decode, is_followed=is_followed
+                grants, is_constraining=is_constraining, is_decode=plan.is_decode, is_followed=is_followed
             )
             launched_s = 0.0 if self._pacing is None else self._clock()
             if self._record is not None:

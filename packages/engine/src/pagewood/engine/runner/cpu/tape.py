@@ -225,7 +225,8 @@ class Program:
             last: first instruction behind it that does not run; None: all run.
         """
         instructions = self.instructions[first:last]
-        counters = np.zeros(len(instructions) * COUNTER_STRIDE, np.int64)
+        # numpy.zeros would give the interpreter's lock away, and this thread could get it back when a plan is made.
+        counters = np.frombuffer(bytearray(8 * COUNTER_STRIDE * len(instructions)), np.int64)
         return Run(self.kernel, (instructions, self.numbers[first:last], counts, counters, scopes))
 
     def described(self, place: int, counts: Int64) -> tuple[str, dict[str, int]]:

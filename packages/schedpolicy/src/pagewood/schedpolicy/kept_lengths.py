@@ -1,0 +1,63 @@
+"""The draft lengths of a decision, kept for the steps that follow it."""
+
+from collections.abc import Sequence
+
+
+class KeptLengths:
+    """For how many steps the lengths of a decision are kept, and which steps are similar enough for them.
+
+    Where a step takes less than a few milliseconds, a decision for each is too much work for the host. Lengths are kept
+    for twice as many steps as the last ones and one more, if their mean differs by less than a third from that of the
+    last, otherwise for a quarter as many.
+    """
+
+    __slots__ = ("_loss_s", "_mean", "_num_requests", "num_left", "num_steps", "total", "usual")
+
+    def __init__(self) -> None:
+        """Start without lengths."""
+        self._loss_s = 0.0  # written by: KeptLengths
+        self._mean = 0.0  # written by: KeptLengths
+        self._num_requests = 0  # written by: KeptLengths
+        self.num_left = 0
+        """Steps that may still take them."""  # written by: KeptLengths
+        self.num_steps = 0
+        """Steps for which the latest are kept in all."""  # written by: KeptLengths
+        self.total = 0
+        """Positions that they add to a step."""  # written by: KeptLengths
+        self.usual = 0
+        """Their median, which a request gets that is new since the decision."""  # written by: KeptLengths
+
+    def keep(self, lengths: Sequence[int], total: int, *, loss_s: float, least: int = 0, most: int) -> None:
+        """Keep the lengths of a decision.
+
+        Args:
+            lengths: Of each request, at least one.
+            total: Positions that they add to the step.
+            loss_s: Seconds that they cost if nothing is accepted.
+            least: Further steps for which they are kept at least.
+            most: Further steps for which they are kept at most.
+        """
+        mean = total / len(lengths)
+        is_like_last = 3 * self._mean <= 4 * mean and 3 * mean <= 4 * self._mean
+        num_steps = 2 * self.num_steps + 1 if is_like_last else self.num_steps // 4
+        self.num_steps = self.num_left = min(most, max(least, num_steps))
+        self.total, self._mean, self._loss_s, self._num_requests = total, mean, loss_s, len(lengths)
+        self.usual = sorted(lengths)[len(lengths) // 2]
+
+    def fit(self, num_requests: int, loss_s: float) -> bool:
+        """Return whether a step may take them: about as many requests, and at most twice the loss.
+
+        Args:
+            num_requests: That decode in the step.
+            loss_s: Seconds that they would cost there if nothing is accepted.
+        """
+        last = self._num_requests
+        return 3 * last <= 4 * num_requests and 3 * num_requests <= 4 * last and loss_s <= 2 * self._loss_s
+
+    def take(self) -> None:
+        """Count a step that takes them."""
+        self.num_left -= 1
+
+    def drop(self) -> None:
+        """Let no further step take them."""
+        self.num_left = 0

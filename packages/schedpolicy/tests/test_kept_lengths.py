@@ -1,0 +1,43 @@
+import pytest
+
+from pagewood.schedpolicy.kept_lengths import KeptLengths
+
+
+def test_lengths_that_stay_are_kept_longer_and_longer():
+    kept = KeptLengths()
+    periods: list[int] = []
+    for _ in range(6):
+        kept.keep([4, 4], 8, loss_s=0.1, most=20)
+        periods.append(kept.num_left)
+    assert periods == [0, 1, 3, 7, 15, 20]
+    kept.keep([1, 1], 2, loss_s=0.1, most=20)
+    assert kept.num_left == 5
+    kept.keep([1, 1], 2, loss_s=0.1, most=0)
+    assert kept.num_left == 0
+
+
+def test_they_are_taken_as_often_as_they_are_kept():
+    kept = KeptLengths()
+    kept.keep([2], 2, loss_s=0.1, least=1, most=1)
+    assert kept.num_left == 1
+    kept.take()
+    assert kept.num_left == 0
+    kept.keep([2], 2, loss_s=0.1, least=1, most=1)
+    kept.drop()
+    assert kept.num_left == 0
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "loss_s", "fits"),
+    [(6, 0.2, True), (10, 0.1, True), (5, 0.1, False), (11, 0.1, False), (8, 0.21, False)],
+)
+def test_they_fit_a_similar_load(num_requests: int, loss_s: float, fits: bool):
+    kept = KeptLengths()
+    kept.keep([3] * 8, 24, loss_s=0.1, most=9)
+    assert kept.fit(num_requests, loss_s) == fits
+
+
+def test_a_new_request_gets_the_median():
+    kept = KeptLengths()
+    kept.keep([0, 5, 4, 1, 5], 15, loss_s=0.1, most=9)
+    assert kept.usual == 4
