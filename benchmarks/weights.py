@@ -18,12 +18,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 import torch
 
-from end_to_end.machine import Stream, describe_machine
+from end_to_end.machine import describe_machine
 from end_to_end.model import ModelShape
 from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.runner.cpu.compiled.dot import dot_level
@@ -41,7 +42,7 @@ from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
 from weight_forms.folders import SHAPES, write_folder
-from weight_forms.limits import dot_limit, multiply_add_limit, pair_limit
+from weight_forms.limits import Reading, dot_limit, multiply_add_limit, pair_limit
 
 FORMS: Mapping[str, tuple[WeightFormat, ActivationFormat]] = {
     "float32": ("float32", "float32"),
@@ -59,6 +60,8 @@ WALK_BYTES = 400 << 20
 MAX_MATRICES = 100
 PROMPT, PAGE_SIZE, MIN_STEPS, NUM_STEPS = 16, 16, 3, 40
 PREFILL = 2048
+NUM_TURNS = 8
+"""Of reading memory and of decode steps, for the shares of one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +84,12 @@ class Limits:
         rate = self.codes if weights in ("int8", "int4") else of_floats
         return max(num_bytes / self.bandwidth, num_operations / rate)
 
-    def cell(self, form: str, seconds: float, num_bytes: float, num_operations: float) -> str:
-        """Return a time, its rate, and its share of the limit."""
-        share = self.least_s(form, num_bytes, num_operations) / seconds
+    def cell(
+        self, form: str, seconds: float, num_bytes: float, num_operations: float, share: float | None = None
+    ) -> str:
+        """Return a time, its rate, and its share of the limit, unless that is given."""
+        if share is None:
+            share = self.least_s(form, num_bytes, num_operations) / seconds
         return f"{1e3 * seconds:.2f} ms, {1e-9 * num_operations / seconds:.0f} G/s, {share:.0%}"
 
 
@@ -101,8 +107,9 @@ def main() -> None:
     if arguments.seven_b:
         seven_b.measure(num_threads=num_threads, quick=arguments.quick)
         return
+    reading = Reading(STREAM_BYTES, num_threads=num_threads)
     limits = Limits(
-        bandwidth=max(Stream(STREAM_BYTES, num_threads=num_threads).measure()),
+        bandwidth=max(reading.rate() for _ in range(NUM_TURNS)),
         arithmetic=multiply_add_limit(num_threads),
         codes=dot_limit(num_threads),
         pairs=pair_limit(num_threads),
@@ -126,14 +133,15 @@ def main() -> None:
     for name in arguments.shape or ("110M", "500M", "1.5B"):
         print(
             f"\nA decode step of the {name} model (its embedding table is not read whole, unless it is the head): the\n"
-            f"same. Then a prompt of {PREFILL} tokens, and the time to load.\n"
+            "same, but the share of one row is that of the rate of memory that is measured in turn with it (median of\n"
+            f"{NUM_TURNS}). Then a prompt of {PREFILL} tokens, and the time to load.\n"
         )
         with tempfile.TemporaryDirectory() as folder:
             os.environ["PAGEWOOD_CACHE"] = str(Path(folder) / "cache")
             write_folder(SHAPES[name], Path(folder) / "model")
             header("bytes read", f"prefill of {PREFILL}", "load")
             for form in forms:
-                steps(limits, form, SHAPES[name], Path(folder) / "model", num_threads, duration_s)
+                steps(limits, reading, form, SHAPES[name], Path(folder) / "model", num_threads, duration_s)
 
 
 def header(bytes_of: str, *more: str) -> None:
@@ -143,10 +151,19 @@ def header(bytes_of: str, *more: str) -> None:
     print("|---|--:|" + "--:|" * (len(names) + len(more)), flush=True)
 
 
-def row(limits: Limits, form: str, num_bytes: float, num_weights: int, seconds: Sequence[float], *more: str) -> None:
-    """Print one row: bytes, and seconds for each number of rows."""
+def row(
+    limits: Limits,
+    form: str,
+    num_bytes: float,
+    num_weights: int,
+    seconds: Sequence[float],
+    *more: str,
+    share: float | None = None,
+) -> None:
+    """Print one row: bytes, and seconds for each number of rows; `share` is that of one row, if it is known better."""
     cells = [
-        limits.cell(form, one, num_bytes, 2 * count * num_weights) for count, one in zip(ROWS, seconds, strict=True)
+        limits.cell(form, one, num_bytes, 2 * count * num_weights, share if count == 1 else None)
+        for count, one in zip(ROWS, seconds, strict=True)
     ]
     print(f"| {form} | {num_bytes / 1e6:.1f} MB | {' | '.join([*cells, *more])} |", flush=True)
 
@@ -184,7 +201,15 @@ def products(form: str, outputs: int, inputs: int, *, num_threads: int, duration
     return num_bytes, [one(num_rows) for num_rows in ROWS]
 
 
-def steps(limits: Limits, form: str, shape: ModelShape, folder: Path, num_threads: int, duration_s: float) -> None:
+def steps(
+    limits: Limits,
+    reading: Reading,
+    form: str,
+    shape: ModelShape,
+    folder: Path,
+    num_threads: int,
+    duration_s: float,
+) -> None:
     """Print the row of a model."""
     start = perf_counter()
     weights, activations = FORMS[form]
@@ -194,11 +219,17 @@ def steps(limits: Limits, form: str, shape: ModelShape, folder: Path, num_thread
     load_s = perf_counter() - start
     in_layers = sum(one.num_weights for one in shape.linears())
     num_weights = in_layers + shape.head().num_weights
-    seconds = [_step_s(loaded, count, num_threads, duration_s) for count in ROWS]
-    prefill_s = _prefill_s(loaded, num_threads, duration_s)
     num_bytes = num_weights * BITS[weights] / 8
+    turns: list[tuple[float, float]] = []
+    for _ in range(NUM_TURNS):
+        rate = reading.rate()
+        one_s = _step_s(loaded, 1, num_threads, duration_s / NUM_TURNS)
+        turns.append((one_s, num_bytes / max(rate, reading.rate()) / one_s))
+    share = median(share for _, share in turns)
+    seconds = [min(turns)[0], *(_step_s(loaded, count, num_threads, duration_s) for count in ROWS[1:])]
+    prefill_s = _prefill_s(loaded, num_threads, duration_s)
     cell = limits.cell(form, prefill_s, num_bytes, 2 * (PREFILL * in_layers + shape.head().num_weights))
-    row(limits, form, num_bytes, num_weights, seconds, cell, f"{load_s:.1f} s")
+    row(limits, form, num_bytes, num_weights, seconds, cell, f"{load_s:.1f} s", share=share)
 
 
 def _runner(loaded: LoadedModel, num_rows: int, length: int, num_threads: int) -> tuple[CPURunner, RowDriver]:
