@@ -231,6 +231,8 @@ def test_a_budget_below_a_page_and_a_folder_without_rights_are_errors(tmp_path: 
         ({"disk_cache_path": "x", "disk_cache_gb": 1.0}, "disk_cache_path must come with host_cache_gb"),
         ({"remote_cache": "x"}, "remote_cache and remote_cache_gb must be given together"),
         ({"remote_cache": "x", "remote_cache_gb": 1.0}, "remote_cache must come with host_cache_gb"),
+        ({"remote_cache": "lmcache+lm://x:1"}, "remote_cache must come with host_cache_gb"),
+        ({"remote_cache": "lmcache+lm://x:1", "remote_cache_gb": 1.0}, "remote_cache_gb must be None with lmcache"),
         ({"host_cache_gb": 1.0, "prefix_cache": False}, "host_cache_gb must come with the prefix cache"),
         ({"cache_write_policy": "x"}, "cache_write_policy must be write_through, "),
     ],

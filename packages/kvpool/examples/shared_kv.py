@@ -1,6 +1,7 @@
-"""Two processes share KV through a folder: the first computes a prompt, the second finds its KV.
+"""Two processes share KV: the first computes a prompt, the second finds its KV.
 
-Usage: python shared_kv.py /tmp/kv
+Usage: python shared_kv.py /tmp/kv                     through a folder
+       python shared_kv.py lm://127.0.0.1:65432        through LMCache, here its server: lmcache_server 127.0.0.1 65432
 """
 
 import multiprocessing
@@ -9,14 +10,23 @@ import sys
 import numpy as np
 
 from pagewood.kvpool import PageAllocator
-from pagewood.kvpool.tiers import ArrayPages, HostTier, SharedFolder, TieredIndex
+from pagewood.kvpool.tiers import ArrayPages, HostTier, PageStore, SharedFolder, TieredIndex
 from pagewood.kvpool.tiers.plain_cache import PlainCache  # or pagewood.radixcache.RadixCache
 
 PAGE_SIZE, NUM_LAYERS, LAYER_BYTES, NUM_PAGES = 16, 4, 4096, 64
 PROMPT = np.arange(100, 260, dtype=np.int32)  # ten pages
 
 
-def serve(folder: str, name: str) -> None:
+def open_store(place: str, page_bytes: int) -> PageStore:
+    """Return the store that the processes share."""
+    if "://" in place:
+        from pagewood.kvpool.integrations.lmcache import LMCacheStore
+
+        return LMCacheStore(place, page_bytes=page_bytes, fingerprint=b"my model")
+    return SharedFolder(place, page_bytes=page_bytes, num_bytes=1_000_000, fingerprint=b"my model")
+
+
+def serve(place: str, name: str) -> None:
     """Answer one prompt, as a server does in its own process."""
     layers = [np.zeros((NUM_PAGES, LAYER_BYTES), np.uint8) for _ in range(NUM_LAYERS)]
     page_bytes = NUM_LAYERS * LAYER_BYTES
@@ -25,7 +35,7 @@ def serve(folder: str, name: str) -> None:
         PlainCache(PAGE_SIZE),
         device=ArrayPages([[layer] for layer in layers]),
         host=HostTier(page_bytes=page_bytes, num_pages=NUM_PAGES),
-        remote=SharedFolder(folder, page_bytes=page_bytes, num_bytes=1_000_000, fingerprint=b"my model"),
+        remote=open_store(place, page_bytes),
         page_size=PAGE_SIZE,
         fingerprint=b"my model",
     )

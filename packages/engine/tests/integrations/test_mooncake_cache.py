@@ -49,5 +49,5 @@ def check(place: str) -> None:
             raise AssertionError("nothing was shared")
     with pytest.raises(ValueError, match="cannot be used"):
         LLM(**{**options, "remote_cache": "mooncake://127.0.0.1:1"})
-    with pytest.raises(ValueError, match="must be a folder or mooncake"):
+    with pytest.raises(ValueError, match="must be a folder, lmcache"):
         LLM(**{**options, "remote_cache": "redis://127.0.0.1:1"})

@@ -779,12 +779,13 @@ class EngineConfig:
     disk_cache_gb: float | None = None
     """Largest total size of its files, in units of 1e9 bytes."""
     remote_cache: str | None = None
-    """Where engines share KV: a folder that all of them can write, or `mooncake://HOST:PORT` of a `mooncake_master`,
-    with `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`; None: they
-    share none. It needs a host cache."""
+    """Where engines share KV: a folder that all of them can write, `mooncake://HOST:PORT` of a `mooncake_master`, with
+    `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`, or `lmcache+URL`
+    for what LMCache reaches at a URL (`lmcache+lm://HOST:PORT` is its server); None: they share none. It needs a host
+    cache."""
     remote_cache_gb: float | None = None
     """Largest total size of the folder's files, or the memory that this engine gives to the others, in units of 1e9
-    bytes."""
+    bytes; None for `lmcache+URL`, where the service decides."""
     cache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """When KV is copied to the host cache: as soon as it is cached, at its second use, or when it is evicted."""
     speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "auto"] = "off"
@@ -1027,7 +1028,10 @@ class EngineConfig:
                 raise ValueError(f"{name} must be > 0, got {value}")
         for place, size in (("disk_cache_path", "disk_cache_gb"), ("remote_cache", "remote_cache_gb")):
             found = getattr(self, place), getattr(self, size)
-            if (found[0] is None) != (found[1] is None):
+            if place == "remote_cache" and str(found[0]).startswith("lmcache+"):
+                if found[1] is not None:
+                    raise ValueError(f"{size} must be None with {found[0]}, whose service decides it, got {found[1]}")
+            elif (found[0] is None) != (found[1] is None):
                 raise ValueError(f"{place} and {size} must be given together, got {found[0]!r} and {found[1]}")
             if found[0] is not None and self.host_cache_gb is None:
                 raise ValueError(f"{place} must come with host_cache_gb, got {found[0]!r} without it")

@@ -65,8 +65,9 @@ class TieredCaches:
             )
             _log.info("disk cache: %d pages, %d of them in use", num_disk_pages, self._disk.num_held)
         self._remote: PageStore | None = None
-        if config.remote_cache is not None and config.remote_cache_gb is not None:
-            num_bytes = _num_pages("remote_cache_gb", config.remote_cache_gb, page_bytes) * page_bytes
+        if config.remote_cache is not None:
+            budget_gb = config.remote_cache_gb
+            num_bytes = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, page_bytes) * page_bytes
             self._remote = shared_store(
                 config.remote_cache, num_bytes=num_bytes, page_bytes=page_bytes, fingerprint=self._fingerprint
             )
@@ -93,8 +94,8 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: by
     """Return the store that `EngineConfig.remote_cache` names.
 
     Args:
-        place: a folder, or `mooncake://HOST:PORT?option=value`.
-        num_bytes: size of the folder's files, or of the memory that this process gives.
+        place: a folder, `mooncake://HOST:PORT?option=value`, or `lmcache+URL`.
+        num_bytes: size of the folder's files, or of the memory that this process gives; LMCache has its own.
         page_bytes: size of a page image, in bytes.
         fingerprint: what the pages hold.
 
@@ -104,23 +105,27 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int, fingerprint: by
     scheme, found, rest = place.partition("://")
     if not found:
         return SharedFolder(place, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=fingerprint)
-    options = dict(parse_qsl(urlsplit(f"//{rest}").query))
+    is_lmcache = scheme.startswith("lmcache+")
+    options = {} if is_lmcache else dict(parse_qsl(urlsplit(f"//{rest}").query))
     unknown = options.keys() - {"host", "protocol", "devices", "metadata"}
-    if scheme != "mooncake" or unknown:
+    if unknown or not (is_lmcache or scheme == "mooncake"):
         raise ValueError(
-            "remote_cache must be a folder or mooncake://HOST:PORT with host, protocol, devices or metadata, "
-            f"got {place!r}"
+            "remote_cache must be a folder, lmcache+URL, or mooncake://HOST:PORT with host, protocol, devices or "
+            f"metadata, got {place!r}"
         )
-    from pagewood.kvpool.integrations.mooncake import MooncakeStore
-
     try:
+        if is_lmcache:
+            from pagewood.kvpool.integrations.lmcache import LMCacheStore
+
+            return LMCacheStore(place.removeprefix("lmcache+"), page_bytes=page_bytes, fingerprint=fingerprint)
+        from pagewood.kvpool.integrations.mooncake import MooncakeStore
+
         return MooncakeStore.connect(
             urlsplit(f"//{rest}").netloc, page_bytes=page_bytes, fingerprint=fingerprint, num_bytes=num_bytes, **options
         )
     except ImportError as error:
-        raise ValueError(
-            f"remote_cache {place!r} needs mooncake: pip install mooncake-transfer-engine ({error})"
-        ) from error
+        package = "lmcache" if is_lmcache else "mooncake-transfer-engine"
+        raise ValueError(f"remote_cache {place!r} needs a package: pip install {package} ({error})") from error
     except OSError as error:
         raise ValueError(f"remote_cache {place!r} cannot be used: {error}") from error
 

@@ -136,11 +136,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     memory.add_argument(
         "--remote-cache",
         metavar="PLACE",
-        help="where servers share KV: a folder that all can write, or mooncake://HOST:PORT of a mooncake_master; "
-        "it needs --host-cache-gb (default: none)",
+        help="where servers share KV: a folder that all can write, mooncake://HOST:PORT of a mooncake_master, or "
+        "lmcache+URL, such as lmcache+lm://HOST:PORT; it needs --host-cache-gb (default: none)",
     )
     memory.add_argument(
-        "--remote-cache-gb", type=float, metavar="GB", help="size of that folder, or memory given to the others"
+        "--remote-cache-gb", type=float, metavar="GB", help="size of that folder, or memory given to others"
     )
     memory.add_argument(
         "--cache-write-policy",
