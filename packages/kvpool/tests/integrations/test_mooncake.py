@@ -21,7 +21,6 @@ from pagewood.kvpool.tiers.testing import store_conformance
 pytest.importorskip("mooncake.store", exc_type=ImportError)
 from pagewood.kvpool.integrations.mooncake import MooncakeStore
 
-QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 MASTER = shutil.which("mooncake_master") or str(Path(sys.executable).parent / "mooncake_master")
 
 
@@ -93,6 +92,16 @@ store.close()
     assert other.exists(keys(3)) == [False] * 3
     other.close()
     mine.close()
+
+
+def test_the_same_page_several_times(master: str) -> None:
+    store = connect(master, fingerprint=b"repeated")
+    given = pages(2, 3)
+    store.put(keys(2), given)
+    found = np.zeros((4, 4096), np.uint8)
+    assert store.get([keys(2)[index] for index in (0, 1, 0, 0)], list(found)) == [True] * 4
+    assert np.array_equal(found, np.stack([given[index] for index in (0, 1, 0, 0)]))
+    store.close()
 
 
 def test_several_threads(master: str) -> None:

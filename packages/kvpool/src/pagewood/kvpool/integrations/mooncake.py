@@ -129,22 +129,26 @@ class MooncakeStore:
         Raises:
             OSError: the store did not answer.
         """
-        answer: list[bool] = []
+        places: dict[bytes, list[Bytes]] = {}  # each key once: mooncake fills one of the places of a repeated key
+        for key, page in zip(keys, pages, strict=True):
+            places.setdefault(key, []).append(page)
+        distinct = list(places)
+        found: set[bytes] = set()
         buffer = self._idle.get()
         try:
-            for start in range(0, len(keys), len(buffer)):
-                some = keys[start : start + len(buffer)]
+            for start in range(0, len(distinct), len(buffer)):
+                some = distinct[start : start + len(buffer)]
                 codes = self._store.batch_get_into(*self._places(buffer, some))
                 _check(codes, "fetch pages", _GONE)
-                for index, (key, code) in enumerate(zip(some, codes, strict=True)):
-                    image, sum_of = buffer[index, : self._page_bytes], buffer[index, self._page_bytes :]
-                    is_good = code == buffer.shape[1] and checksum(key, image) == sum_of.tobytes()
-                    if is_good:
-                        pages[start + index][:] = image
-                    answer.append(is_good)
+                for row, key, code in zip(buffer, some, codes, strict=False):
+                    image, sum_of = row[: self._page_bytes], row[self._page_bytes :]
+                    if code == buffer.shape[1] and checksum(key, image) == sum_of.tobytes():
+                        found.add(key)
+                        for page in places[key]:
+                            page[:] = image
         finally:
             self._idle.put(buffer)
-        return answer
+        return [key in found for key in keys]
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which pages are stored.
