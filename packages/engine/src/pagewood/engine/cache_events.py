@@ -30,7 +30,8 @@ class CacheEvents:
     """Reads what has changed in a prefix cache since the last read; used in the engine's thread.
 
     If the cache has a host or a disk tier, their events follow those of the device, under the same names of blocks and
-    with the medium "CPU" or "STORAGE". A store that engines share is left out: what it holds belongs to none of them.
+    with the medium "CPU" or "STORAGE". A store that engines share is left out: all of them can fetch what it holds, and
+    it notifies none of them of what it forgets.
 
     Invariant: a reader that applies all batches in order knows what was cached at the last read, in each medium. A
     batch that starts anew begins with `AllBlocksCleared`, which concerns all media.
