@@ -155,6 +155,30 @@ def test_a_run_of_pages_is_handed_out_as_a_run_again():
     assert allocator.alloc(63).tolist() == list(range(10, 73))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (pages(0, 1, 1, 3), "pages must be distinct, got page 1 twice"),
+        (pages(1, 3, 0, 4), "pages must be held, got page 4, which is free"),
+        (pages(2, 3, 4), "pages must be held, got page 4, which is free"),
+        (pages(7, 8), "pages must be in [0, 8), got page 8"),
+        (pages(-1, 0, 1), "pages must be in [0, 8), got page -1"),
+        (pages(5, 6), "pages must be held, got page 5, which is free"),
+    ],
+)
+def test_a_wrong_free_of_almost_consecutive_pages_frees_nothing(wrong: NDArray[np.int32], message: str):
+    allocator = ByArrays(8)
+    allocator.alloc(8)
+    allocator.free(pages(4))
+    with allocator.batched_frees():
+        allocator.free(pages(5, 6))
+        with pytest.raises(ValueError, match=re.escape(message)):
+            allocator.free(wrong)
+        assert allocator.held_pages().tolist() == [0, 1, 2, 3, 7]
+    allocator.free(pages(0, 1, 2, 3))
+    assert allocator.alloc(7).tolist() == [0, 1, 2, 3, 5, 6, 4]
+
+
 def test_pages_are_written_to_the_callers_array():
     row = np.full(5, -1, dtype=np.int32)
     allocator = PageAllocator(4)

@@ -44,3 +44,16 @@ def test_many_consecutive_pages() -> None:
     pages.drop(consecutive[1:-1])
     pages.adopt(consecutive[1:-1])
     assert len(pages) == 300
+
+
+@pytest.mark.parametrize(("number", "span"), [(50, 100), (5000, 10_000), (5000, 200_000)])  # sorted, counted, sorted
+def test_many_pages_with_one_twice(number: int, span: int) -> None:
+    pages, some = PageSet(), np.random.default_rng(1).choice(span, number, replace=False).astype(np.int32)
+    twice = np.concatenate([some, some[7:8]])
+    with pytest.raises(ValueError, match=f"distinct, got page {some[7]} twice"):
+        pages.adopt(twice)
+    assert len(pages) == 0
+    pages.adopt(some)
+    with pytest.raises(ValueError, match=f"distinct, got page {some[7]} twice"):
+        pages.adopt(twice)
+    assert len(pages) == number

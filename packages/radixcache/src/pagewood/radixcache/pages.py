@@ -7,6 +7,8 @@ from pagewood.radixcache.arrays import Int32
 
 _FEW = 32
 """Up to this many ids, a loop over Python ints is faster than calls of numpy."""
+_MANY, _DENSE = 4096, 16
+"""From _MANY ids on, in a range of up to _DENSE times as many, counting finds repeated ids faster than sorting."""
 
 
 class PageSet:
@@ -35,26 +37,26 @@ class PageSet:
         """
         if len(pages) <= _FEW and self._adopt_few(pages.tolist()):
             return
-        ordered = pages
-        if np.count_nonzero(pages[1:] <= pages[:-1]):
-            ordered = np.sort(pages)
-            is_twice = ordered[1:] == ordered[:-1]
-            if np.count_nonzero(is_twice):
-                raise ValueError(f"pages must be distinct, got page {ordered[1:][is_twice][0]} twice")
-        lowest, highest = int(ordered[0]), int(ordered[-1])
+        lowest, highest, is_distinct = _range(pages)
         if lowest < 0:
             raise ValueError(f"pages must be >= 0, got page {lowest}")
         if highest >= len(self._flags):
             larger = bytearray(max(highest + 1, len(self._flags) + len(self._flags) // 8))
             larger[: len(self._flags)] = self._flags
             self._flags, self._is_held = larger, np.frombuffer(larger, np.bool_)
+        within = slice(lowest, highest + 1)
         # A slice is faster than an index, and the pages of a long new prompt are often consecutive.
-        index = slice(lowest, highest + 1) if highest - lowest == len(pages) - 1 else pages.astype(np.intp)
-        held = self._is_held[index]
-        if np.count_nonzero(held):
+        is_run = is_distinct and highest - lowest == len(pages) - 1
+        index = within if is_run else pages.astype(np.intp)
+        if np.count_nonzero(self._is_held[index]):
+            _sorted(pages)
             first = next(page for page in pages.tolist() if self._flags[page])
             raise ValueError(f"pages must not be in the tree already, got page {first}")
+        num_held = 0 if is_distinct else np.count_nonzero(self._is_held[within])
         self._is_held[index] = True
+        if not is_distinct and np.count_nonzero(self._is_held[within]) - num_held < len(pages):
+            self._is_held[index] = False
+            _sorted(pages)
 
     def drop(self, pages: Int32) -> None:
         """Remove pages that are in the set.
@@ -84,6 +86,35 @@ class PageSet:
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._is_held))
+
+
+def _range(pages: Int32) -> tuple[int, int, bool]:
+    """Return the lowest page, the highest page, and whether all pages are known to be distinct.
+
+    Raises:
+        ValueError: a page occurs twice; not always found here.
+    """
+    if not np.count_nonzero(pages[1:] <= pages[:-1]):
+        return int(pages[0]), int(pages[-1]), True
+    if len(pages) >= _MANY:
+        lowest, highest = int(pages.min()), int(pages.max())
+        if highest - lowest < _DENSE * len(pages):
+            return lowest, highest, False
+    ordered = _sorted(pages)
+    return int(ordered[0]), int(ordered[-1]), True
+
+
+def _sorted(pages: Int32) -> Int32:
+    """Return the pages in ascending order.
+
+    Raises:
+        ValueError: a page occurs twice.
+    """
+    ordered = np.sort(pages)
+    is_twice = ordered[1:] == ordered[:-1]
+    if np.count_nonzero(is_twice):
+        raise ValueError(f"pages must be distinct, got page {ordered[1:][is_twice][0]} twice")
+    return ordered
 
 
 def grown(flags: npt.NDArray[np.bool_], num_flags: int) -> npt.NDArray[np.bool_]:
