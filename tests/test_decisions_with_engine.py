@@ -227,7 +227,7 @@ def steps_of_simulator(trace: Trace, setting: Setting, *, over_radix: bool = Tru
         page_size=PAGE,
         budget=replace(budget, prefill_first=setting.prefill_first, joint_prefill_tokens=setting.joint),
     )
-    reserve = NewTokenRatio(init=min(1.0, 0.7 * setting.conservativeness))
+    reserve = NewTokenRatio(scale=setting.conservativeness)
     simulate(
         trace,
         Fleet(machine=MACHINE, num_pages=setting.num_pages, page_size=PAGE),
@@ -283,8 +283,8 @@ def test_requests_are_preempted_alike(prefill_first: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ORDERS)
 def test_many_traces_have_the_same_grants(policy: str) -> None:
-    settings = [random_setting(Random(f"{seed} {policy}"), policy) for seed in range(50)]
-    assert sum(compare(seed, setting, over_radix=seed % 2 == 0) for seed, setting in enumerate(settings)) > 10
+    settings = {seed: random_setting(Random(f"{seed} {policy}"), policy) for seed in range(21, 71)}
+    assert sum(compare(seed, setting, over_radix=seed % 2 == 0) for seed, setting in settings.items()) > 10
 
 
 def test_the_overlapped_loop_differs_first_where_it_has_not_learnt_of_an_end() -> None:

@@ -173,7 +173,7 @@ def test_a_request_that_loses_its_pages_to_a_prompt_gets_no_page_in_a_step_witho
     planner = Planner(
         kv=kv,
         budget=prefill_first(max_running=4),
-        reserve=NewTokenRatio(init=0.5),
+        reserve=NewTokenRatio(scale=0.5),
         victim=choose_victim,
         skip_ahead=SkipAhead(max_skipped=8, max_passes=32),
     )

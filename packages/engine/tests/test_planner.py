@@ -50,7 +50,7 @@ class Bench:
                 held_back=HeldBack(quotas),
             )  # fmt: skip
         self.state = EngineState(waiting=queue, rank=deserving)
-        self.reserve = NewTokenRatio(init=ratio)
+        self.reserve = NewTokenRatio(scale=ratio)
         self.planner = Planner(
             kv=self.kv,
             budget=budget_named(
@@ -300,14 +300,17 @@ def test_the_worst_ranked_request_is_preempted_and_keeps_its_arrival() -> None:
 
 
 def test_the_reserve_learns_of_a_preemption() -> None:
-    bench = Bench(num_pages=6, ratio=0.5)
+    short = make_request([1], max_new=8)
+    bench, calm = Bench(num_pages=6), Bench()
+    for one in (bench, calm):
+        one.reserve.on_end(short)
+        assert one.reserve.ratio < 1.0
     for _ in range(3):
         bench.decode(9, max_new=2)
-    bench.plan()
-    assert bench.reserve.ratio == 1.0  # the survivors have generated half of what they may, and 20 tokens more
-    calm = Bench(ratio=0.5)
+    assert bench.plan().num_preempted
+    assert bench.reserve.ratio == 1.0
     calm.plan()
-    assert calm.reserve.ratio < 0.5
+    assert calm.reserve.ratio < 1.0
 
 
 def test_prefill_first_lets_no_victim_decode() -> None:

@@ -104,7 +104,7 @@ class ToyEngine:
             self.waiting.add(job)
         self.num_preempted += len(victims)
         if victims:
-            self.ratio.on_preempt(self.running)
+            self.ratio.on_preempt()
         else:
             self.ratio.on_step()
 
@@ -116,3 +116,4 @@ class ToyEngine:
                 self.running.remove(job)
                 self.waiting.stop(job)
                 self.done.append(job)
+                self.ratio.on_end(job)

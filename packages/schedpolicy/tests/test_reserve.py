@@ -30,155 +30,172 @@ class Queued:
 
 
 runners = st.builds(
-    Runner, num_generated=st.integers(0, 300), max_new_tokens=st.integers(1, 300), num_tokens=st.integers(1, 500)
+    Runner, num_generated=st.integers(0, 300), max_new_tokens=st.integers(0, 300), num_tokens=st.integers(300, 500)
 )
-events = st.lists(st.none() | st.lists(runners, max_size=4), max_size=40)  # a step, or a preemption with survivors
+parts = st.lists(st.integers(0, 100), max_size=80)
 
 
-def test_it_decays_from_init_to_its_floor_in_decay_steps():
-    ratio = NewTokenRatio(init=0.5, min_factor=0.2, decay_steps=4)
-    seen = [ratio.ratio]
-    for _ in range(6):
-        ratio.on_step()
-        seen.append(ratio.ratio)
-    assert seen == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
+def learned(*percents: int, **arguments: Any) -> NewTokenRatio:
+    """Return a ratio to which requests have ended at the given percents of their limit."""
+    ratio = NewTokenRatio(**arguments)
+    for percent in percents:
+        ratio.on_end(Runner(num_generated=percent, max_new_tokens=100))
+    return ratio
 
 
-def test_defaults_are_those_of_sglang():
+def reserved(ratio: NewTokenRatio, *running: Runner) -> int:
+    return ratio.reserved_tokens(running, page_size=1)
+
+
+def test_nothing_known_means_that_all_of_the_limit_is_used():
     ratio = NewTokenRatio()
-    assert ratio.ratio == 0.7
-    for _ in range(600):
-        ratio.on_step()
-    assert ratio.ratio == pytest.approx(0.7 * 0.14)
+    assert ratio.ratio == 1
+    assert reserved(ratio, Runner(0, 200, 10)) == 200
+    assert reserved(ratio, Runner(50, 200, 60), Runner(50, 200, 80)) == 2 * 150
+    assert reserved(ratio, Runner(200, 200, 210)) == 0
 
 
-def test_it_holds_for_sixty_steps_by_default():
+def test_it_learns_from_early_ends_and_forgets_them():
+    ratio = learned(*[10] * 62)
+    # Of 64 requests, two of them imagined, two go beyond a tenth.
+    assert ratio.ratio == pytest.approx(0.10 + 0.90 * 2 / 64)
+    for _ in range(64):
+        ratio.on_end(Runner(num_generated=100, max_new_tokens=100))
+    assert ratio.ratio == 1
+
+
+def test_a_request_that_may_generate_nothing_says_nothing():
+    assert learned(10).ratio < 1
     ratio = NewTokenRatio()
-    ratio.on_preempt([])
-    for _ in range(60):
-        ratio.on_step()
-        assert ratio.ratio == 0.7
-    ratio.on_step()
-    assert ratio.ratio < 0.7
+    ratio.on_end(Runner(num_generated=0, max_new_tokens=0))
+    assert ratio.ratio == 1
 
 
-def test_a_preemption_raises_it_to_what_the_survivors_generated_and_holds_it():
-    ratio = NewTokenRatio(init=0.1, min_factor=0.1, decay_steps=10, hold_steps=3)
-    ratio.on_preempt([Runner(num_generated=100, max_new_tokens=200), Runner(num_generated=60, max_new_tokens=200)])
-    assert ratio.ratio == pytest.approx((100 + 20 + 60 + 20) / 401)
-    for _ in range(3):
-        ratio.on_step()
-    assert ratio.ratio == pytest.approx(200 / 401)
-    ratio.on_step()
-    assert ratio.ratio == pytest.approx(200 / 401 - 0.09 / 10)
+def test_requests_that_run_count_so_that_answers_do_not_seem_short_because_the_short_ones_end_first():
+    ratio = learned(*[10] * 6)
+    alone, beside_others = ratio.survival(()), ratio.survival([Runner(20, 100)] * 8)
+    assert alone[11] == pytest.approx(2 / 8)
+    assert beside_others[11] == pytest.approx(10 / 16)
+    assert ratio.survival([Runner(5, 100)] * 8)[11] == alone[11]  # these may still end at a tenth
 
 
-def test_a_preemption_without_survivors_still_holds():
-    ratio = NewTokenRatio(init=0.5, hold_steps=1)
-    ratio.on_preempt([])
-    ratio.on_step()
-    assert ratio.ratio == 0.5
-    ratio.on_step()
-    assert ratio.ratio < 0.5
+def test_a_request_that_has_outlived_the_others_is_expected_to_use_all_of_its_limit():
+    ratio = learned(*[10] * 62)
+    assert reserved(ratio, Runner(0, 1000, 10)) < 200
+    assert reserved(ratio, Runner(100, 1000, 110)) == 900
 
 
-def test_requests_that_start_together_get_what_those_before_them_generated():
-    ratio = NewTokenRatio(init=0.5, min_factor=0.1, decay_steps=10)
-    for _ in range(10):
-        ratio.on_step()
-    assert ratio.ratio == pytest.approx(0.05)
-    ratio.on_idle()
-    assert ratio.ratio == 0.5  # nothing has ended yet
-    for _ in range(400):
-        ratio.on_end(Runner(num_generated=40, max_new_tokens=50))
-    ratio.on_end(Runner(num_generated=0, max_new_tokens=0))  # asks for no tokens, so it says nothing
-    ratio.on_idle()
-    assert ratio.ratio == pytest.approx(0.8, abs=1e-4)
-    for _ in range(400):
-        ratio.on_end(Runner(num_generated=1, max_new_tokens=50))
-    ratio.on_idle()
-    assert ratio.ratio == pytest.approx(0.8, abs=1e-4)  # it falls by steps only
+def test_requests_that_start_together_need_their_outputs_at_the_same_time_and_others_make_room():
+    ratio = NewTokenRatio()
+    assert reserved(ratio, *[Runner(0, 160, 10)] * 4) == 4 * 160
+    # When the last ends in 160 steps, the others have ended. The most is needed when the first has 40 to go.
+    staggered = [Runner(done, 160, 10 + done) for done in (0, 40, 80, 120)]
+    assert reserved(ratio, *staggered) == 4 * 40
 
 
-@given(st.floats(0.01, 1), st.floats(0, 1), st.integers(1, 20), st.integers(0, 5), events)
-def test_it_stays_in_bounds_falls_only_by_steps_and_never_while_held(
-    init: float, min_factor: float, decay_steps: int, hold_steps: int, events: list[list[Runner] | None]
+@given(parts, st.lists(runners, max_size=6), st.integers(1, 32))
+def test_the_reserve_covers_the_expected_demand_of_every_step_to_come(
+    ended: list[int], running: list[Runner], page_size: int
 ):
-    ratio = NewTokenRatio(init=init, min_factor=min_factor, decay_steps=decay_steps, hold_steps=hold_steps)
-    num_steps_since_preempt = hold_steps
-    for survivors in events:
-        before = ratio.ratio
-        if survivors is None:
-            ratio.on_step()
-            num_steps_since_preempt += 1
-            assert ratio.ratio <= before
-            if num_steps_since_preempt <= hold_steps:
-                assert ratio.ratio == before
-        else:
-            ratio.on_preempt(survivors)
-            num_steps_since_preempt = 0
-            assert ratio.ratio >= before
-        assert init * min_factor <= ratio.ratio <= 1
+    """By the definition, step by step; parts are rounded so that requests end late rather than early."""
+    ratio = learned(*ended)
+    survival = ratio.survival(running)
+    demand = [0.0] * 302
+    for request in running:
+        now = min(100, request.num_generated * 100 // max(1, request.max_new_tokens))
+        pages_now = math.ceil(request.num_tokens / page_size)
+        pages_of_prompt = math.ceil((request.num_tokens - request.num_generated) / page_size)
+        for steps in range(302):
+            num_generated, chance = request.num_generated + steps, 0.0
+            if num_generated <= request.max_new_tokens:
+                part = min(99, num_generated * 100 // max(1, request.max_new_tokens))
+                chance = survival[part] / survival[now + 1] if part > now else 1.0
+            pages_then = math.ceil((request.num_tokens + steps) / page_size)
+            demand[steps] += chance * (pages_then - pages_of_prompt) + pages_of_prompt - pages_now
+    found = ratio.reserved_tokens(running, page_size=page_size)
+    assert found % page_size == 0
+    assert found // page_size >= max(demand) - 1e-6
+    most = sum(
+        math.ceil((one.num_tokens + max(0, one.max_new_tokens - one.num_generated)) / page_size)
+        - math.ceil(one.num_tokens / page_size)
+        for one in running
+    )
+    assert found // page_size <= most
 
 
-@given(st.floats(0.01, 1), st.lists(runners, max_size=5), st.integers(1, 32))
-def test_running_requests_reserve_the_pages_of_their_estimated_tokens(
-    init: float, running: list[Runner], page_size: int
-):
-    ratio = NewTokenRatio(init=init)
-    expected = 0
-    for runner in running:
-        num_new = math.ceil(init * max(0, runner.max_new_tokens - runner.num_generated))
-        pages_now = {position // page_size for position in range(runner.num_tokens)}
-        pages_then = {position // page_size for position in range(runner.num_tokens + num_new)}
-        expected += len(pages_then - pages_now) * page_size
-    assert ratio.reserved_tokens(iter(running), page_size=page_size) == expected
-
-
-@given(st.floats(0.01, 1), st.lists(runners, max_size=4), st.lists(runners, max_size=4), st.integers(1, 32), st.data())
+@given(parts, st.lists(runners, max_size=4), st.lists(runners, max_size=4), st.integers(1, 32), st.data())
 def test_the_reserve_of_a_step_includes_requests_admitted_in_it(
-    init: float, running: list[Runner], candidates: list[Runner], page_size: int, data: st.DataObject
+    ended: list[int], running: list[Runner], candidates: list[Runner], page_size: int, data: st.DataObject
 ):
-    ratio = NewTokenRatio(init=init)
     lacking = [data.draw(st.integers(0, 3)) for _ in running]
-    step = ratio.open(iter(running), page_size=page_size, num_to_complete=sum(lacking))
+    step = learned(*ended).open(iter(running), page_size=page_size, num_to_complete=sum(lacking))
     for candidate in candidates:
-        expected = sum(lacking) + ratio.reserved_tokens([*running, candidate], page_size=page_size) // page_size
-        assert step.num_reserved(candidate) == (expected if running else 0)
+        num_running, num_reserved = step.num_running, step.num_reserved(candidate)
+        if not num_running:
+            assert num_reserved == 0
         if data.draw(st.booleans()):
             lacking.append(data.draw(st.integers(0, 3)))
             step.admit(candidate, num_to_complete=lacking[-1])
-            running = [*running, candidate]
-    assert step.num_running == len(running)
+            assert step.num_running == num_running + 1
+            if num_running:
+                assert step.num_pages == num_reserved + lacking[-1]
+            else:
+                assert step.num_pages >= lacking[-1]
+
+
+def test_a_larger_limit_extends_the_look_ahead():
+    step = NewTokenRatio().open([Runner(98, 100, 98)], page_size=1, num_to_complete=0)
+    assert step.num_reserved(Runner(0, 1000, 0)) == 1000 - 98  # the other one's output makes room before that
+    step.admit(Runner(0, 1000, 0), num_to_complete=0)
+    assert step.num_reserved(Runner(0, 3000, 0)) == 3000 - 98
+
+
+def test_a_preemption_brings_caution_for_a_while():
+    ratio = learned(*[10] * 62, hold_steps=2)
+    bold = reserved(ratio, Runner(0, 1000, 10))
+    ratio.on_preempt()
+    assert ratio.ratio == 1
+    for _ in range(2):
+        assert reserved(ratio, Runner(0, 1000, 10)) == 1000
+        ratio.on_step()
+    assert reserved(ratio, Runner(0, 1000, 10)) == bold < 1000
+
+
+def test_caution_takes_sixty_steps_by_default():
+    assert NewTokenRatio().hold_steps == 60
+
+
+def test_the_scale_multiplies_what_is_reserved():
+    running = Runner(0, 100, 10)
+    assert reserved(NewTokenRatio(scale=0.5), running) == 50
+    assert reserved(NewTokenRatio(scale=2.0), running) == 200
 
 
 def test_the_reserve_of_a_request_is_clipped_at_4096():
-    running = [Runner(num_generated=0, max_new_tokens=100_000), Runner(num_generated=90_000, max_new_tokens=100_000)]
-    assert NewTokenRatio(init=0.5).reserved_tokens(running, page_size=1) == 2 * 2048
+    assert reserved(NewTokenRatio(), Runner(0, 100_000), Runner(90_000, 100_000, 90_100)) == 2 * 4096
 
 
 def test_pages_that_a_request_holds_are_not_reserved():
-    ratio = NewTokenRatio(init=1.0)
+    ratio = NewTokenRatio()
     assert ratio.reserved_tokens([Runner(num_generated=0, max_new_tokens=12, num_tokens=20)], page_size=16) == 0
     assert ratio.reserved_tokens([Runner(num_generated=0, max_new_tokens=13, num_tokens=20)], page_size=16) == 16
 
 
 def test_a_waiting_request_needs_its_uncached_pages():
-    ratio = NewTokenRatio(init=0.5)
-    assert ratio.wanted_tokens(Queued(num_tokens=40, num_matched=32, max_new_tokens=10), page_size=16) == 16
-    assert ratio.wanted_tokens(Queued(num_tokens=40, num_matched=0, max_new_tokens=100_000), page_size=1) == 40 + 2048
+    ratio = NewTokenRatio()
+    assert ratio.wanted_tokens(Queued(num_tokens=40, num_matched=32, max_new_tokens=8), page_size=16) == 16
+    assert ratio.wanted_tokens(Queued(num_tokens=40, num_matched=0, max_new_tokens=100_000), page_size=1) == 40 + 4096
     assert ratio.wanted_tokens(Queued(num_tokens=16, num_matched=5, max_new_tokens=0), page_size=16) == 16
 
 
 def test_a_preempted_request_needs_only_its_remaining_output():
-    ratio = NewTokenRatio(init=1.0)
     preempted = Queued(num_tokens=40, num_matched=0, max_new_tokens=30, num_generated=20)
-    assert ratio.wanted_tokens(preempted, page_size=1) == 50
+    assert NewTokenRatio().wanted_tokens(preempted, page_size=1) == 50
 
 
 @given(st.builds(Queued, st.integers(50, 99), st.integers(0, 50), st.integers(0, 99)), st.integers(1, 32))
 def test_the_estimate_covers_all_future_tokens(waiting: Queued, page_size: int):
-    wanted = NewTokenRatio(init=1.0).wanted_tokens(waiting, page_size=page_size)
+    wanted = NewTokenRatio().wanted_tokens(waiting, page_size=page_size)
     needed = waiting.num_tokens - waiting.num_matched + waiting.max_new_tokens
     assert wanted % page_size == 0
     assert needed <= wanted < needed + 2 * page_size
@@ -187,11 +204,9 @@ def test_the_estimate_covers_all_future_tokens(waiting: Queued, page_size: int):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"init": 0.0}, r"init must be in \(0, 1\], got 0.0"),
-        ({"init": 1.1}, r"init must be in \(0, 1\], got 1.1"),
-        ({"min_factor": -0.1}, r"min_factor must be in \[0, 1\], got -0.1"),
-        ({"min_factor": 1.1}, r"min_factor must be in \[0, 1\], got 1.1"),
-        ({"decay_steps": 0}, "decay_steps must be >= 1, got 0"),
+        ({"scale": 0.0}, "scale must be > 0 and finite, got 0.0"),
+        ({"scale": math.inf}, "scale must be > 0 and finite, got inf"),
+        ({"scale": math.nan}, "scale must be > 0 and finite, got nan"),
         ({"hold_steps": -1}, "hold_steps must be >= 0, got -1"),
     ],
 )

@@ -245,7 +245,7 @@ class NaiveReplica:
 
         def note() -> None:
             if preempted[0]:
-                self.policies.reserve.on_preempt(self.running)
+                self.policies.reserve.on_preempt()
             else:
                 self.policies.reserve.on_step()
 
@@ -315,8 +315,7 @@ class NaiveReplica:
             if not any(parked is request for parked, _ in deferral.parked):
                 request.num_matched = self.page_size * self.match(request)
         skip_ahead.begin_step(self.waiting)
-        if not self.running:
-            self.policies.reserve.on_idle()
+        reserve = self.policies.reserve.open(self.running, page_size=self.page_size, num_to_complete=0)
         admitted: list[Naive] = []
         deferred: list[Naive] = []
         for request in order.ordered(now_s):
@@ -336,10 +335,10 @@ class NaiveReplica:
             wanted = self.pages(request.num_tokens) - num_matched
             if self.running:
                 wanted += sum(self.pages(r.num_tokens) - self.held(r) for r in self.running)
-                expected = self.policies.reserve.reserved_tokens([*self.running, request], page_size=self.page_size)
-                wanted += expected // self.page_size
+                wanted += reserve.num_reserved(request)
             if num and wanted <= self.available():
                 self.running.append(request)
+                reserve.admit(request, num_to_complete=0)
                 assert self.grow(request, request.num_matched + num)
                 prefills.append((request, budget.take_prefill(num)))
                 budget.admit()
@@ -470,7 +469,7 @@ def compare(
     st.integers(0, 20),
     st.booleans(),
     st.sampled_from(["priority", "least-output"]),
-    st.sampled_from([0.7, 0.02]),  # little is reserved at first: requests are preempted
+    st.sampled_from([1.0, 0.02]),  # little is reserved: requests are preempted
     st.sampled_from([None, 1, 4]),
 )
 def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
@@ -482,7 +481,7 @@ def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
     num_more: int,
     prefill_first: bool,
     victim: str,
-    init_ratio: float,
+    scale: float,
     min_shared: int | None,
 ):
     budget = Budget(
@@ -493,7 +492,7 @@ def test_every_time_hit_and_preemption_is_that_of_the_naive_simulator(
         prefill_first=prefill_first,
     )
 
-    both = policies_for(order, budget, victim, page_size, init_ratio=init_ratio, min_shared=min_shared)
+    both = policies_for(order, budget, victim, page_size, scale=scale, min_shared=min_shared)
     compare(trace, *both, num_tokens // page_size, page_size)
 
 
@@ -551,21 +550,21 @@ def policies_for(
     victim: str,
     page_size: int,
     *,
-    init_ratio: float = 0.7,
+    scale: float = 1.0,
     min_shared: int | None = None,
 ) -> tuple[NaivePolicies, Policies]:
     """Return the same policies for both; `min_shared` is that of the deferral, None to defer nothing."""
     naive = NaivePolicies(
         order=order_named(order),
         budget=budget,
-        reserve=NewTokenRatio(init=init_ratio),
+        reserve=NewTokenRatio(scale=scale),
         skip_ahead=SkipAhead(max_skipped=8, max_passes=16),
         victim=by_lowest_priority if victim == "priority" else by_least_output,
         deferral=NaiveDeferral(min_shared=min_shared or 10_000, page_size=page_size),
     )
     policies = replace(
         policies_named(order, page_size=page_size, budget=budget, victim=victim),
-        reserve=NewTokenRatio(init=init_ratio),
+        reserve=NewTokenRatio(scale=scale),
         deferral=None if min_shared is None else InBatchDeferral(min_shared=min_shared, page_size=page_size),
     )
     return naive, policies
@@ -598,7 +597,7 @@ def test_repeats_in_a_burst_fare_as_in_the_naive_simulator():
         trace, order, num_pages = burst(rng), rng.choice(("fcfs", "lpm", "fair")), rng.randint(66, 130)
         victim = rng.choice(("priority", "least-output"))
         budget = Budget(max_step_tokens=80, max_chunk_tokens=rng.randint(2, 6), max_running=8, max_prefills=8)
-        both = policies_for(order, budget, victim, 1, init_ratio=0.02, min_shared=rng.choice((1, 4)))
+        both = policies_for(order, budget, victim, 1, scale=0.02, min_shared=rng.choice((1, 4)))
         compare(trace, *both, num_pages, 1)
         num_deferred += both[0].deferral.num_parked
         num_orphaned += both[0].deferral.num_orphaned
@@ -611,7 +610,7 @@ def test_it_preempts_and_recomputes_as_the_naive_simulator_does():
         TraceRequest(arrived_s=0.0, num_prompt=8, num_output=30, max_new_tokens=30, keys=()) for _ in range(9)
     )
     budget = Budget(max_step_tokens=16, max_chunk_tokens=None, max_running=9, max_prefills=4)
-    policies = policies_for("fcfs", budget, "priority", 2, init_ratio=0.02)
+    policies = policies_for("fcfs", budget, "priority", 2, scale=0.02)
     naive, observed = compare(Trace(name="tight", requests=requests, block_size=1), *policies, 60, 2)
     assert sum(request.num_preemptions for request in naive) >= 3
     assert observed.num_prefill_tokens > 9 * 8

@@ -142,7 +142,7 @@ def assemble(
         held_back=None if quotas is None else HeldBack(quotas),
         notes=observer,
     )
-    reserve = NewTokenRatio(init=min(1.0, 0.7 * config.schedule_conservativeness))
+    reserve = NewTokenRatio(scale=config.schedule_conservativeness)
     state = EngineState(waiting=waiting, rank=deserving, on_end=reserve.on_end)
     pacing = deadlines = None
     if config.target_step_s is not None or config.refuse_late:

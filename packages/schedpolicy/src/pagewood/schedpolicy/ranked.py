@@ -138,7 +138,7 @@ class ByShortest:
     Least work first minimises the mean completion time. A long request can starve: combine it with `Ageing`.
 
     Attributes:
-        output_ratio: Part of the allowed output that is expected, in [0, 1]; the default is that of `NewTokenRatio`.
+        output_ratio: Part of the allowed output that is expected, in [0, 1].
         output_weight: Cost of one output token in input tokens, > 0 and finite.
     """
 

@@ -1,114 +1,128 @@
 """How much memory to reserve for tokens that requests will generate."""
 
 import math
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pagewood.schedpolicy.pages import pages_of
 from pagewood.schedpolicy.requests import Request, Running, Waiting
 
-# Limit on the reserved part of `max_new_tokens`: few requests generate more.
+# Limit on the tokens that one request is expected to generate from now on: few requests generate more.
 _MAX_RESERVED_TOKENS = 4096
-# Tokens that each remaining request should be able to generate before the next preemption.
-_HEADROOM_TOKENS = 20
-# Requests over which the average output is taken.
-_MEAN_OF_REQUESTS = 32
+# Progress of a request is counted in hundredths of its limit.
+_NUM_PARTS = 100
+# Ended requests by which others are judged.
+_NUM_OBSERVED = 64
+# Imagined requests that use all of their limit: they stand for what has not been observed yet.
+_NUM_IMAGINED = 2
+# Moments of the future at which the demand for memory is estimated.
+_NUM_MOMENTS = 16
+# Sums of probabilities that differ by less count as equal, so that the order of summation does not matter.
+_ROUNDING = 1e-6
 
 
 class NewTokenRatio:
-    """Estimates the part of their allowed output that requests will generate.
+    """Learns which part of their allowed output requests generate, and from it how much memory they will need.
 
-    Reserving all of it leaves memory idle; reserving nothing causes too many preemptions. The ratio decays a little in
-    every step and jumps up when memory has run out and a request was preempted. Then it holds for `hold_steps`, so that
-    the freed memory is not filled at once with new requests that cause the next preemption.
+    Let `S(x)` be the part of the requests that generate more than the part `x` of their limit. A request that is at
+    `x` now is expected to run still at `y` with the probability `S(y) / S(x)`. So `h` steps from now, running requests
+    are expected to hold in total
 
-    Invariant: `min_factor * init <= ratio <= 1`.
+        demand(h) = sum of prompt + S(y) / S(x) * (generated + h),  with y = (generated + h) / limit <= 1
 
-    While requests start one after the other, the ratio may decay far below what they generate, because the memory of
-    those that end is used again. Requests that start together, after a time in which no request ran, all need theirs at
-    the same time. So `on_idle` raises the ratio to what requests that have ended generated on average.
+    tokens. What they will need beyond their present pages is the largest demand to come, less that of now. Requests
+    that start together need their outputs at the same time; of requests at different points, the ends of some make
+    room for others, and hardly anything is reserved. A prompt counts also after the end, because it may be shared.
 
-    Source: `new_token_ratio` of SGLang, which resets it to `init` when the engine is idle; the hold and the average are
-    ours.
+    `S` is the estimate of Kaplan and Meier from the last 64 requests that ended and those that run: short answers end
+    first, so the ended ones alone would seem short. Two imagined requests that use all of their limit stand for what
+    is not known. So at first all requests are expected to use all of their limit, and no admission leads to a
+    preemption. Early ends lower the estimate.
+
+    If memory has run out all the same, all requests are expected to use all of their limit for `hold_steps` steps, so
+    that the freed memory is not filled at once with requests that cause the next preemption.
+
+    Invariant: `0 < ratio <= 1`.
+
+    Source: SGLang's `new_token_ratio` for the aim; the look ahead as in LightLLM's Past-Future scheduler (arXiv
+    2507.10150), which draws lengths where this takes probabilities.
     """
 
-    __slots__ = ("_decay", "_mean", "_min_ratio", "_num_held", "_ratio", "hold_steps")
+    __slots__ = ("_latest", "_num_ended", "_num_held", "hold_steps", "scale")
 
-    def __init__(
-        self, *, init: float = 0.7, min_factor: float = 0.14, decay_steps: int = 600, hold_steps: int = 60
-    ) -> None:
-        """Start at `init`; SGLang starts at 0.7 times the configured conservativeness, and 1 at most.
+    def __init__(self, *, scale: float = 1.0, hold_steps: int = 60) -> None:
+        """Know nothing of outputs.
 
         Args:
-            init: Initial ratio, in (0, 1].
-            min_factor: The least ratio, as a part of `init`, in [0, 1].
-            decay_steps: Steps from `init` to the least ratio, >= 1.
-            hold_steps: Steps without decay after a preemption, >= 0.
+            scale: Factor of what is reserved, > 0 and finite; below 1 more requests run, and more are preempted.
+            hold_steps: Steps of caution after a preemption, >= 0.
 
         Raises:
             ValueError: An argument is out of range.
         """
-        if not 0 < init <= 1:
-            raise ValueError(f"init must be in (0, 1], got {init}")
-        if not 0 <= min_factor <= 1:
-            raise ValueError(f"min_factor must be in [0, 1], got {min_factor}")
-        if decay_steps < 1:
-            raise ValueError(f"decay_steps must be >= 1, got {decay_steps}")
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be > 0 and finite, got {scale}")
         if hold_steps < 0:
             raise ValueError(f"hold_steps must be >= 0, got {hold_steps}")
+        self.scale = scale
         self.hold_steps = hold_steps
-        self._min_ratio = init * min_factor
-        self._decay = (init - self._min_ratio) / decay_steps
-        self._ratio = init  # written by: on_step, on_preempt, on_idle
-        self._mean = init  # of generated by allowed output, of the requests that ended last; written by: on_end
-        self._num_held = 0  # steps still to hold; written by: on_step, on_preempt
+        self._num_held = 0  # steps of caution that are left; written by: on_step, on_preempt
+        self._latest: deque[int] = deque()  # at which part the latest requests ended; written by: on_end
+        self._num_ended = [0] * (_NUM_PARTS + 1)  # how many of them ended at each part; written by: on_end
 
     @property
     def ratio(self) -> float:
-        """The estimate, in (0, 1], or 0 if `min_factor` is 0."""
-        return self._ratio
+        """The part of its allowed output that a request which starts now is expected to generate."""
+        return sum(self.survival(())[1:]) / _NUM_PARTS
 
     def on_step(self) -> None:
         """Record a step without preemption."""
         if self._num_held:
             self._num_held -= 1
-        else:
-            self._ratio = max(self._min_ratio, self._ratio - self._decay)
+
+    def on_preempt(self) -> None:
+        """Record that memory ran out and requests were preempted."""
+        self._num_held = self.hold_steps
 
     def on_end(self, request: Running) -> None:
         """Record that a request ended by itself; one that was cancelled says nothing about others."""
-        if request.max_new_tokens > 0:
-            self._mean += (request.num_generated / request.max_new_tokens - self._mean) / _MEAN_OF_REQUESTS
+        if request.max_new_tokens < 1:
+            return
+        if len(self._latest) == _NUM_OBSERVED:
+            self._num_ended[self._latest.popleft()] -= 1
+        part = part_of(request)
+        self._latest.append(part)
+        self._num_ended[part] += 1
 
-    def on_idle(self) -> None:
-        """Record that no request runs, so the next ones start together."""
-        self._ratio = max(self._ratio, min(1.0, self._mean))
+    def survival(self, running: Iterable[Running]) -> list[float]:
+        """Return `S`, estimated from ended and running requests.
 
-    def on_preempt(self, survivors: Iterable[Running]) -> None:
-        """Record that memory ran out and requests were preempted.
-
-        By SGLang's formula the ratio becomes the part of their allowed output that the survivors have generated so far,
-        plus 20 tokens each; here only if that is more than the present ratio.
+        Returns:
+            For each number of hundredths of the limit, from 0 to 100: the share of requests that do not end before, in
+            (0, 1].
         """
-        num_expected, num_allowed = 0, 1
-        for request in survivors:
-            num_expected += request.num_generated + _HEADROOM_TOKENS
-            num_allowed += request.max_new_tokens
-        self._ratio = max(self._ratio, min(1.0, num_expected / num_allowed))
-        self._num_held = self.hold_steps
+        if self._num_held:
+            return [1.0] * (_NUM_PARTS + 1)
+        num_beyond = self._num_ended.copy()
+        for request in running:
+            num_beyond[part_of(request)] += 1
+        # The share of the requests that reach a part and do not end there. A request at its limit has not ended early.
+        num_came, going_on = _NUM_IMAGINED + num_beyond[_NUM_PARTS], [1.0] * _NUM_PARTS
+        for part in range(_NUM_PARTS - 1, -1, -1):
+            num_came += num_beyond[part]
+            going_on[part] = 1 - self._num_ended[part] / num_came
+        found = [1.0]
+        for share in going_on:
+            found.append(found[-1] * share)
+        return found
 
-    def reserved_tokens(self, running: Iterable[Request], *, page_size: int) -> int:
+    def reserved_tokens(self, running: Iterable[Running], *, page_size: int) -> int:
         """Estimate the memory that running requests need beyond the pages of their `num_tokens`.
 
         Returns:
             Tokens, a multiple of `page_size`.
         """
-        num_pages, ratio, ceil = 0, self._ratio, math.ceil
-        for request in running:  # nothing of this package is called, because an engine may do this in every step
-            num_tokens, num_allowed = request.num_tokens, request.max_new_tokens - request.num_generated
-            num_new = ceil(ratio * min(max(num_allowed, 0), _MAX_RESERVED_TOKENS))
-            num_pages += (-num_tokens // page_size) - (-(num_tokens + num_new) // page_size)
-        return num_pages * page_size
+        return self.open(running, page_size=page_size, num_to_complete=0).num_pages * page_size
 
     def open(self, running: Iterable[Running], *, page_size: int, num_to_complete: int) -> "StepReserve":
         """Return the reserve of one step; reads each running request once.
@@ -118,11 +132,7 @@ class NewTokenRatio:
             page_size: Tokens of a page.
             num_to_complete: Pages that these requests still need for their `num_tokens`.
         """
-        running = tuple(running)
-        num_to_come = self.reserved_tokens(running, page_size=page_size) // page_size
-        return StepReserve(
-            ratio=self, page_size=page_size, num_running=len(running), num_pages=num_to_complete + num_to_come
-        )
+        return StepReserve(self, tuple(running), page_size=page_size, num_to_complete=num_to_complete)
 
     def wanted_tokens(self, waiting: Waiting, *, page_size: int) -> int:
         """Estimate the memory that a waiting request needs from admission to its end, beyond its cached prefix.
@@ -130,40 +140,105 @@ class NewTokenRatio:
         Returns:
             Tokens, a multiple of `page_size`.
         """
-        num_tokens = waiting.num_tokens + self._estimate(waiting.max_new_tokens - waiting.num_generated)
-        return (pages_of(num_tokens, page_size) - waiting.num_matched // page_size) * page_size
-
-    def _estimate(self, num_allowed: int) -> int:
-        return math.ceil(self._ratio * min(max(num_allowed, 0), _MAX_RESERVED_TOKENS))
+        num_pages = pages_of(waiting.num_tokens, page_size) - waiting.num_matched // page_size
+        return num_pages * page_size + self.reserved_tokens((waiting,), page_size=page_size)
 
 
-@dataclass(slots=True, kw_only=True)
 class StepReserve:
     """Memory reserved in one step while requests are admitted; made by `NewTokenRatio.open`.
 
-    Invariant: `num_pages` is `NewTokenRatio.reserved_tokens` of all running requests, including those admitted in this
-    step, plus what completes their prompts; in pages. The cost of an admission does not depend on how many run.
+    The demand is estimated at 16 moments, as what those that are expected to run at the moment before hold at this one;
+    so it is never too low between two. To ask about a candidate takes a time that does not depend on how many run,
+    unless its limit is larger than all of theirs.
 
-    Attributes:
-        ratio: Estimates what requests will generate.
-        page_size: Tokens of a page.
-        num_running: Running requests.
-        num_pages: Available pages that they are expected to take.
+    Invariant: `_growth` counts all running requests, including those admitted in this step.
     """
 
-    ratio: NewTokenRatio
-    page_size: int
-    num_running: int  # written by: admit
-    num_pages: int  # written by: admit
+    __slots__ = (
+        "_growth", "_moments", "_num_to_complete", "_page_size", "_running", "_scale", "_survival", "_top",
+    )  # fmt: skip
 
-    def num_reserved(self, candidate: Request) -> int:
+    def __init__(
+        self, ratio: NewTokenRatio, running: tuple[Running, ...], *, page_size: int, num_to_complete: int
+    ) -> None:
+        """Look ahead for the requests that run when the step begins."""
+        self._scale = ratio.scale
+        self._survival = ratio.survival(running)
+        self._page_size = page_size
+        self._num_to_complete = num_to_complete  # written by: admit
+        self._running = list(running)  # written by: admit
+        self._top = 0  # the largest limit, in tokens; written by: _look_ahead
+        self._moments: list[tuple[int, int, int]] = []  # written by: _look_ahead
+        """Number of each moment, and the steps from now to the moment before and to itself."""
+        self._growth: list[float] = []  # pages beyond those held now, at each moment; written by: admit, _look_ahead
+        if running:
+            self._look_ahead(max(request.max_new_tokens for request in running))
+
+    @property
+    def num_running(self) -> int:
+        """Running requests."""
+        return len(self._running)
+
+    @property
+    def num_pages(self) -> int:
+        """Available pages that running requests are expected to take."""
+        return self._num_to_complete + self._worst(self._growth)
+
+    def num_reserved(self, candidate: Running) -> int:
         """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone."""
-        return self.num_pages + self._to_come(candidate) if self.num_running else 0
+        if not self._running:
+            return 0
+        if candidate.max_new_tokens > self._top < _MAX_RESERVED_TOKENS:
+            self._look_ahead(candidate.max_new_tokens)
+        growth = self._growth.copy()
+        self._count(candidate, growth)
+        return self._num_to_complete + self._worst(growth)
 
-    def admit(self, request: Request, *, num_to_complete: int) -> None:
+    def admit(self, request: Running, *, num_to_complete: int) -> None:
         """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
-        self.num_running += 1
-        self.num_pages += num_to_complete + self._to_come(request)
+        self._num_to_complete += num_to_complete
+        self._running.append(request)
+        if request.max_new_tokens > self._top < _MAX_RESERVED_TOKENS:
+            self._look_ahead(request.max_new_tokens)
+        else:
+            self._count(request, self._growth)
 
-    def _to_come(self, request: Request) -> int:
-        return self.ratio.reserved_tokens((request,), page_size=self.page_size) // self.page_size
+    def _look_ahead(self, num_most: int) -> None:
+        """Choose the moments, up to an output of `num_most` tokens, and count all running requests."""
+        self._top = min(num_most, _MAX_RESERVED_TOKENS)
+        # They are denser soon, when most requests end.
+        steps = [-(-self._top * number * number // _NUM_MOMENTS**2) for number in range(_NUM_MOMENTS + 1)]
+        self._moments = [(number, steps[number], steps[number + 1]) for number in range(_NUM_MOMENTS)]
+        self._growth = [0.0] * _NUM_MOMENTS
+        for request in self._running:
+            self._count(request, self._growth)
+
+    def _count(self, request: Running, growth: list[float]) -> None:
+        """Add what one request is expected to hold beyond its present pages, at each moment."""
+        page_size, survival = self._page_size, self._survival
+        num_tokens, num_generated, num_most = request.num_tokens, request.num_generated, request.max_new_tokens
+        num_left = min(num_most - num_generated, _MAX_RESERVED_TOKENS)
+        num_shared = -(-(num_tokens - num_generated) // page_size)  # it stays, as the pages of a prompt may do
+        num_own = -(-num_tokens // page_size) - num_shared
+        now = part_of(request)
+        divisor = survival[min(now + 1, _NUM_PARTS)]
+        for index, before, moment in self._moments:  # nothing is called here, because an engine does this in every step
+            if before >= num_left:
+                growth[index] -= num_own
+                continue
+            num_then = -(-(num_tokens + (moment if moment < num_left else num_left)) // page_size) - num_shared
+            part = (num_generated + before) * _NUM_PARTS // num_most
+            if part > now:
+                growth[index] += num_then * survival[part] / divisor - num_own
+            else:
+                growth[index] += num_then - num_own
+
+    def _worst(self, growth: list[float]) -> int:
+        return max(0, math.ceil(self._scale * max(growth, default=0.0) - _ROUNDING))
+
+
+def part_of(request: Request) -> int:
+    """Return the part of its limit that a request has generated, in hundredths, rounded down."""
+    if request.num_generated >= request.max_new_tokens:
+        return _NUM_PARTS
+    return request.num_generated * _NUM_PARTS // request.max_new_tokens

@@ -119,12 +119,8 @@ class Reserve(Protocol):
         """Note that a step passed without preemption."""
         ...
 
-    def on_idle(self) -> None:
-        """Note that no request runs, so the next ones start together."""
-        ...
-
-    def on_preempt(self, survivors: Iterable[Request]) -> None:
-        """Note that requests were preempted, and which still run."""
+    def on_preempt(self) -> None:
+        """Note that requests were preempted, because memory ran out."""
         ...
 
     def open(self, running: Iterable[Request], *, page_size: int, num_to_complete: int) -> StepReserve:
@@ -277,7 +273,7 @@ class Planner:
             if request.timeline is not None:
                 request.timeline.preempted()
         if shortage.preempted:
-            self._reserve.on_preempt(state.running)
+            self._reserve.on_preempt()
         else:
             self._reserve.on_step()
 
@@ -425,8 +421,6 @@ class Planner:
             give_back(state, kv)
 
     def _open_reserve(self, running: Sequence[Request]) -> StepReserve:
-        if not running:
-            self._reserve.on_idle()
         num_to_complete = sum(map(self._num_to_complete, running))
         return self._reserve.open(running, page_size=self._kv.page_size, num_to_complete=num_to_complete)
 

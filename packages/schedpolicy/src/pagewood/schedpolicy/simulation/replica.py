@@ -211,7 +211,7 @@ class Replica:
 
     def _note_step(self, has_preempted: bool) -> None:
         if has_preempted:
-            self._policies.reserve.on_preempt(self._running.values())
+            self._policies.reserve.on_preempt()
         else:
             self._policies.reserve.on_step()
 
@@ -313,8 +313,6 @@ class Replica:
         policies, memory = self._policies, self._memory
         passing = self._queue.ordered(now_s)
         policies.skip_ahead.begin_step(self._queue)
-        if not self._running:
-            policies.reserve.on_idle()
         num_to_complete = sum(memory.pages_of(other.num_tokens) - other.num_pages for other in self._prefilling)
         if not self._is_decoding:  # the decoding requests have no pages for their next tokens yet
             num_to_complete += self._decoding.num_new_pages(1)
