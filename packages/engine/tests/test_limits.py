@@ -286,8 +286,12 @@ def test_without_measurements_only_a_deadline_that_is_over_is_refused() -> None:
 
 def test_only_a_part_of_the_output_is_expected_if_a_token_may_end_it() -> None:
     bench = loaded()
-    now_s = bench.runner.now_s
     tokens = np.arange(8, dtype="<i4").tobytes()
+    for name in names("short", 8):  # others have ended early
+        sampling = SamplingParams(temperature=0.0, max_tokens=100, stop_token_ids=tuple(range(50)))
+        bench.step(Submit(request_id=name, tokens=tokens, sampling=sampling))
+        bench.step()
+    now_s = bench.runner.now_s
     for name, stop in (("certain", ()), ("maybe", (3,))):
         sampling = SamplingParams(temperature=0.0, max_tokens=100, stop_token_ids=stop)
         bench.step(Submit(request_id=name, tokens=tokens, sampling=sampling, deadline_s=now_s + 0.75))

@@ -56,9 +56,9 @@ def test_nothing_known_means_that_all_of_the_limit_is_used():
 
 
 def test_it_learns_from_early_ends_and_forgets_them():
-    ratio = learned(*[10] * 62)
-    # Of 64 requests, two of them imagined, two go beyond a tenth.
-    assert ratio.ratio == pytest.approx(0.10 + 0.90 * 2 / 64)
+    ratio = learned(*[10] * 60)
+    # Of 64 requests, four of them imagined, four go beyond a tenth.
+    assert ratio.ratio == pytest.approx(0.10 + 0.90 * 4 / 64)
     for _ in range(64):
         ratio.on_end(Runner(num_generated=100, max_new_tokens=100))
     assert ratio.ratio == 1
@@ -74,13 +74,13 @@ def test_a_request_that_may_generate_nothing_says_nothing():
 def test_requests_that_run_count_so_that_answers_do_not_seem_short_because_the_short_ones_end_first():
     ratio = learned(*[10] * 6)
     alone, beside_others = ratio.survival(()), ratio.survival([Runner(20, 100)] * 8)
-    assert alone[11] == pytest.approx(2 / 8)
-    assert beside_others[11] == pytest.approx(10 / 16)
+    assert alone[11] == pytest.approx(4 / 10)
+    assert beside_others[11] == pytest.approx(12 / 18)
     assert ratio.survival([Runner(5, 100)] * 8)[11] == alone[11]  # these may still end at a tenth
 
 
 def test_a_request_that_has_outlived_the_others_is_expected_to_use_all_of_its_limit():
-    ratio = learned(*[10] * 62)
+    ratio = learned(*[10] * 60)
     assert reserved(ratio, Runner(0, 1000, 10)) < 200
     assert reserved(ratio, Runner(100, 1000, 110)) == 900
 
@@ -151,7 +151,7 @@ def test_a_larger_limit_extends_the_look_ahead():
 
 
 def test_a_preemption_brings_caution_for_a_while():
-    ratio = learned(*[10] * 62, hold_steps=2)
+    ratio = learned(*[10] * 60, hold_steps=2)
     bold = reserved(ratio, Runner(0, 1000, 10))
     ratio.on_preempt()
     assert ratio.ratio == 1

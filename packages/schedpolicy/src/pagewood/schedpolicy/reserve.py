@@ -14,7 +14,7 @@ _NUM_PARTS = 100
 # Ended requests by which others are judged.
 _NUM_OBSERVED = 64
 # Imagined requests that use all of their limit: they stand for what has not been observed yet.
-_NUM_IMAGINED = 2
+_NUM_IMAGINED = 4
 # Moments of the future at which the demand for memory is estimated.
 _NUM_MOMENTS = 16
 # Sums of probabilities that differ by less count as equal, so that the order of summation does not matter.
@@ -35,8 +35,8 @@ class NewTokenRatio:
     room for others, and hardly anything is reserved. A prompt counts also after the end, because it may be shared.
 
     `S` is the estimate of Kaplan and Meier from the last 64 requests that ended and those that run: short answers end
-    first, so the ended ones alone would seem short. Two imagined requests that use all of their limit stand for what
-    is not known. So at first all requests are expected to use all of their limit, and no admission leads to a
+    first, so the ended ones alone would seem short. Four imagined requests that use all of their limit stand for
+    what is not known. So at first all requests are expected to use all of their limit, and no admission leads to a
     preemption. Early ends lower the estimate.
 
     If memory has run out all the same, all requests are expected to use all of their limit for `hold_steps` steps, so
