@@ -143,6 +143,24 @@ def test_the_reserve_of_a_step_includes_requests_admitted_in_it(
                 assert step.num_pages >= lacking[-1]
 
 
+@given(parts, st.lists(runners, max_size=5), st.lists(runners, max_size=4), st.integers(1, 32), st.integers(0, 4000))
+def test_with_room_for_all_limits_nothing_is_estimated_and_the_verdict_is_the_same(
+    ended: list[int], running: list[Runner], candidates: list[Runner], page_size: int, num_available: int
+):
+    """A candidate fits beside the reserve with the number of available pages if it does without."""
+    quick, exact = (learned(*ended).open(running, page_size=page_size, num_to_complete=2) for _ in range(2))
+    for candidate in candidates:
+        num_pages = math.ceil(candidate.num_tokens / page_size)
+        found = quick.num_reserved(candidate, num_available=num_available)
+        expected = exact.num_reserved(candidate)
+        assert found >= expected
+        assert (num_pages + found <= num_available) == (num_pages + expected <= num_available)
+        if num_pages + expected <= num_available:
+            num_available -= num_pages
+            for step in (quick, exact):
+                step.admit(candidate, num_to_complete=0)
+
+
 def test_a_larger_limit_extends_the_look_ahead():
     step = NewTokenRatio().open([Runner(98, 100, 98)], page_size=1, num_to_complete=0)
     assert step.num_reserved(Runner(0, 1000, 0)) == 1000 - 98  # the other one's output makes room before that

@@ -149,30 +149,32 @@ class StepReserve:
 
     The demand is estimated at 16 moments, as what those that are expected to run at the moment before hold at this one;
     so it is never too low between two. To ask about a candidate takes a time that does not depend on how many run,
-    unless its limit is larger than all of theirs.
+    unless its limit is larger than all of theirs. Nothing is estimated while there is room for all of their limits.
 
-    Invariant: `_growth` counts all running requests, including those admitted in this step.
+    Invariant: `_growth` counts all running requests, including those admitted in this step, once it is estimated.
     """
 
     __slots__ = (
-        "_growth", "_moments", "_num_to_complete", "_page_size", "_running", "_scale", "_survival", "_top",
+        "_began", "_growth", "_limit", "_moments", "_most", "_num_to_complete", "_page_size", "_ratio", "_running",
+        "_survival", "_top",
     )  # fmt: skip
 
     def __init__(
         self, ratio: NewTokenRatio, running: tuple[Running, ...], *, page_size: int, num_to_complete: int
     ) -> None:
-        """Look ahead for the requests that run when the step begins."""
-        self._scale = ratio.scale
-        self._survival = ratio.survival(running)
+        """Begin with the requests that run when the step begins."""
+        self._ratio = ratio
         self._page_size = page_size
         self._num_to_complete = num_to_complete  # written by: admit
+        self._began = running
         self._running = list(running)  # written by: admit
-        self._top = 0  # the largest limit, in tokens; written by: _look_ahead
+        self._limit = max((request.max_new_tokens for request in running), default=0)  # of all; written by: admit
+        self._most = sum(map(self._most_of, running))  # pages, if all use all of their limit; written by: admit
+        self._survival: list[float] = []  # written by: _look_ahead
+        self._top = -1  # up to which output it was looked ahead, tokens; -1: not yet; written by: _look_ahead
         self._moments: list[tuple[int, int, int]] = []  # written by: _look_ahead
         """Number of each moment, and the steps from now to the moment before and to itself."""
         self._growth: list[float] = []  # pages beyond those held now, at each moment; written by: admit, _look_ahead
-        if running:
-            self._look_ahead(max(request.max_new_tokens for request in running))
 
     @property
     def num_running(self) -> int:
@@ -182,14 +184,24 @@ class StepReserve:
     @property
     def num_pages(self) -> int:
         """Available pages that running requests are expected to take."""
+        if self._running:
+            self._look_ahead(self._limit)
         return self._num_to_complete + self._worst(self._growth)
 
-    def num_reserved(self, candidate: Running) -> int:
-        """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone."""
+    def num_reserved(self, candidate: Running, *, num_available: int = 0) -> int:
+        """Return how many pages must remain after a request got pages for its `num_tokens`; 0 if it runs alone.
+
+        Args:
+            candidate: waits to be admitted.
+            num_available: pages that can be given away. If they are enough for the limits of all requests, what these
+                would take is returned, which may be more than is expected.
+        """
         if not self._running:
             return 0
-        if candidate.max_new_tokens > self._top < _MAX_RESERVED_TOKENS:
-            self._look_ahead(candidate.max_new_tokens)
+        most = math.ceil(self._ratio.scale * (self._most + self._most_of(candidate))) + self._num_to_complete
+        if most + pages_of(candidate.num_tokens, self._page_size) <= num_available:
+            return most
+        self._look_ahead(max(candidate.max_new_tokens, self._limit))
         growth = self._growth.copy()
         self._count(candidate, growth)
         return self._num_to_complete + self._worst(growth)
@@ -198,16 +210,26 @@ class StepReserve:
         """Count an admitted request that still needs `num_to_complete` pages for its `num_tokens`."""
         self._num_to_complete += num_to_complete
         self._running.append(request)
-        if request.max_new_tokens > self._top < _MAX_RESERVED_TOKENS:
-            self._look_ahead(request.max_new_tokens)
-        else:
+        self._limit = max(self._limit, request.max_new_tokens)
+        self._most += self._most_of(request)
+        if self._top >= 0:
             self._count(request, self._growth)
 
+    def _most_of(self, request: Running) -> int:
+        """Return the pages that a request takes beyond its present ones if it uses all of its limit."""
+        num_tokens, page_size = request.num_tokens, self._page_size
+        num_left = max(0, min(request.max_new_tokens - request.num_generated, _MAX_RESERVED_TOKENS))
+        return -(-(num_tokens + num_left) // page_size) - -(-num_tokens // page_size)
+
     def _look_ahead(self, num_most: int) -> None:
-        """Choose the moments, up to an output of `num_most` tokens, and count all running requests."""
-        self._top = min(num_most, _MAX_RESERVED_TOKENS)
+        """Unless that is done, choose the moments up to an output of `num_most` tokens, and count running requests."""
+        num_most = min(num_most, _MAX_RESERVED_TOKENS)
+        if self._top >= num_most:
+            return
+        self._top = num_most
+        self._survival = self._ratio.survival(self._began)
         # They are denser soon, when most requests end.
-        steps = [-(-self._top * number * number // _NUM_MOMENTS**2) for number in range(_NUM_MOMENTS + 1)]
+        steps = [-(-num_most * number * number // _NUM_MOMENTS**2) for number in range(_NUM_MOMENTS + 1)]
         self._moments = [(number, steps[number], steps[number + 1]) for number in range(_NUM_MOMENTS)]
         self._growth = [0.0] * _NUM_MOMENTS
         for request in self._running:
@@ -234,7 +256,7 @@ class StepReserve:
                 growth[index] += num_then - num_own
 
     def _worst(self, growth: list[float]) -> int:
-        return max(0, math.ceil(self._scale * max(growth, default=0.0) - _ROUNDING))
+        return max(0, math.ceil(self._ratio.scale * max(growth, default=0.0) - _ROUNDING))
 
 
 def part_of(request: Request) -> int:

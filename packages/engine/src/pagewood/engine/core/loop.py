@@ -209,7 +209,7 @@ class Engine:
     __slots__ = (
         "_builder", "_clock", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted", "_num_steps",
         "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_record", "_runner",
-        "_speculation", "_state", "_watch_clock", "_watchdog", "config", "info",
+        "_speculation", "_state", "_was_idle", "_watch_clock", "_watchdog", "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -253,6 +253,8 @@ class Engine:
         self._record: StepRecord | None = None
         """The latest steps; None while the engine is not watched."""  # written by: loop
         self._watch_clock: Callable[[], float] = time.monotonic  # written by: loop
+        self._was_idle = False
+        """Whether the latest pass was idle and found no command."""  # written by: loop
         self._num_steps = 0  # written by: loop
         self._num_tokens = 0  # written by: loop
         self._num_preempted = 0  # written by: loop
@@ -456,17 +458,18 @@ class Engine:
 
     def _take_commands(self, last: Pending | None) -> None:
         idle = last is None and self._state.is_resting
+        timeout_s = 0.0
         if idle:
             if self._state.is_idle:
+                if self._was_idle:  # a command that is there already does not wait for the check
+                    self._check_invariant()
                 self._send(self._intake.flush_idle())
             self._kv.poll()
+            timeout_s = _IDLE_WAIT_S if self._was_idle else 0.0
         elif last is None and not self._state.running and self._can_only_wait():
             time.sleep(_RECALL_WAIT_S)  # an inbox in memory does not wait, and a busy loop would slow the copies
-        commands = self._inbox.receive(timeout_s=0.0)
-        if idle and not commands:
-            if self._state.is_idle:
-                self._check_invariant()
-            commands = self._inbox.receive(timeout_s=_IDLE_WAIT_S)
+        commands = self._inbox.receive(timeout_s=timeout_s)
+        self._was_idle = idle and not commands
         if idle and self._measures is not None:
             self._measures.skip()
         if commands:

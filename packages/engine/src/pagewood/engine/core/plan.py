@@ -103,8 +103,13 @@ class Budget(Protocol):
 class StepReserve(Protocol):
     """How many pages must stay available for running requests while one step admits others."""
 
-    def num_reserved(self, candidate: Request) -> int:
-        """Return the pages that must stay available beyond those of the candidate's known tokens."""
+    def num_reserved(self, candidate: Request, *, num_available: int) -> int:
+        """Return the pages that must stay available beyond those of the candidate's known tokens.
+
+        Args:
+            candidate: waiting.
+            num_available: pages that are available now; if they are plenty, the answer may be more than needed.
+        """
         ...
 
     def admit(self, request: Request, *, num_to_complete: int) -> None:
@@ -382,7 +387,7 @@ class Planner:
                 continue
             if reserve is None:
                 reserve = self._open_reserve(state.running)
-            num_reserved = reserve.num_reserved(request)
+            num_reserved = reserve.num_reserved(request, num_available=kv.num_available)
             if waiting.recall(request, num_reserved=num_reserved):
                 if self._notes is not None:
                     self._notes.note(Reason.RECALLING, request)

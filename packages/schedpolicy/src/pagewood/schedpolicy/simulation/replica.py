@@ -330,7 +330,8 @@ class Replica:
             if self._queue.defer(request):
                 deferred.append(request)
                 continue
-            num_tokens = self._fit(request, budget, num_reserved=reserve.num_reserved(request))
+            num_reserved = reserve.num_reserved(request, num_available=memory.num_available)
+            num_tokens = self._fit(request, budget, num_reserved=num_reserved)
             if num_tokens:
                 request.num_computed = request.num_matched
                 self._queue.start(request)
