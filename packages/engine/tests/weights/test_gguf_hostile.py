@@ -158,6 +158,20 @@ def test_every_file_that_is_cut_is_refused(content: bytes, tmp_path: Path) -> No
     load(file)
 
 
+def measure(file: Path) -> tuple[int, bool]:
+    """Return the peak of allocated bytes while a file is read, and whether it was refused."""
+    tracemalloc.start()
+    is_refused = False
+    try:
+        load(file)
+    except ValueError:
+        is_refused = True
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak, is_refused
+
+
 def damage(content: bytes, tmp_path: Path, *, seeds: range) -> int:
     """Change bytes, most of them in the header; return how many files were refused. Others are read."""
     num_refused = 0
@@ -174,15 +188,12 @@ def damage(content: bytes, tmp_path: Path, *, seeds: range) -> int:
         file = tmp_path / f"{seed}.gguf"
         file.write_bytes(changed)
         start = time.perf_counter()
-        tracemalloc.start()
-        try:
-            load(file)
-        except ValueError:
-            num_refused += 1
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        assert peak < 32 * len(content) + (4 << 20), (seed, peak)
+        most = 32 * len(content) + (4 << 20)
+        peak, is_refused = measure(file)
+        if peak >= most:  # a table that the whole process shares may have grown, which it does once
+            peak, is_refused = measure(file)
+        num_refused += is_refused
+        assert peak < most, (seed, peak)
         assert time.perf_counter() - start < 10, seed
         file.unlink()
     return num_refused

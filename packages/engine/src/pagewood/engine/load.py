@@ -119,6 +119,7 @@ def load_model(
     *,
     dtype: torch.dtype | None = torch.float32,
     device: torch.device | None = None,
+    maps_plain: bool = False,
     reads_matrices: bool = True,
     progress: Progress | None = None,
 ) -> Decoder[A]:
@@ -129,6 +130,7 @@ def load_model(
         ops: the arithmetic of the device, which keeps the weights in the form that it computes with.
         dtype: of the parameters; weights on disk are converted. None: matrices keep theirs, vectors become float32.
         device: where the parameters lie; each tensor goes there from the file. None: the CPU.
+        maps_plain: whether `ops` takes plain matrices as `StackedRows`; see `Checkpoint`.
         reads_matrices: whether `ops` needs the numbers of plain matrices; otherwise they are tensors without memory.
         progress: called for every tensor.
 
@@ -140,7 +142,7 @@ def load_model(
     config = ModelConfig.from_folder(folder)
     check_weights(folder, config)
     device = device or torch.device("cpu")
-    checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
+    checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
     decoder = Decoder(config, weights, ops, device=device)
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))

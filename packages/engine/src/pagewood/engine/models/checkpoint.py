@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-import mmap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from pagewood.engine.api import Progress
 from pagewood.engine.models.mapped_memory import give_back
+from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.models.tensor_files import TensorFiles, open_tensors
 from pagewood.engine.weights.formats import FLOATS, Array, Format, part_names
 from pagewood.engine.weights.forms import BFloat16, Float16, Float32, Weight
@@ -52,6 +51,7 @@ class Checkpoint:
         "_files",
         "_has_prefix",
         "_kept",
+        "_maps_plain",
         "_num_read",
         "_num_tensors",
         "_passed",
@@ -68,13 +68,14 @@ class Checkpoint:
         *,
         dtype: torch.dtype | None,
         device: torch.device | None = None,
+        maps_plain: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Open the files of `folder`; `stack` converts tensors to `dtype` on `device` (None: the CPU).
 
-        Without `dtype`, vectors become float32 on the CPU; plain matrices keep their dtype (or get one that holds all
-        parts exactly), and of quantised ones `stack` returns a `Weight` in the form in which they are stored, which the
-        operations that take over the matrices must know.
+        With `maps_plain`, `stack` returns plain matrices as `StackedRows`, of which only what is used is read. Without
+        `dtype` it does so too; then vectors are float32 on the CPU, and quantised matrices a `Weight` in the form in
+        which they are stored. The operations that take over the matrices must know both.
 
         Raises:
             FileNotFoundError: there are no weights in it, or a file of its index is missing.
@@ -83,6 +84,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self._dtype = dtype
         self._device = device
+        self._maps_plain = maps_plain or dtype is None
         self._progress = progress
         self._files: TensorFiles = open_tensors(self.folder)
         self._unread = set(self._files.names())  # written by: check, finish
@@ -124,17 +126,18 @@ class Checkpoint:
     def stack(self, parts: Sequence[tuple[str, int]], *columns: int) -> Tensor:
         """Return the named tensors, each `[rows, *columns]`, one below the other in one new tensor.
 
-        Quantised matrices are widened, unless there is no `dtype`.
+        Quantised matrices are widened. `__init__` says when matrices are returned in another form.
 
         Raises:
             ValueError: see `check`; nothing is allocated then. Or a quantised matrix holds a value that it must not.
         """
         found = self.check(parts, *columns)
         self._forget()
-        if self._dtype is None and columns:
-            if any(one.format is not None for one in found):
-                return cast("Tensor", joined(self.read(found, columns[0])))
-            return self._stack_plain(found, *columns)
+        has_codes = any(one.format is not None for one in found)
+        if columns and self._maps_plain and not has_codes:
+            return cast("Tensor", self._mapped_rows(found))
+        if columns and self._dtype is None:
+            return cast("Tensor", joined(self.read(found, columns[0])))
         dtype = self._dtype or torch.float32
         stacked = torch.empty((sum(rows for _, rows in parts), *columns), dtype=dtype, device=self._device)
         start = 0
@@ -148,20 +151,10 @@ class Checkpoint:
             start += one.rows
         return stacked
 
-    def _stack_plain(self, found: Sequence[Found], *columns: int) -> Tensor:
-        """Return plain matrices one below the other in their own dtype; a single one is mapped, not read."""
+    def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:
         tensors = [self._mapped(one.name) for one in found]
         self._report(len(tensors))
-        if len(tensors) == 1:
-            return tensors[0] if self._device is None else tensors[0].to(self._device)
-        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-        stacked = _passing(sum(one.rows for one in found), *columns, dtype=dtype)
-        start = 0
-        for one, tensor in zip(found, tensors, strict=True):
-            stacked[start : start + one.rows].copy_(tensor)
-            give_back(tensor)
-            start += one.rows
-        return stacked if self._device is None else stacked.to(self._device)
+        return StackedRows(tensors)
 
     def forms(self, parts: Sequence[tuple[str, int]], columns: int) -> list[Weight]:
         """Return the named matrices, each `[rows, columns]`, in the forms in which they were stored, not widened.
@@ -299,11 +292,6 @@ class Checkpoint:
             self._num_read += 1
             if self._progress:
                 self._progress("reading weights", self._num_read, self._num_tensors)
-
-
-def _passing(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Return a tensor for a short time, in memory that goes back to the system at once; malloc would keep it."""
-    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 _DONT_NEED = 4  # of madvise: pages of a file are read again when they are used again
 _MAPS = Path("/proc/self/maps")
-_LEAST_BYTES = 1 << 20
+_LEAST_BYTES = 1 << 18
 
 
 def give_back(tensor: Tensor) -> None:
     """Drop the pages of a tensor that lies in a mapped file; it can still be read.
 
     Nothing may have been written to it: writes to a private mapping would be lost. Does nothing with other memory, with
-    less than a megabyte, and on other systems than Linux.
+    less than a quarter of a megabyte, and on other systems than Linux.
     """
     if sys.platform != "linux" or tensor.nbytes < _LEAST_BYTES or not tensor.is_contiguous():
         return

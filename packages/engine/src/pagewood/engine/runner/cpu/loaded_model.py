@@ -65,11 +65,11 @@ def load_cpu_model(
         form: of the weights.
         activations: see `Packer`; weights in bfloat16 only depend on it.
         fingerprint: returns bytes that identify the model of a folder.
-        num_threads: that quantise.
+        num_threads: that lay out weights.
         progress: called for every tensor.
     """
     if form not in _CACHED:
-        return _load(folder, Packer(form, activations=activations), progress)
+        return _load(folder, Packer(form, activations=activations, num_threads=num_threads), progress)
     path = weights_file(_LAYOUT + fingerprint(folder), form)
     started = time.monotonic()
     try:
@@ -104,7 +104,7 @@ def load_cpu_model(
 def _load(folder: Path, packer: Packer, progress: Progress | None, *, reads_matrices: bool = True) -> LoadedModel:
     ops = CPUOps(packer)
     dtype = torch.float32 if packer.form == "float32" else None
-    model = load_model(folder, ops, dtype=dtype, reads_matrices=reads_matrices, progress=progress)
+    model = load_model(folder, ops, dtype=dtype, maps_plain=True, reads_matrices=reads_matrices, progress=progress)
     return LoadedModel(model=model, variants=frozenset(ops.variants))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from pagewood.engine.models.decoder import Embedding, HeadSplit, Linear
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level
@@ -22,10 +21,9 @@ from pagewood.engine.runner.cpu.compiled.pair_dot import PairLevel, pair_level
 from pagewood.engine.runner.cpu.compiled.step import VARIANTS, Operation, packed_variant
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
-from pagewood.engine.runner.cpu.packer import Packer
+from pagewood.engine.runner.cpu.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.packing import PackedWeight
 from pagewood.engine.runner.cpu.tape import Buffer
-from pagewood.engine.weights.forms import Weight
 
 Float32 = NDArray[np.float32]
 
@@ -39,16 +37,13 @@ class PanelLinear:
 
     __slots__ = ("_bias", "_size", "panels")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Lay out `weight` `[out, in]` in panels, and pad it and `bias` `[out]` with zeros to whole panels."""
-        self._size = len(weight)
-        padding = -self._size % WIDTH
-        padded = functional.pad(weight, (0, 0, 0, padding)) if padding else weight  # padding by nothing would copy
-        self.panels: Float32 = padded.view(-1, WIDTH, weight.shape[1]).transpose(1, 2).contiguous().numpy()
-        """[P, in, 32]"""
-        self._bias: Float32 = np.zeros(self._size + padding, np.float32)
+    def __init__(self, panels: Float32, size: int, bias: Tensor | None) -> None:
+        """Keep `panels` `[P, in, 32]`, of which `size` outputs are used, and a copy of `bias` `[out]`."""
+        self.panels = panels
+        self._size = size
+        self._bias: Float32 = np.zeros(len(panels) * WIDTH, np.float32)
         if bias is not None:
-            self._bias[: self._size] = bias.numpy()
+            self._bias[:size] = bias.numpy()
 
     def __call__(self, x: Buffer) -> Buffer:
         """Return `[T, out]` of `[T, in]`."""
@@ -64,8 +59,8 @@ class TableEmbedding:
 
     __slots__ = ("_table",)
 
-    def __init__(self, table: Tensor) -> None:
-        self._table: Float32 = table.contiguous().numpy()
+    def __init__(self, table: Float32) -> None:
+        self._table = table
 
     def __call__(self, tokens: Buffer) -> Buffer:
         """Return `[T, E]`."""
@@ -178,25 +173,25 @@ class CPUOps:
         self.variants: set[tuple[WeightKind, ProductLevel]] = set()
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
 
-    def linear(self, weight: Tensor | Weight, bias: Tensor | None) -> Linear[Buffer]:
-        """Lay out `weight` `[out, in]` in panels; the caller drops its reference, so that one copy is left."""
+    def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
+        """Lay out `weight` `[out, in]` in panels; it is not kept."""
         packed = self._packer.pack(weight)
-        if isinstance(packed, Tensor):
-            return PanelLinear(packed, bias)
+        if packed is None:
+            return PanelLinear(self._packer.panels(weight), weight.shape[0], bias)
         return PackedLinear(packed, bias, self._variant(packed))
 
-    def embedding(self, table: Tensor | Weight) -> Embedding[Buffer]:
-        """Keep `table` `[V, E]`."""
+    def embedding(self, table: Matrix) -> Embedding[Buffer]:
+        """Keep a copy of `table` `[V, E]`."""
         packed = self._packer.pack(table)
-        if isinstance(packed, Tensor):
-            return TableEmbedding(packed.clone() if packed is table else packed)  # which may be a file in memory
+        if packed is None:
+            return TableEmbedding(self._packer.table(table))
         return PackedEmbedding(packed, self._variant(packed))
 
-    def tied_embedding(self, table: Tensor | Weight) -> tuple[Embedding[Buffer], Linear[Buffer]]:
+    def tied_embedding(self, table: Matrix) -> tuple[Embedding[Buffer], Linear[Buffer]]:
         """Lay out `table` `[V, E]` in panels, which the embedding and the projection share."""
         packed = self._packer.pack(table)
-        if isinstance(packed, Tensor):
-            projection = PanelLinear(packed, None)
+        if packed is None:
+            projection = PanelLinear(self._packer.panels(table), table.shape[0], None)
             return TiedEmbedding(projection), projection
         variant = self._variant(packed)
         return PackedEmbedding(packed, variant), PackedLinear(packed, None, variant)

@@ -8,15 +8,18 @@ Legend: N outputs, K inputs.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pagewood.engine.models.mapped_memory import give_back
+from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.dot import processor_has
 from pagewood.engine.runner.cpu.compiled.quantise_weights import GROUP, quantise_int4_panels, quantise_int8_panels
 from pagewood.engine.runner.cpu.compiled.tile import WIDTH
@@ -26,7 +29,6 @@ from pagewood.engine.weights.forms import (
     F32,
     BFloat16,
     Float16,
-    Float32,
     Weight,
     quantise_int4,
     quantise_int8,
@@ -36,6 +38,14 @@ from pagewood.engine.weights.forms import (
 
 if TYPE_CHECKING:
     from pagewood.engine.api import ActivationFormat, WeightFormat
+
+_HALVES = {
+    WeightKind.BFLOAT16: torch.bfloat16,
+    WeightKind.BFLOAT16_PAIRS: torch.bfloat16,
+    WeightKind.FLOAT16: torch.float16,
+}
+Matrix: TypeAlias = Tensor | StackedRows | Weight
+"""A matrix of weights `[N, K]`: numbers in memory, numbers in files, or a form that a checkpoint was quantised to."""
 
 _SLICE_BYTES = 1 << 20  # of float32 values that are converted at a time
 _SLICES = 2  # that a thread converts before the memory of a file that holds them is given back
@@ -67,17 +77,17 @@ class Packer:
         self._memory = memory or (lambda shape: (allocate(shape), False))
         self._num_threads = num_threads
 
-    def pack(self, weight: Tensor | Weight) -> PackedWeight | Tensor:
-        """Return `weight` `[N, K]` packed, or as a float32 tensor if that is its form.
+    def pack(self, weight: Matrix) -> PackedWeight | None:
+        """Return `weight` `[N, K]` packed; None: its form is float32, see `panels` and `table`.
 
-        A tensor on the device `meta` stands for one whose packed form is in memory already.
+        Rows on the device `meta` stand for those whose packed form is in memory already.
         """
-        if not isinstance(weight, Tensor):
+        if isinstance(weight, Weight):
             return self._pack_form(weight)
         size, inputs = weight.shape
         kind = self.kind(weight.dtype, inputs)
         if kind is None:
-            return weight.float()
+            return None
         depth = -(-inputs // STEP) * STEP
         group = {WeightKind.INT8: depth, WeightKind.INT4: GROUP}.get(kind, inputs)
         packed, is_written = self._memory(PackedShape(kind=kind, size=size, inputs=inputs, group=group))
@@ -87,21 +97,70 @@ class Packer:
             for quantise in (quantise_int4_panels, quantise_int8_panels):
                 quantise.compile()
 
-        def write(first: int, last: int) -> None:
-            part = weight[first:last]
+        def write(first: int, rows: Tensor) -> None:
             if kind.has_codes:
-                _quantise(part, packed, first)
+                _quantise(rows, packed, first)
             else:
-                packed.write(first, _form(part, kind))
+                packed.write(first, _form(rows, kind))
 
-        self._write(size, inputs, write, lambda first, last: give_back(weight[first:last]))
+        self._write_rows(_stacked(weight), weight.dtype if weight.dtype == _HALVES.get(kind) else torch.float32, write)
         return packed
+
+    def panels(self, weight: Matrix) -> F32:
+        """Return `weight` `[N, K]` as the panels `[P, K, 32]` of `compiled.matmul`, in new memory."""
+        size, inputs = weight.shape
+        panels = torch.zeros(-(-size // WIDTH), inputs, WIDTH)
+
+        def write(first: int, rows: Tensor) -> None:
+            whole = functional.pad(rows, (0, 0, 0, -len(rows) % WIDTH)) if len(rows) % WIDTH else rows
+            start = first // WIDTH
+            panels[start : start + len(whole) // WIDTH] = whole.view(-1, WIDTH, inputs).transpose(1, 2)
+
+        self._write_floats(weight, write)
+        return panels.numpy()
+
+    def table(self, weight: Matrix) -> F32:
+        """Return a copy of `weight` `[N, K]`."""
+        table = torch.empty(weight.shape)
+
+        def write(first: int, rows: Tensor) -> None:
+            table[first : first + len(rows)] = rows
+
+        self._write_floats(weight, write)
+        return table.numpy()
+
+    def _write_floats(self, weight: Matrix, write: Callable[[int, Tensor], None]) -> None:
+        """Call `write` for the first output of each slice and its numbers `[n, K]` as float32."""
+        if isinstance(weight, Weight):
+
+            def widen(first: int, last: int) -> None:
+                write(first, torch.from_numpy(rows_of(weight, slice(first, last)).dequantised()))
+
+            self._write(*weight.shape, widen, None)
+        else:
+            self._write_rows(_stacked(weight), torch.float32, write)
+
+    def _write_rows(self, source: StackedRows, dtype: torch.dtype, write: Callable[[int, Tensor], None]) -> None:
+        """Call `write` as `_write_floats` does, with numbers as `dtype`, in memory that is reused."""
+        size, inputs = source.shape
+        buffers: SimpleQueue[Tensor] = SimpleQueue()
+        for _ in range(self._num_threads):
+            buffers.put(_passing(_slice_rows(inputs) * inputs, dtype))
+
+        def write_one(first: int, last: int) -> None:
+            buffer = buffers.get()
+            rows = buffer[: (last - first) * inputs].view(-1, inputs)
+            source.write_to(rows, first)
+            write(first, rows)
+            buffers.put(buffer)
+
+        self._write(size, inputs, write_one, source.forget)
 
     def _write(
         self, size: int, inputs: int, write: Callable[[int, int], None], forget: Callable[[int, int], None] | None
     ) -> None:
         """Call `write` for outputs [first, last) in slices, on all threads, and `forget` for runs of slices."""
-        rows = max(1, _SLICE_BYTES // (4 * inputs * WIDTH)) * WIDTH
+        rows = _slice_rows(inputs)
         run = rows * _SLICES * self._num_threads
         with ThreadPoolExecutor(self._num_threads) as threads:
             for start in range(0, size, run):
@@ -131,13 +190,13 @@ class Packer:
             return None  # the loops take two inputs at a time, and widen float16 in registers
         return kind
 
-    def _pack_form(self, weight: Weight) -> PackedWeight | Tensor:
+    def _pack_form(self, weight: Weight) -> PackedWeight | None:
         shape = shape_of(weight, pairs=self.activations == "bfloat16")
         is_half = shape is not None and not shape.kind.rounds_activations
         if is_half and (weight.shape[1] % 2 or (isinstance(weight, Float16) and not processor_has("f16c"))):
             shape = None
         if shape is None:
-            return torch.from_numpy(weight.values if isinstance(weight, Float32) else weight.dequantised())
+            return None
         packed, is_written = self._memory(shape)
         if not is_written:
             size, inputs = weight.shape
@@ -147,7 +206,7 @@ class Packer:
         return packed
 
 
-def packed_bytes(weight: Tensor | Weight, form: WeightFormat) -> int:
+def packed_bytes(weight: Matrix, form: WeightFormat) -> int:
     """Return the bytes that `weight` `[N, K]`, which may be on the device `meta`, takes when it is packed as `form`."""
     sizes: list[int] = []
 
@@ -158,6 +217,20 @@ def packed_bytes(weight: Tensor | Weight, form: WeightFormat) -> int:
     if form != "float32":
         Packer(form, memory=note).pack(weight)
     return sizes[0] if sizes else 4 * (-(-weight.shape[0] // WIDTH) * WIDTH) * weight.shape[1]
+
+
+def _stacked(weight: Tensor | StackedRows) -> StackedRows:
+    return StackedRows([weight]) if isinstance(weight, Tensor) else weight
+
+
+def _slice_rows(inputs: int) -> int:
+    """Return the outputs of a slice, whole panels."""
+    return max(1, _SLICE_BYTES // (4 * inputs * WIDTH)) * WIDTH
+
+
+def _passing(size: int, dtype: torch.dtype) -> Tensor:
+    """Return `[size]` for a short time, in memory that goes back to the system at once; malloc would keep it."""
+    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype)
 
 
 def rounded(rows: Tensor, kind: WeightKind | None) -> F32:
@@ -183,8 +256,8 @@ def _form(rows: Tensor, kind: WeightKind) -> Weight:
 
 
 def _quantise(rows: Tensor, packed: PackedWeight, first: int) -> None:
-    """Write some rows of a matrix, the first of which is a multiple of 32, as codes."""
-    values = np.ascontiguousarray(rows.float().numpy())
+    """Write some rows `[n, K] float32` of a matrix, the first of which is a multiple of 32, as codes."""
+    values = rows.numpy()
     at = packed.panels.ctypes.data + first // WIDTH * packed.shape.panel_bytes
     if packed.scales is None:
         quantise_int4_panels(values.ctypes.data, *values.shape, at)

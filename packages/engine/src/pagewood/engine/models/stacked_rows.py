@@ -1,0 +1,52 @@
+"""Matrices one below the other that are read a few rows at a time, so that they need not be copied together first.
+
+Legend: N outputs of all parts, K inputs.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pagewood.engine.models.mapped_memory import give_back
+
+
+class StackedRows:
+    """A matrix `[N, K]` whose parts stay where they are, such as in a mapped file. Invariant: nothing is written."""
+
+    __slots__ = ("_parts", "dtype", "shape")
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        """Stack `parts`, each `[n, K]`; `dtype` holds the numbers of all of them exactly."""
+        self._parts = tuple(parts)
+        self.shape = (sum(len(part) for part in parts), parts[0].shape[1])
+        self.dtype: torch.dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+
+    def write_to(self, out: Tensor, first: int) -> None:
+        """Write rows [first, first + n) to `out` `[n, K]`, converted to its dtype."""
+        start = 0
+        for rows in self._between(first, first + len(out)):
+            out[start : start + len(rows)] = rows
+            start += len(rows)
+
+    def forget(self, first: int, last: int) -> None:
+        """Give the memory of rows [first, last) back to the system where a file holds it; see `give_back`."""
+        for rows in self._between(first, last):
+            give_back(rows)
+
+    def _between(self, first: int, last: int) -> list[Tensor]:
+        """Return the rows [first, last) of each part that has some of them."""
+        found: list[Tensor] = []
+        start = 0
+        for part in self._parts:
+            inside = part[max(first - start, 0) : max(last - start, 0)]
+            if len(inside):
+                found.append(inside)
+            start += len(part)
+        return found
