@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def paced(overlap: bool, target_step_s: float | None) -> list[tuple[int, float]]
             page_size=4, max_running=16, chunked_prefill_size=1024, overlap=overlap, target_step_s=target_step_s,
             prefix_cache=False,
         ),
-        info=INFO,
+        info=replace(INFO, num_pages=2048),
         make_runner=lambda kv: runner,
         inbox=inbox,
         outbox=MemoryOutbox(),

@@ -445,7 +445,7 @@ FAULTS: dict[str, list[Edit]] = {
         )
     ],
     "new page not announced": [
-        (batch.BatchBuilder, "_build_decode", "starts % page_size == 0", "starts % page_size == page_size - 1")
+        (batch.BatchBuilder, "_pages_of_tokens", "starts % page_size == 0", "starts % page_size == page_size - 1")
     ],
     "answer after the end": [(retire, "_retire", "if request.finish is not None:", "if False:")],
     "forgotten lease": [(kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass")],

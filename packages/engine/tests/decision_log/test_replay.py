@@ -89,7 +89,11 @@ def test_what_lower_tiers_answered_is_an_input(seed: int, tmp_path: Path) -> Non
 
 FAULTS: dict[str, tuple[list[Edit], int, str]] = {
     "fewer skipped": ([(SkipAhead, "pass_over", "== self.max_skipped", "== 0")], 214, "passed_over for request 2"),
-    "more reserved": ([(StepReserve, "_worst", "self._ratio.scale", "2 * self._ratio.scale")], 213, "request 0 [3, 11, 7]"),
+    "more reserved": (
+        [(StepReserve, "_worst", "self._ratio.scale", "2 * self._ratio.scale")],
+        213,
+        "request 0 [3, 11, 7]",
+    ),
     "earlier ends": ([(NewTokenRatio, "on_end", "part_of(request)", "0")], 225, "request 1 [1, 4, 5]"),
     "smaller chunks": ([(StepBudget, "offer_prefill", "min(chunk", "min(chunk - 1")], 250, "request 0 got 16 tokens"),
     "parked less": ([(InBatchDeferral, "_await", "< self._min", "< 2 * self._min")], 346, "parked for request 7"),
