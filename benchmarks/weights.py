@@ -24,7 +24,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from end_to_end.machine import describe_machine
+from end_to_end.machine import Stream, describe_machine
 from end_to_end.model import ModelShape
 from pagewood.engine.api import ActivationFormat, WeightFormat
 from pagewood.engine.runner.cpu.compiled.dot import dot_level
@@ -42,7 +42,7 @@ from pagewood.kvpool.storage import KVStorage
 from stand_ins.tapes import write_down
 from weight_forms import seven_b
 from weight_forms.folders import SHAPES, write_folder
-from weight_forms.limits import Reading, dot_limit, multiply_add_limit, pair_limit
+from weight_forms.limits import dot_limit, multiply_add_limit, pair_limit
 
 FORMS: Mapping[str, tuple[WeightFormat, ActivationFormat]] = {
     "float32": ("float32", "float32"),
@@ -107,9 +107,9 @@ def main() -> None:
     if arguments.seven_b:
         seven_b.measure(num_threads=num_threads, quick=arguments.quick)
         return
-    reading = Reading(STREAM_BYTES, num_threads=num_threads)
+    stream = Stream(STREAM_BYTES, num_threads=num_threads)
     limits = Limits(
-        bandwidth=max(reading.rate() for _ in range(NUM_TURNS)),
+        bandwidth=max(stream.measure()),
         arithmetic=multiply_add_limit(num_threads),
         codes=dot_limit(num_threads),
         pairs=pair_limit(num_threads),
@@ -141,7 +141,7 @@ def main() -> None:
             write_folder(SHAPES[name], Path(folder) / "model")
             header("bytes read", f"prefill of {PREFILL}", "load")
             for form in forms:
-                steps(limits, reading, form, SHAPES[name], Path(folder) / "model", num_threads, duration_s)
+                steps(limits, stream, form, SHAPES[name], Path(folder) / "model", num_threads, duration_s)
 
 
 def header(bytes_of: str, *more: str) -> None:
@@ -203,7 +203,7 @@ def products(form: str, outputs: int, inputs: int, *, num_threads: int, duration
 
 def steps(
     limits: Limits,
-    reading: Reading,
+    stream: Stream,
     form: str,
     shape: ModelShape,
     folder: Path,
@@ -222,9 +222,9 @@ def steps(
     num_bytes = num_weights * BITS[weights] / 8
     turns: list[tuple[float, float]] = []
     for _ in range(NUM_TURNS):
-        rate = reading.rate()
+        before = stream.measure()
         one_s = _step_s(loaded, 1, num_threads, duration_s / NUM_TURNS)
-        turns.append((one_s, num_bytes / max(rate, reading.rate()) / one_s))
+        turns.append((one_s, num_bytes / max(*before, *stream.measure()) / one_s))
     share = median(share for _, share in turns)
     seconds = [min(turns)[0], *(_step_s(loaded, count, num_threads, duration_s) for count in ROWS[1:])]
     prefill_s = _prefill_s(loaded, num_threads, duration_s)

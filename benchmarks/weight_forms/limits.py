@@ -1,6 +1,6 @@
 # pyright: basic
 # numba and llvmlite have no types.
-"""What a processor can do at most: arithmetic that touches registers only, and reading memory."""
+"""The arithmetic that a processor can do at most: loops that touch registers only."""
 
 from __future__ import annotations
 
@@ -148,32 +148,6 @@ def pair_limit(num_threads: int) -> float:
         return emitted(count, word)
 
     return _rate(lambda count: run(count, np.int32(0x3C003C00)), 2 * 2 * _PAIR_LANES * _pair_chains(), num_threads)
-
-
-class Reading:
-    """Reads a large array from memory with all threads, and does nothing else with it."""
-
-    def __init__(self, num_bytes: int, *, num_threads: int) -> None:
-        """Fill an array of `num_bytes`, which should be far larger than any cache."""
-        array = np.random.default_rng(0).integers(1 << 60, size=num_bytes // 8)  # the host must not merge its pages
-        self._parts = np.array_split(array, num_threads)
-        self._num_bytes = array.nbytes
-        self._threads = ThreadPoolExecutor(num_threads)
-        _sum(self._parts[0][:1])
-
-    def rate(self) -> float:
-        """Return the bytes per second of one pass."""
-        start = perf_counter()
-        list(self._threads.map(_sum, self._parts))
-        return self._num_bytes / (perf_counter() - start)
-
-
-@numba.njit(nogil=True)
-def _sum(values: Any) -> Any:
-    total = 0
-    for value in values:
-        total += value
-    return total
 
 
 def _rate(run: Callable[[int], object], each: int, num_threads: int) -> float:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pagewood.engine.models.stacked_rows import StackedRows
 from pagewood.engine.runner.cpu.compiled.dot import DotLevel, dot_level, dot_levels
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.compiled.weight_kind import WeightKind
@@ -225,6 +227,28 @@ def test_packing_refuses_sums_that_could_overflow() -> None:
     weight = Int8(np.zeros((1, 65568), np.int8), np.ones(1, np.float32))
     with pytest.raises(ValueError, match="at most 65536 inputs, got 65568"):
         pack(weight)
+
+
+def test_rows_that_cannot_be_read_end_the_packing() -> None:
+    """Slices behind those that fail do not wait for the memory that these have taken; the thread ends."""
+
+    class Broken(StackedRows):
+        def write_to(self, out: torch.Tensor, first: int) -> None:
+            raise OSError(f"row {first} cannot be read")
+
+    rows = Broken([torch.zeros(4096, 4096)])
+    packed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            Packer("int8", num_threads=2).pack(rows)
+        except OSError as error:
+            packed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert str(packed[0]) == "row 0 cannot be read"
 
 
 def test_levels_are_chosen_by_the_processor_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,10 +149,12 @@ class Packer:
 
         def write_one(first: int, last: int) -> None:
             buffer = buffers.get()
-            rows = buffer[: (last - first) * inputs].view(-1, inputs)
-            source.write_to(rows, first)
-            write(first, rows)
-            buffers.put(buffer)
+            try:
+                rows = buffer[: (last - first) * inputs].view(-1, inputs)
+                source.write_to(rows, first)
+                write(first, rows)
+            finally:  # otherwise the slices behind one that fails would wait for ever
+                buffers.put(buffer)
 
         self._write(size, inputs, write_one, source.forget)
 
