@@ -138,6 +138,8 @@ class KnowingLookup:
         self.rng = np.random.default_rng(seed)
         self.advanced: list[tuple[int, int]] = []
 
+    follows = True
+
     def begin(self, row: int, namespace: int, num_prompt: int) -> None:
         """Do nothing."""
 

@@ -2,12 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from math import inf
-from operator import add, neg
+from operator import add, neg, truediv
 from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 from pagewood.schedpolicy.acceptance import Acceptance, Estimate
+from pagewood.schedpolicy.allowance import Allowance
 from pagewood.schedpolicy.kept_lengths import KeptLengths
 from pagewood.schedpolicy.step_cost import DraftCost, StepCost
 from pagewood.schedpolicy.urgency import weight_by_priority
@@ -32,6 +33,8 @@ MARGIN = 1.02
 LEAST = 0.005
 _FEW = 16
 _LEARN_EVERY = 4
+_LEARN_S = 1e-5
+_LEARN_PER_REQUEST_S = 1.2e-6
 _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
 _MIN_SAMPLE_INTERVAL = 4
@@ -48,9 +51,10 @@ _MAX_KEPT = 63
 _HOST_S = 3e-5
 _HOST_PER_REQUEST_S = 2e-6
 _DECISION_S = 5e-5
-_PER_PAIR_S = 1e-6
+_PER_PAIR_S = 6e-7
 _DECISION_SHARE = 0.0025
 _KEPT_SHARE = 0.01
+_NUM_ALLOWED = 4.0
 _PROBE_SHARE = 0.4
 _WAKE_RATE = 0.5
 _NUM_FOLLOWED = 24
@@ -118,6 +122,7 @@ class DraftControl(Generic[D]):
         "_account_s",
         "_computes_padding",
         "_cost",
+        "_decisions",
         "_draft_cost",
         "_estimates",
         "_everyone",
@@ -129,6 +134,7 @@ class DraftControl(Generic[D]):
         "_last_plain",
         "_last_sample",
         "_last_size",
+        "_lessons",
         "_max_slowdown",
         "_mode",
         "_num_accepted_lengths",
@@ -139,6 +145,7 @@ class DraftControl(Generic[D]):
         "_num_skips",
         "_num_speculated",
         "_num_undrafted",
+        "_num_unlearned",
         "_num_zero",
         "_owed_s",
         "_probe_interval",
@@ -221,6 +228,13 @@ class DraftControl(Generic[D]):
         """The lengths of the latest decision that drafted."""
         self._kept_reason: Reason = "gain"
         """Their reason."""  # written by: DraftControl
+        self._decisions, self._lessons = (
+            Allowance(_KEPT_SHARE, most=_NUM_ALLOWED),
+            Allowance(_KEPT_SHARE, most=_NUM_ALLOWED),
+        )
+        """Pay for the host's work of decisions, and of learning from steps with drafts."""
+        self._num_unlearned = 0
+        """Steps with drafts since the last one that was learned from."""  # written by: DraftControl
         self._num_rested = _LEAST_REST
         """Steps without drafts before the one that is observed."""  # written by: DraftControl
         self._owed_s = 0.0
@@ -348,8 +362,7 @@ class DraftControl(Generic[D]):
             verify_s: Seconds of the rest of the step; 0 if not measured.
         """
         num_granted, num_drafted = sum(granted), sum(drafted)
-        kept = self._kept
-        is_learned = not num_granted or kept.num_steps < 2 * _LEARN_EVERY or kept.num_left % _LEARN_EVERY == 0
+        is_learned = not num_granted or self._may_learn(len(requests), draft_s + verify_s)
         self.draft_s += draft_s
         self.verify_s += verify_s
         if num_granted:
@@ -395,6 +408,16 @@ class DraftControl(Generic[D]):
             num_drafts = self._num_computed(granted)
             num_prompt = num_tokens - num_requests - self._num_computed(granted if self._computes_padding else drafted)
             self._draft_cost.observe(max(granted), num_drafts, draft_s, max(0, num_prompt))
+
+    def _may_learn(self, num_requests: int, step_s: float) -> bool:
+        """Return whether to learn from a step with drafts: from every one, unless that takes too much of the time."""
+        price_s = _LEARN_S + _LEARN_PER_REQUEST_S * num_requests
+        self._num_unlearned += 1
+        if step_s > 0 and not self._lessons.covers(step_s, price_s) and self._num_unlearned < _LEARN_EVERY:
+            return False
+        self._lessons.spend(price_s)
+        self._num_unlearned = 0
+        return True
 
     def _settle(
         self,
@@ -460,13 +483,14 @@ class DraftControl(Generic[D]):
             return "sample", [0] * size
         if self._num_speculated >= interval or self._is_new_size(cost, num_plain):
             self._num_speculated = 0
-            self._kept.drop()
             self._num_samples = _NUM_SAMPLES - 1 if cost.seconds(num_plain) < _SHORT_S else 0
             return "sample", [0] * size
-        kept = self._kept
-        if kept.num_left:
-            loss_s = self._loss_s(cost, num_plain, kept.total)
-            if kept.fit(size, loss_s) and loss_s <= self.account_s / 2:
+        kept, plain_s = self._kept, cost.seconds(num_plain)
+        decision_s = _DECISION_S + _PER_PAIR_S * size * self.max_tokens
+        is_paid = self._decisions.covers(plain_s, decision_s)
+        if kept.num_left or (kept.is_held and self._kept_reason == "gain" and not is_paid):
+            loss_s = self._loss_s(cost, num_plain, kept.total_of(size))
+            if (kept.fit(size, loss_s) or not is_paid) and loss_s <= self.account_s / 2:
                 kept.take()
                 if self._kept_reason == "gain":
                     self._num_speculated += 1
@@ -476,11 +500,10 @@ class DraftControl(Generic[D]):
         self._last_size, self._last_plain = size, num_plain
         kept.drop()
         self._num_decisions += 1
-        plain_s = cost.seconds(num_plain)
+        self._decisions.spend(decision_s)
         limit_s = self._limit_s(plain_s)
         if self._account_s is None:
             self._account_s = limit_s / 4
-        decision_s = _DECISION_S + _PER_PAIR_S * size * self.max_tokens
         most_kept = min(_MAX_KEPT, int(decision_s / (_KEPT_SHARE * plain_s)))
         if self._account_s < limit_s / 32:
             self._is_stopped = True
@@ -518,7 +541,7 @@ class DraftControl(Generic[D]):
             num_skips = int(decision_s / (_DECISION_SHARE * plain_s))
             self._num_skips = min(_MAX_SKIPPED, max(_MIN_SKIPPED, num_skips))
             self._is_far = self._num_zero + _NUM_FOLLOWED < self._probe_interval
-        elif reason == "account":
+        elif reason == "account" or not self._decisions.covers(0.0, decision_s):
             self._num_skips = most_kept
         return reason, [0] * size
 
@@ -594,10 +617,12 @@ class DraftControl(Generic[D]):
         if weights is not None:
             keys = [key * weight for key, weight in zip(keys, _repeated(weights, max_tokens), strict=True)]
         # From here on lists are in descending order of the keys.
-        gains = shares = ranked = sorted(keys, reverse=True)
         fills: list[float] | None = None
-        if weights is not None or not is_found:
+        if weights is None and is_found:
+            gains = shares = ranked = sorted(keys, reverse=True)
+        else:
             order = sorted(range(num_pairs), key=keys.__getitem__, reverse=True)
+            gains = shares = ranked = [keys[index] for index in order]
             if not is_found:
                 found = _repeated([estimate.fill for estimate in estimates], max_tokens)
                 fills = [found[index] for index in order]
@@ -605,27 +630,27 @@ class DraftControl(Generic[D]):
             if weights is not None:
                 repeated = _repeated(weights, max_tokens)
                 gains = [share / repeated[index] for share, index in zip(shares, order, strict=True)]
-        full_s = cost.after(num_plain, num_pairs)
-        step_s = full_s
+        full_s = step_s = cost.after(num_plain, num_pairs)
         if fills is not None and not self._computes_padding:
             # Either the drafter finds a draft or it does not: the chord is exact for one request.
             step_s = [
-                plain_s + (value - plain_s) * found / (index + 1)
-                for index, (value, found) in enumerate(zip(full_s, accumulate(fills), strict=True))
+                plain_s + (value - plain_s) * found / num
+                for num, value, found in zip(range(1, num_pairs + 1), full_s, accumulate(fills), strict=True)
             ]
-        step_s = self._with_drafting(step_s, keys, ranked)
-        full_s = step_s if fills is None or self._computes_padding else self._with_drafting(full_s, keys, ranked)
+        drafts_s = self._prefixes_s(keys, ranked)
+        step_s = list(map(add, step_s, drafts_s))
         values = list(accumulate(shares, initial=plain_s / token_s))
         del values[0]
-        rates = [value / cost_s for value, cost_s in zip(values, step_s, strict=True)]
+        rates: list[float] = list(map(truediv, values, step_s))
         best = max(rates)
         num = rates.index(best) + 1
         risk_s = plain_s + self.account_s / 2
         reason: Reason = "acceptance"
-        if weights is not None or full_s[num - 1] > risk_s:
+        if weights is not None or full_s[num - 1] + drafts_s[num - 1] > risk_s:
+            at_worst_s = map(add, full_s, drafts_s)
             rates = [
-                rate if total * token_s >= cost_s - plain_s and at_worst_s <= risk_s else 0.0
-                for rate, total, cost_s, at_worst_s in zip(rates, accumulate(gains), step_s, full_s, strict=True)
+                rate if total * token_s >= cost_s - plain_s and worst_s <= risk_s else 0.0
+                for rate, total, cost_s, worst_s in zip(rates, accumulate(gains), step_s, at_worst_s, strict=True)
             ]
             affordable = max(rates)
             if best * token_s >= MARGIN > affordable * token_s:
@@ -650,22 +675,21 @@ class DraftControl(Generic[D]):
         mean = sum(weights) / len(weights)
         return [weight / mean for weight in weights] if min(weights) < max(weights) else None
 
-    def _with_drafting(self, step_s: list[float], keys: list[float], ranked: list[float]) -> list[float]:
-        """Return the seconds of the steps of all prefixes with the cost of drafting; `keys` are those by position."""
+    def _prefixes_s(self, keys: list[float], ranked: list[float]) -> list[float]:
+        """Return the seconds of drafting, with the host's, of all prefixes; `keys` are those by position."""
         draft, max_tokens = self._draft_cost, self.max_tokens
         fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt + _host_s(self._last_size)
+        seconds: list[float] = []
         if draft.per_pass_s:
             # A prefix has one more pass from where the best pair of the next position comes into it.
             starts = [bisect_left(ranked, -max(keys[index::max_tokens]), key=neg) for index in range(max_tokens)]
-            result: list[float] = []
-            for index, (start, end) in enumerate(pairwise([*starts, len(ranked)])):
-                result += map((fixed_s + draft.per_pass_s * (index + 1)).__add__, step_s[start:end])
-            step_s = result
+            for num_passes, (start, end) in enumerate(pairwise([*starts, len(ranked)]), start=1):
+                seconds += [fixed_s + draft.per_pass_s * num_passes] * (end - start)
         else:
-            step_s = list(map(fixed_s.__add__, step_s))
+            seconds = [fixed_s] * len(ranked)
         if draft.per_token_s:
-            step_s = list(map(add, step_s, accumulate(repeat(draft.per_token_s, len(step_s)))))
-        return step_s
+            seconds = list(map(add, seconds, accumulate(repeat(draft.per_token_s, len(seconds)))))
+        return seconds
 
     def _best_alone(
         self, estimate: Estimate, cost: StepCost, num_plain: int, plain_s: float, risk_s: float
@@ -743,7 +767,7 @@ def _host_s(num_requests: int) -> float:
 
 
 def _repeated(values: list[float], num: int) -> list[float]:
-    return [value for value in values for _ in range(num)]
+    return list(chain.from_iterable(map(repeat, values, repeat(num))))
 
 
 def _lengths(estimates: list[Estimate], weights: list[float] | None, num: int, least: float) -> list[int]:

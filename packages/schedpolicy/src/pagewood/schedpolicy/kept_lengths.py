@@ -11,15 +11,17 @@ class KeptLengths:
     last, otherwise for a quarter as many.
     """
 
-    __slots__ = ("_loss_s", "_mean", "_num_requests", "num_left", "num_steps", "total", "usual")
+    __slots__ = ("_loss_s", "_mean", "_num_requests", "is_held", "num_left", "num_steps", "total", "usual")
 
     def __init__(self) -> None:
         """Start without lengths."""
         self._loss_s = 0.0  # written by: KeptLengths
         self._mean = 0.0  # written by: KeptLengths
         self._num_requests = 0  # written by: KeptLengths
+        self.is_held = False
+        """Whether there are any."""  # written by: KeptLengths
         self.num_left = 0
-        """Steps that may still take them."""  # written by: KeptLengths
+        """Steps that are to take them."""  # written by: KeptLengths
         self.num_steps = 0
         """Steps for which the latest are kept in all."""  # written by: KeptLengths
         self.total = 0
@@ -42,6 +44,7 @@ class KeptLengths:
         num_steps = 2 * self.num_steps + 1 if is_like_last else self.num_steps // 4
         self.num_steps = self.num_left = min(most, max(least, num_steps))
         self.total, self._mean, self._loss_s, self._num_requests = total, mean, loss_s, len(lengths)
+        self.is_held = True
         self.usual = sorted(lengths)[len(lengths) // 2]
 
     def fit(self, num_requests: int, loss_s: float) -> bool:
@@ -54,10 +57,14 @@ class KeptLengths:
         last = self._num_requests
         return 3 * last <= 4 * num_requests and 3 * num_requests <= 4 * last and loss_s <= 2 * self._loss_s
 
+    def total_of(self, num_requests: int) -> int:
+        """Return about how many positions they add to a step with this number of requests."""
+        return round(self._mean * num_requests)
+
     def take(self) -> None:
         """Count a step that takes them."""
-        self.num_left -= 1
+        self.num_left = max(0, self.num_left - 1)
 
     def drop(self) -> None:
         """Let no further step take them."""
-        self.num_left = 0
+        self.num_left, self.is_held = 0, False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import perf_counter
 from typing import Protocol
 
@@ -150,9 +151,9 @@ class Speculation:
     """
 
     __slots__ = (
-        "_accepted_by_position", "_clock", "_draft_s", "_drafted_by_position", "_drafting", "_drafts_constrained",
-        "_kv", "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s",
-        "_tree", "_verify_s",
+        "_clock", "_draft_s", "_drafting", "_drafts_constrained", "_kv", "_num_by_accepted", "_num_by_drafted",
+        "_num_plain", "_num_postponed", "_num_rebuilt", "_num_settled", "_num_short", "_seen", "_settled_s", "_tree",
+        "_verify_s",
     )  # fmt: skip
 
     def __init__(
@@ -171,8 +172,9 @@ class Speculation:
         self._tree = tree
         self._drafts_constrained = drafts_constrained
         self._kv = kv
-        self._drafted_by_position = [0] * drafting.max_tokens  # contents written by: settle
-        self._accepted_by_position = [0] * drafting.max_tokens  # contents written by: settle
+        self._num_by_drafted = [0] * (1 + drafting.max_tokens)  # contents written by: settle
+        """How often a request had 0, 1, 2, ... drafts."""
+        self._num_by_accepted = [0] * (1 + drafting.max_tokens)  # contents written by: settle
         self._seen: set[Request] = set()
         """Requests that `drafting` may know."""  # contents written by: speculation
         self._num_settled = 0
@@ -288,21 +290,20 @@ class Speculation:
                 drafts.num_not_computed += grant.num_tokens - 1
             elif self._tree is None:
                 drafts.num_not_computed += grant.num_promised - 1 - num_drafted
-            for position in range(num_drafted):
-                self._drafted_by_position[position] += 1
-            for position in range(num_accepted):
-                self._accepted_by_position[position] += 1
+            self._num_by_drafted[num_drafted] += 1
+            self._num_by_accepted[num_accepted] += 1
         self._num_rebuilt += result.num_rebuilt
         self._num_postponed += result.num_postponed
         self._num_short += result.num_short
 
     def counts(self) -> SpeculationCounts:
         """Return what has come of drafts so far."""
+        drafted, accepted = _by_position(self._num_by_drafted), _by_position(self._num_by_accepted)
         return SpeculationCounts(
-            num_drafted=sum(self._drafted_by_position),
-            num_accepted=sum(self._accepted_by_position),
-            accepted_by_position=tuple(self._accepted_by_position),
-            drafted_by_position=tuple(self._drafted_by_position),
+            num_drafted=sum(drafted),
+            num_accepted=sum(accepted),
+            accepted_by_position=accepted,
+            drafted_by_position=drafted,
             draft_s=self._draft_s,
             verify_s=self._verify_s,
             num_rebuilt=self._num_rebuilt,
@@ -330,6 +331,11 @@ class Speculation:
         if kv.grow(request, grant.start + 1 + num_drafts, num_reserved=num_reserved):
             return num_drafts
         return min(num_drafts, request.num_pages * kv.page_size - grant.start - 1)
+
+
+def _by_position(num_by_length: Sequence[int]) -> tuple[int, ...]:
+    """Return how often there was a first, a second, ... token, from how often there were 0, 1, 2, ... of them."""
+    return tuple(accumulate(num_by_length[:0:-1]))[::-1]
 
 
 def _without_empty(grants: Sequence[Grant], result: StepResult) -> list[Grant]:

@@ -21,6 +21,11 @@ class LookupDrafter(Protocol):
     Legend: S rows.
     """
 
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps what `begin` and `advance` say; otherwise they are not called."""
+        ...
+
     def begin(self, row: int, namespace: int, num_prompt: int) -> None:
         """Note that a row has a new request, with this many known tokens."""
         ...

@@ -11,6 +11,8 @@ class NgramLookup:
 
     __slots__ = ("_max_n", "_min_n", "_tokens")
 
+    follows = False
+
     def __init__(self, tokens: Int32, *, min_n: int = MIN_N, max_n: int = MAX_N) -> None:
         """Compile the search.
 

@@ -34,12 +34,12 @@ from pagewood.engine.profiling import Span
 from pagewood.engine.runner.cpu import reports
 from pagewood.engine.runner.cpu.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.attention import CPUAttention
-from pagewood.engine.runner.cpu.compiled.chains import select, shrink
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.processing import Processing, integers_at
+from pagewood.engine.runner.cpu.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.spans import RunnerSpans
 from pagewood.engine.runner.cpu.step_program import StepWriter
 from pagewood.engine.runner.cpu.tape import Buffer, MeasuredRun, Program, Run
@@ -193,7 +193,7 @@ class CPURunner:
 
     __slots__ = (
         "_adjustments", "_attention", "_clock", "_drafter", "_full", "_helpers", "_lookup", "_model", "_now",
-        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_selected", "_spans", "_unread",
+        "_num_threads", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans",
         "_worker", "_writer",
     )  # fmt: skip
 
@@ -244,16 +244,9 @@ class CPURunner:
         self._processors = RowProcessors(processors, max_rows=max_rows)
         self._attention = CPUAttention(storage, num_heads=config.num_heads, windows=config.windows)
         self._rotations = Rotations(model.rope)  # contents written by: the worker
-        self._lookup = make_lookup(self._rows.tokens) if make_lookup else None
-        if self._lookup is not None:
-            select.compile()
-            shrink.compile()
+        self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
         self._drafter = make_drafter(self._rows) if make_drafter else None
         self._reported = _NOTHING  # written by: the worker
-        self._unread: NDArray[np.bool_] = np.zeros(max_rows, np.bool_)  # contents written by: the worker
-        """Rows that may have tokens which the lookup has not been given."""
-        self._selected: Int32 = np.zeros((4, max_rows), np.int32)  # written by: the worker
-        """Row, known tokens, most drafts and drafts found of each grant with drafts; see `select`."""
         self._clock: Int64 = np.zeros((4, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
@@ -413,7 +406,7 @@ class CPURunner:
                     return None
             began = perf_counter()
             if self._lookup is not None and step.samples:
-                self._look_up(self._lookup, step)
+                self._lookup.draft(step.batch, step.grants)
             self._now, drafter = self._plain, self._drafter
             if drafter is not None:
                 drafter.plan(step.batch, step.grants if step.samples else None)
@@ -431,7 +424,7 @@ class CPURunner:
         self._work_through(step, scopes, counts, first, last)
         ended = perf_counter()
         if self._lookup is not None and step.samples:
-            self._unread[step.grants.rows.astype(np.intp)] = True
+            self._lookup.after_step(step.grants)
         draft_s = drafted - began if step.grants.is_drafting else 0.0
         if self._drafter is not None and (step.grants.is_drafting or self._drafter.has_rest):
             draft_began, draft_ended, rest_began, rest_ended = (s + ns * 1e-9 for s, ns in self._clock.tolist())
@@ -502,8 +495,8 @@ class CPURunner:
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""
         rows = self._rows
-        if self._lookup is not None and len(batch.admitted) > 0:  # before a row gets another request
-            self._read(self._lookup, batch.rows[batch.admitted.astype(np.intp)])
+        if self._lookup is not None:
+            self._lookup.before_update(batch)
         if len(batch.page_ids) > 0 or len(batch.token_ids) > 0:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)
@@ -527,28 +520,6 @@ class CPURunner:
             num_sampled -= num_grants - num_kept  # only sampled grants can have ended
             step.kept = kept_sampled[:num_sampled]
             step.grants = grants.take(kept[:num_kept], step.kept, places[:num_sampled])
-
-    def _look_up(self, lookup: LookupDrafter, step: _Step) -> None:
-        """Draft for the grants that promise more than one token, and shrink them to the drafts that were found."""
-        batch, grants, lengths = step.batch, step.grants, self._rows.lengths
-        if len(batch.admitted) > 0:
-            for row, namespace in zip(batch.admitted_rows(), batch.namespaces.tolist(), strict=True):
-                lookup.begin(row, namespace, int(lengths[row]))
-        if not grants.is_drafting:
-            return
-        self._read(lookup, np.flatnonzero(self._unread))
-        selected = self._selected
-        num = select(grants.rows, grants.counts, grants.sampled, grants.promised, lengths, selected)
-        lookup.draft(selected[0, :num], selected[1, :num], selected[2, :num], selected[3, :num])
-        shrink(grants.counts, grants.sampled, grants.promised, selected)
-
-    def _read(self, lookup: LookupDrafter, rows: NDArray[np.integer[Any]]) -> None:
-        """Give the lookup the new tokens of these rows; those of others wait until a step drafts, or their rows end."""
-        places = rows.astype(np.intp)  # with other indices numpy gives the interpreter's lock away
-        places = places[self._unread[places]]
-        if len(places) > 0:
-            lookup.advance(places.astype(np.int32), self._rows.lengths[places])
-            self._unread[places] = False
 
     @property
     def _pass(self) -> Pass:

@@ -71,6 +71,8 @@ class SuffixIndex:
         "_outputs", "_pool", "_serials", "_states", "_tokens",
     )  # fmt: skip
 
+    follows = True
+
     def __init__(
         self,
         tokens: Int32,
