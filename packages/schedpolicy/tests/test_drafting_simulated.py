@@ -370,3 +370,18 @@ def one_stops(**arguments: Any) -> float:
     """Return the speedup of requests that come and go, where a single rejection says little."""
     machine = SpeculativeMachine(step_s=CURVES["bent"], accepts=ACCEPTS["0.4"], noise=0.03, life=40)
     return make_run(machine, Control(8, machine.table(SIZES), **arguments), 4).speedup
+
+
+@pytest.mark.parametrize("num_requests", [4, 16, 64])
+def test_decisions_take_a_part_of_the_time_whatever_the_load_does(num_requests: int):
+    """Lengths that change with every request would be decided anew in each step."""
+    machine = SpeculativeMachine(
+        step_s=lambda num_tokens: 3e-4 + 2e-6 * num_tokens, accepts=ACCEPTS["mixed"], finds=0.5, noise=0.3, life=9
+    )
+    counted = Counted(5, machine.table(SIZES), max_slowdown=0.01)
+    rng = Random(0)
+    loads = [rng.randint(max(1, num_requests // 2), num_requests) for _ in range(4000)]
+    run = machine.run(counted, lambda step: loads[step], 4000)
+    assert run.reasons.count("gain") > 2000
+    assert counted.num_decided < 0.06 * 4000
+    assert run.speedup >= 1.05

@@ -41,3 +41,16 @@ def test_a_new_request_gets_the_median():
     kept = KeptLengths()
     kept.keep([0, 5, 4, 1, 5], 15, loss_s=0.1, most=9)
     assert kept.usual == 4
+
+
+def test_lengths_that_are_held_say_what_they_add_to_another_load():
+    kept = KeptLengths()
+    assert not kept.is_held
+    kept.keep([0, 5, 4, 1, 5], 15, loss_s=0.1, most=0)
+    assert kept.is_held
+    assert kept.num_left == 0
+    assert (kept.total_of(5), kept.total_of(10), kept.total_of(1)) == (15, 30, 3)
+    kept.take()
+    assert kept.num_left == 0
+    kept.drop()
+    assert not kept.is_held

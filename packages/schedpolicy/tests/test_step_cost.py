@@ -122,3 +122,27 @@ def test_observations_of_neighbours_do_not_add_up() -> None:
         if size != 100:
             cost.observe(size, size / 2)
     assert cost.seconds(100) == pytest.approx(50, rel=0.2)
+
+
+def test_steps_with_drafts_have_a_table_of_their_own() -> None:
+    cost = StepCost([1, 100], [1.0, 1.0])
+    for _ in range(40):
+        cost.observe(16, 1.0)
+        cost.observe(16, 1.5, has_drafts=True)
+    assert cost.seconds(16) == pytest.approx(1.0, rel=0.05)
+    assert cost.seconds(16, has_drafts=True) == pytest.approx(1.5, rel=0.05)
+    assert cost.after(15, 1) == [cost.seconds(16, has_drafts=True)]
+    assert cost.credible(16, 9.0) == pytest.approx(2 * cost.seconds(16))
+    assert cost.credible(16, 9.0, has_drafts=True) == pytest.approx(2 * cost.seconds(16, has_drafts=True))
+
+
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_the_table_that_has_observed_nothing_near_follows_the_other(has_drafts: bool) -> None:
+    cost = StepCost([1, 100], [1.0, 1.0])
+    for _ in range(30):
+        cost.observe(16, 1.5, has_drafts=has_drafts)
+    assert cost.seconds(16, has_drafts=not has_drafts) == pytest.approx(1.5, rel=0.05)
+    assert not cost.is_observed(16) or not has_drafts  # a plain step is still to be measured
+    cost.observe(16, 1.0, has_drafts=not has_drafts)
+    assert cost.seconds(16, has_drafts=not has_drafts) == pytest.approx(1.0, rel=0.05)
+    assert cost.seconds(16, has_drafts=has_drafts) == pytest.approx(1.5, rel=0.05)

@@ -39,7 +39,7 @@ _MIN_INTERVAL = 16
 _MAX_PROBE_INTERVAL = 512
 _MIN_SAMPLE_INTERVAL = 4
 _MAX_SAMPLE_INTERVAL = 256
-_SAMPLE_STEPS = 64
+_SAMPLE_SHARE = 1 / 64
 _NUM_SAMPLES = 3
 _SHORT_S = 2e-3
 _NUM_STEPS_KEPT = 400
@@ -48,8 +48,6 @@ _SKIP_AFTER = 4
 _MIN_SKIPPED = 7
 _MAX_SKIPPED = 255
 _MAX_KEPT = 63
-_HOST_S = 3e-5
-_HOST_PER_REQUEST_S = 2e-6
 _DECISION_S = 5e-5
 _PER_PAIR_S = 6e-7
 _DECISION_SHARE = 0.0025
@@ -93,7 +91,8 @@ class DraftControl(Generic[D]):
     the prefix for which (tokens of plain decoding + expected accepted tokens) / (seconds of the step) is greatest. All
     prefixes are compared, because the cost of a step need not be convex. If none gains 2%, or 0.5% and twice what it
     costs, nothing is drafted. Where steps take less than a few milliseconds, lengths are kept for some more steps
-    (`KeptLengths`), so that decisions take about 1% of the time, and of these steps every fourth is learned from.
+    (`KeptLengths`). After the first few, decisions take at most 1% of the time, and so does learning from steps with
+    drafts, but for every fourth of them; without time for a decision, lengths are kept though the load has changed.
 
     Speculation pays from an account in seconds. Every step adds a part of its duration, below `max_slowdown`; a step
     that drafts adds what its tokens would have cost in plain steps, and pays what it took. A step risks at most half of
@@ -110,9 +109,10 @@ class DraftControl(Generic[D]):
     drafters took beyond their usual time in earlier steps after a rest: they read then what they had left out. Between
     probes most steps rest, and drafters need not follow the text until 24 steps before the next one (`is_far`). A step
     of a new size is first taken plain. While drafts are made, one plain step is taken after 16 steps, then up to every
-    256, and more often where it differs from the table and drafts gain little, to keep the cost of plain decoding
-    measured; if it takes less than 2 ms, three, of which the second counts, because the work of the host for the steps
-    around it is part of its time.
+    256, more often where it differs from the table, and never so often that it costs more than a sixty-fourth of what
+    drafts gain, to keep the cost of plain decoding measured. If it takes less than 2 ms, three, of which the second
+    counts, because the work of the host for the steps around it is part of its time. For the same reason steps with
+    drafts have a table of their own (`StepCost`).
 
     Weights change which requests get the drafts, and not whether drafting is worth it: the tokens per second of the
     whole batch are never expected to fall below plain decoding. Every request gets its plain token in every step.
@@ -402,7 +402,7 @@ class DraftControl(Generic[D]):
                 is_near = abs(verify_s / cost.seconds(num_tokens) - 1) < 0.1
                 interval = self._sample_interval * 2 if is_near else self._sample_interval // 2
                 self._sample_interval = min(_MAX_SAMPLE_INTERVAL, max(_MIN_SAMPLE_INTERVAL, interval))
-            cost.observe(num_tokens, verify_s)
+            cost.observe(num_tokens, verify_s, has_drafts=num_granted > 0)
         # After a rest, a drafter first reads what it has left out.
         if num_granted and is_learned and not (has_rested and self._draft_cost.is_known):
             num_drafts = self._num_computed(granted)
@@ -434,7 +434,10 @@ class DraftControl(Generic[D]):
     ) -> None:
         """Enter a step into the account."""
         plain_s = cost.seconds(num_plain)
-        taken_s = cost.credible(num_tokens, verify_s, _SURPRISE) if verify_s > 0 else cost.seconds(num_tokens)
+        has_drafts = any(granted)
+        taken_s = cost.seconds(num_tokens, has_drafts=has_drafts)
+        if verify_s > 0:
+            taken_s = cost.credible(num_tokens, verify_s, _SURPRISE, has_drafts=has_drafts)
         num_granted = sum(granted)
         profit_s = -draft_s
         if num_granted:
@@ -453,7 +456,7 @@ class DraftControl(Generic[D]):
                     draft_s = min(
                         draft_s, _INTERRUPTED * expected_s
                     )  # more is no work of the drafter, but an interruption
-            taken_s += (draft_s or expected_s) + _host_s(num_requests)
+            taken_s += draft_s or expected_s
             profit_s = plain_s + num_accepted * cost.seconds(num_requests) / num_requests - taken_s
             if profit_s > 0:
                 self._is_stopped = False
@@ -477,13 +480,14 @@ class DraftControl(Generic[D]):
             return "cost unknown", [0] * size
         num_plain = size + num_other_tokens
         # Where drafts gain much, a plain step costs much, and no error of its price would change the decision.
-        interval = max(self._sample_interval, int(_SAMPLE_STEPS * self._gain))
+        num_samples = _NUM_SAMPLES if cost.seconds(num_plain) < _SHORT_S else 1
+        interval = max(self._sample_interval, int(num_samples * self._gain / _SAMPLE_SHARE))
         if self._num_samples:
             self._num_samples -= 1
             return "sample", [0] * size
         if self._num_speculated >= interval or self._is_new_size(cost, num_plain):
             self._num_speculated = 0
-            self._num_samples = _NUM_SAMPLES - 1 if cost.seconds(num_plain) < _SHORT_S else 0
+            self._num_samples = num_samples - 1
             return "sample", [0] * size
         kept, plain_s = self._kept, cost.seconds(num_plain)
         decision_s = _DECISION_S + _PER_PAIR_S * size * self.max_tokens
@@ -558,7 +562,8 @@ class DraftControl(Generic[D]):
 
     def _loss_s(self, cost: StepCost, num_plain: int, num: int) -> float:
         """Return the seconds that `num` positions of drafts cost if nothing is accepted."""
-        return cost.seconds(num_plain + num) - cost.seconds(num_plain) + self._drafting_s(self.max_tokens, num)
+        step_s = cost.seconds(num_plain + num, has_drafts=True)
+        return step_s - cost.seconds(num_plain) + self._drafting_s(self.max_tokens, num)
 
     def _keep(self, estimates: list[Estimate], lengths: list[int], cost: StepCost, reason: Reason, most: int) -> None:
         """Keep the lengths of a decision for at most `most` more steps."""
@@ -633,8 +638,9 @@ class DraftControl(Generic[D]):
         full_s = step_s = cost.after(num_plain, num_pairs)
         if fills is not None and not self._computes_padding:
             # Either the drafter finds a draft or it does not: the chord is exact for one request.
+            empty_s = cost.seconds(num_plain, has_drafts=True)
             step_s = [
-                plain_s + (value - plain_s) * found / num
+                empty_s + (value - empty_s) * found / num
                 for num, value, found in zip(range(1, num_pairs + 1), full_s, accumulate(fills), strict=True)
             ]
         drafts_s = self._prefixes_s(keys, ranked)
@@ -678,7 +684,7 @@ class DraftControl(Generic[D]):
     def _prefixes_s(self, keys: list[float], ranked: list[float]) -> list[float]:
         """Return the seconds of drafting, with the host's, of all prefixes; `keys` are those by position."""
         draft, max_tokens = self._draft_cost, self.max_tokens
-        fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt + _host_s(self._last_size)
+        fixed_s = draft.per_step_s + draft.per_other_s * self._num_prompt
         seconds: list[float] = []
         if draft.per_pass_s:
             # A prefix has one more pass from where the best pair of the next position comes into it.
@@ -697,16 +703,16 @@ class DraftControl(Generic[D]):
         """Return what `_best` does, for a single request: its length, or 0."""
         draft, fill, token_s = self._draft_cost, estimate.fill, cost.seconds(1)
         chord = 1.0 if self._computes_padding else fill
-        draft_s, pass_s = draft.per_step_s + _host_s(1), draft.per_pass_s + draft.per_token_s
+        draft_s, pass_s = draft.per_step_s, draft.per_pass_s + draft.per_token_s
         best, num, gain_s, extra_s = 0.0, 0, 0.0, 0.0
         reason: Reason = "acceptance"
-        value_s = plain_s
+        value_s, empty_s = plain_s, cost.seconds(num_plain, has_drafts=True)
         for length, (survival, full_s) in enumerate(
             zip(estimate.survival, cost.after(num_plain, self.max_tokens), strict=True), start=1
         ):
             value_s += survival * fill * token_s
             draft_s += pass_s
-            step_s = plain_s + (full_s - plain_s) * chord + draft_s
+            step_s = empty_s + (full_s - empty_s) * chord + draft_s
             rate = value_s / step_s
             if rate > best:
                 if full_s + draft_s > risk_s:
@@ -749,21 +755,16 @@ class DraftControl(Generic[D]):
     def _probe_s(self, cost: StepCost, num_plain: int, plain_s: float, num_requests: int, length: int) -> float:
         """Return the seconds that a probe costs if nothing is accepted."""
         num = self._num_computed([length] * num_requests)
-        return cost.seconds(num_plain + num) - plain_s + self._drafting_s(length, num)
+        return cost.seconds(num_plain + num, has_drafts=True) - plain_s + self._drafting_s(length, num)
 
     def _drafting_s(self, length: int, num_tokens: int) -> float:
         """Return the seconds of drafting in the step of the latest decision, with the host's."""
-        return self._draft_cost.seconds(length, num_tokens, self._num_prompt) + _host_s(self._last_size)
+        return self._draft_cost.seconds(length, num_tokens, self._num_prompt)
 
     @property
     def _num_prompt(self) -> int:
         """Prompt tokens of the step of the latest decision."""
         return self._last_plain - self._last_size
-
-
-def _host_s(num_requests: int) -> float:
-    """Return what a step with drafts costs the host more, part of which lengthens the steps around it: an estimate."""
-    return _HOST_S + _HOST_PER_REQUEST_S * num_requests
 
 
 def _repeated(values: list[float], num: int) -> list[float]:

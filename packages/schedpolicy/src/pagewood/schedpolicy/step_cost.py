@@ -18,12 +18,14 @@ class StepCost:
     largest it continues with the slope of all of it. It need be neither convex nor continuous: a machine whose steps
     are padded to 16 and 32 tokens is measured at 1, 16, 17 and 32.
 
-    An observation corrects its own size; sizes near it, the less, the more steps these have had; and, if the size is
-    well known, slowly a factor of all sizes, for changes that concern every step, such as longer contexts. Invariant:
+    Steps with drafts have a table of their own, which starts as the same one: the host does more for them, and the
+    caches of the processor hold more. An observation corrects its own size; sizes near it, the less, the more steps
+    these have had; those of the other table too, as long as that has observed none of them; and, if the size is well
+    known, slowly a factor of both tables, for changes that concern every step, such as longer contexts. Invariant:
     every entry is positive and finite, and no observation changes a size with three or more by over a factor of two.
     """
 
-    __slots__ = ("_counts", "_measured", "_scale", "_slope", "_table")
+    __slots__ = ("_scale", "_tables")
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         """Start from a measurement.
@@ -41,73 +43,118 @@ class StepCost:
             raise ValueError(f"sizes must be >= 1 and ascend, got {list(sizes)}")
         if not all(0 < value < math.inf for value in seconds):
             raise ValueError(f"seconds must be > 0 and finite, got {list(seconds)}")
-        self._table = [float(seconds[0])] * (sizes[0] + 1)  # written by: StepCost
-        for (a, b), (low, high) in zip(pairwise(sizes), pairwise(seconds), strict=True):
-            self._table += [low + (high - low) * (size - a) / (b - a) for size in range(a + 1, b + 1)]
-        self._measured = list(self._table)
-        """The table as it was measured, the shape that corrections keep."""  # written by: StepCost
-        self._counts = [0] * len(self._table)
-        """Observed steps of each size, at most `_LAST_COUNT`."""  # written by: StepCost
+        self._tables = (_Table(sizes, seconds), _Table(sizes, seconds))
+        """Of plain steps, and of steps with drafts."""
         self._scale = 1.0
-        """Factor of the whole table."""  # written by: StepCost
-        self._slope = max(0.0, seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
+        """Factor of both tables."""  # written by: StepCost
 
-    def seconds(self, num_tokens: int) -> float:
-        """Return the seconds of a step of `num_tokens` >= 0 tokens."""
-        if num_tokens >= len(self._table):
-            self._extend(num_tokens)
-        return self._table[num_tokens] * self._scale
+    def seconds(self, num_tokens: int, *, has_drafts: bool = False) -> float:
+        """Return the seconds of a step.
+
+        Args:
+            num_tokens: Of the step, >= 0, drafts included.
+            has_drafts: Whether some of them are, or were looked for.
+        """
+        return self._tables[has_drafts].at(num_tokens) * self._scale
 
     def after(self, num_tokens: int, num_more: int) -> list[float]:
-        """Return the seconds of steps of 1, 2, ..., `num_more` tokens more than `num_tokens`."""
-        end = num_tokens + num_more
-        if end >= len(self._table):
-            self._extend(end)
+        """Return the seconds of steps with drafts of 1, 2, ..., `num_more` tokens more than `num_tokens`."""
         scale = self._scale
-        return [value * scale for value in self._table[num_tokens + 1 : end + 1]]
+        return [value * scale for value in self._tables[True].between(num_tokens + 1, num_tokens + num_more)]
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Correct the table by a measured step."""
-        ratio = self.credible(num_tokens, seconds) / self.seconds(num_tokens)
-        table, counts = self._table, self._counts
-        count = counts[num_tokens]
+    def observe(self, num_tokens: int, seconds: float, *, has_drafts: bool = False) -> None:
+        """Correct the tables by a measured step."""
+        own, other = self._tables[has_drafts], self._tables[not has_drafts]
+        ratio = self.credible(num_tokens, seconds, has_drafts=has_drafts) / self.seconds(
+            num_tokens, has_drafts=has_drafts
+        )
+        count = own.counts[num_tokens]
         # What an unknown size deviates by says nothing of the others.
         self._scale *= 1 + _SLOW_RATE * (ratio - 1) * count / _LAST_COUNT
-        change = (ratio - 1) / (count + 1)
-        counts[num_tokens] = min(count + 1, _LAST_COUNT)
-        table[num_tokens] *= 1 + change
-        # Neighbours move towards the same factor of the measured table. A factor for each observation would add up.
-        factor = table[num_tokens] / self._measured[num_tokens]
-        for size in self._near(num_tokens):
-            if size != num_tokens:
-                table[size] += (self._measured[size] * factor - table[size]) / ((count + 1) * (1 + 4 * counts[size]))
+        factor = own.correct(num_tokens, ratio)
+        other.follow(num_tokens, factor, count)
 
-    def credible(self, num_tokens: int, seconds: float, factor: float = 2.0) -> float:
+    def credible(self, num_tokens: int, seconds: float, factor: float = 2.0, *, has_drafts: bool = False) -> float:
         """Return a measured duration, limited to `factor` times or a part of the expected if this size is known."""
-        expected_s = self.seconds(num_tokens)
-        if self._counts[num_tokens] < _NUM_TRUSTED:
+        expected_s = self.seconds(num_tokens, has_drafts=has_drafts)
+        if self._tables[has_drafts].counts[num_tokens] < _NUM_TRUSTED:
             return seconds
         return min(factor * expected_s, max(expected_s / factor, seconds))
 
     def is_observed(self, num_tokens: int) -> bool:
-        """Return whether a step of this size, or of one so near that it was corrected too, has been observed."""
-        if num_tokens >= len(self._table):
+        """Return whether a plain step of this size, or of one so near that it was corrected too, has been observed."""
+        return self._tables[False].is_observed(num_tokens)
+
+
+class _Table:
+    """Seconds by number of tokens, before the scale."""
+
+    __slots__ = ("_largest", "_measured", "_slope", "_values", "counts")
+
+    def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        self._values = [float(seconds[0])] * (sizes[0] + 1)  # written by: _Table
+        for (a, b), (low, high) in zip(pairwise(sizes), pairwise(seconds), strict=True):
+            self._values += [low + (high - low) * (size - a) / (b - a) for size in range(a + 1, b + 1)]
+        self._measured = list(self._values)
+        """The table as it was measured, the shape that corrections keep."""  # written by: _Table
+        self.counts = [0] * len(self._values)
+        """Observed steps of each size, at most `_LAST_COUNT`."""  # written by: _Table
+        self._slope = max(0.0, seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
+        self._largest = sizes[-1], float(seconds[-1])
+
+    def at(self, num_tokens: int) -> float:
+        """Return the value of a size."""
+        if num_tokens >= len(self._values):
+            self._extend(num_tokens)
+        return self._values[num_tokens]
+
+    def between(self, first: int, last: int) -> list[float]:
+        """Return the values of sizes `first` to `last`."""
+        if last >= len(self._values):
+            self._extend(last)
+        return self._values[first : last + 1]
+
+    def correct(self, num_tokens: int, ratio: float) -> float:
+        """Correct a size, which took `ratio` times its value; return by what factor it differs from the measured."""
+        count = self.counts[num_tokens]
+        self.counts[num_tokens] = min(count + 1, _LAST_COUNT)
+        self._values[num_tokens] *= 1 + (ratio - 1) / (count + 1)
+        # Neighbours move towards the same factor of the measured table. A factor for each observation would add up.
+        factor = self._values[num_tokens] / self._measured[num_tokens]
+        values, measured, counts = self._values, self._measured, self.counts
+        for size in self._near(num_tokens):
+            if size != num_tokens:
+                values[size] += (measured[size] * factor - values[size]) / ((count + 1) * (1 + 4 * counts[size]))
+        return factor
+
+    def follow(self, num_tokens: int, factor: float, count: int) -> None:
+        """Follow the other table, in which a size with `count` steps before differs by a factor from the measured."""
+        if self.is_observed(num_tokens):
+            return
+        values, measured = self._values, self._measured
+        for size in self._near(num_tokens):
+            values[size] += (measured[size] * factor - values[size]) / (count + 1)
+
+    def is_observed(self, num_tokens: int) -> bool:
+        """Return whether this size or one near it has been observed."""
+        if num_tokens >= len(self._values):
             self._extend(num_tokens)
         near = self._near(num_tokens)
-        return any(self._counts[near.start : near.stop])
+        return any(self.counts[near.start : near.stop])
 
     def _near(self, num_tokens: int) -> range:
         """Return the sizes that differ by at most an eighth."""
         reach = min(num_tokens // 8, 64)
-        return range(num_tokens - reach, min(len(self._table) - 1, num_tokens + reach) + 1)
+        return range(num_tokens - reach, min(len(self._values) - 1, num_tokens + reach) + 1)
 
     def _extend(self, num_tokens: int) -> None:
-        first, last = len(self._table), self._table[-1]
-        end = num_tokens + num_tokens // 4
-        more = [last + self._slope * (size - first + 1) for size in range(first, end + 1)]
-        self._table += more
+        first, end = len(self._values), num_tokens + num_tokens // 4
+        corrected = self._values[-1] - self._measured[-1]
+        largest, seconds = self._largest
+        more = [seconds + self._slope * (size - largest) for size in range(first, end + 1)]
+        self._values += [value + corrected for value in more]
         self._measured += more
-        self._counts += [0] * (end + 1 - first)
+        self.counts += [0] * len(more)
 
 
 class DraftCost:

@@ -96,4 +96,4 @@ class TreeControl(DraftControl[D]):
     def _step_s(self, cost: StepCost, num_plain: int, num_trees: int) -> float:
         """Return the seconds of a step with trees."""
         num = num_trees * self.num_nodes
-        return cost.seconds(num_plain + num) + self._drafting_s(self.max_tokens, num)
+        return cost.seconds(num_plain + num, has_drafts=True) + self._drafting_s(self.max_tokens, num)
